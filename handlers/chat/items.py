@@ -1,7 +1,7 @@
 """Items of OpenAI's Responses API: a client's input and a model's output, as stored, as shown and as rendered."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from handlers.errors import ContextTooLong, InvalidRequest
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _COMPACTIONS = ("compaction", "compaction_summary")
+_REFERENCE = "item_reference"
 _PHASES = ("commentary", "final_answer")
 _DETAILS = ("auto", "low", "high", "original")
 _FIELDS = {"type", "id", "role", "status", "content", "phase"}
@@ -42,36 +43,51 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The stored objects that an input refers to by id: a compacted conversation, and files."""
+    """The stored objects that an input refers to by id: a compacted conversation, files, and items."""
 
     compaction: str = ""
     files: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Referred:
-    """The contents of an input's References: the compacted items, and the image of each file."""
+    """The contents of an input's References: the compacted items, the image of each file, and each item."""
 
-    items: Sequence[Item] = ()
+    compacted: Sequence[Item] = ()
     files: Mapping[str, KeptImage] = field(default_factory=dict)
+    items: Mapping[str, Item] = field(default_factory=dict)
 
 
 NOTHING = Referred()
 
 
-def find_references(given: Any) -> References | None:
-    """Return the stored objects that an `input` refers to, or None. Raises InvalidRequest."""
-    items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+def find_references(given: Any, max_items: int, field: str = "input") -> References | None:
+    """Return the stored objects that a request's items refer to, or None. Raises as `parse_input` does."""
+    if not isinstance(given, list):
+        return None
+    _check_number(given, max_items, field)
+    items = [item for item in given if isinstance(item, dict)]
     found: list[Any] = [item.get("encrypted_content") for item in items if item.get("type") in _COMPACTIONS]
     if len(found) > 1:
-        raise InvalidRequest("'input' may have one compaction item: send only the last one", param="input")
+        raise InvalidRequest(f"'{field}' may have one compaction item: send only the last one", param=field)
     if found and not isinstance(found[0], str):
-        raise InvalidRequest("a compaction item needs its encrypted_content", param="input")
+        raise InvalidRequest("a compaction item needs its encrypted_content", param=field)
     contents = [item.get("content") for item in items]
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
-    files = [part.get("file_id") for part in parts if part.get("type") == "input_image"]
-    named = tuple(dict.fromkeys(text for text in files if isinstance(text, str)))
-    return References(found[0] if found else "", named) if found or named else None
+    files = _texts(part.get("file_id") for part in parts if part.get("type") == "input_image")
+    named = _texts(item.get("id") for item in items if item.get("type") == _REFERENCE)
+    return References(found[0] if found else "", files, named) if found or files or named else None
+
+
+def _texts(values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
+
+
+def _check_number(given: Sequence[Any], max_items: int, field: str) -> None:
+    if len(given) > max_items:
+        error = ContextTooLong if field == "input" else InvalidRequest
+        raise error(f"'{field}' has {len(given)} items, more than {max_items}", param=field)
 
 
 def parse_input(given: Any, max_items: int, field: str = "input", referred: Referred = NOTHING) -> tuple[Item, ...]:
@@ -84,13 +100,14 @@ def parse_input(given: Any, max_items: int, field: str = "input", referred: Refe
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise InvalidRequest(f"'{field}' must be a list of items", param=field, api_code="invalid_type")
-    if len(given) > max_items:
-        error = ContextTooLong if field == "input" else InvalidRequest
-        raise error(f"'{field}' has {len(given)} items, more than {max_items}", param=field)
+    _check_number(given, max_items, field)
     items: list[Item] = []
     for i, item in enumerate(given):
-        if isinstance(item, dict) and item.get("type") in _COMPACTIONS:
-            items += referred.items
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == _REFERENCE:
+            items.append(_find(item, f"{field}[{i}]", referred.items))
+        elif kind in _COMPACTIONS:
+            items += referred.compacted
         else:
             items.append(_item(item, f"{field}[{i}]", referred.files))
     return tuple(items)
@@ -170,6 +187,12 @@ def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item
     if phase is not None:
         value["phase"] = phase
     return Item(value, Message(_ROLES[role], tuple(part for part, _ in parts)))
+
+
+def _find(given: dict[str, Any], where: str, items: Mapping[str, Item]) -> Item:
+    """Return the item that a reference names. items: by id."""
+    _check_fields(given, {"type", "id"}, where)
+    return items[_text(given.get("id"), f"{where}.id")]
 
 
 def _check_fields(given: dict[str, Any], known: set[str], where: str) -> None:

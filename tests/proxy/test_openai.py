@@ -13,7 +13,7 @@ from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
-from torchmoor.wire.response_ids import conversation_id, response_id
+from torchmoor.wire.response_ids import conversation_id, item_id, response_id
 
 BASES = ("/v1", "/endpoints/llava/openai/v1")
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
@@ -322,6 +322,22 @@ def test_conversation_may_be_an_object(stage: Stage, instance: str, before: str)
     connection.request("POST", "/v1/responses", body.encode())
 
     assert connection.getresponse().getheader("x-torchmoor-instance") == instance
+
+
+@pytest.mark.parametrize("instance", ["a", "b"])
+@pytest.mark.parametrize("kind", ["message", "function_call", "reasoning"])
+def test_items_that_are_named_lead_to_the_instance_of_the_last(stage: Stage, instance: str, kind: str) -> None:
+    """That has most of the conversation in its KV cache."""
+    behave(stage, answering(body=b"{}"))
+    names = [item_id(make_session_id(each), 1, 1, kind) for each in ("b" if instance == "a" else "a", instance)]
+    first, last = ({"type": "item_reference", "id": name} for name in names)
+    said = {"role": "user", "content": "Hello"}
+
+    for reference in (last, {"id": names[1], "type": "item_reference"}):
+        connection = stage.http()
+        body = json.dumps({"model": "llava", "input": [said, first, said, reference, said]})
+        connection.request("POST", "/v1/responses", body)
+        assert connection.getresponse().getheader("x-torchmoor-instance") == instance
 
 
 def test_head_of_a_resource_is_refused(stage: Stage) -> None:

@@ -98,6 +98,9 @@ def test_allowed_names_are_served(make_stage: MakeStage) -> None:
     assert ask(stage, Host="10.1.2.3").status_code == 200
     assert ask(stage, Host="other.example").status_code == 403
     assert "--allow-host" in ask(stage, Host="other.example").text
+    foreign = ask(stage, **PAGE).text
+    assert "CORS" in foreign
+    assert "--allow-host" in foreign
     for host, status in (("chat.example", 200), ("other.example", 403)):
         assert (
             requests.get(f"{stage.proxy.admin_url}/instances", headers={"Host": host}, timeout=60).status_code == status

@@ -29,8 +29,8 @@ class ListenSettings(SettingsGroup, title="listen"):
     allowed_hosts: Texts = Field(
         (),
         description="A host name or address, without a port, by which clients may call this server besides those of "
-        "loopback, and whose pages may call it. On other addresses names are checked only if there is one here. "
-        "Repeatable.",
+        "loopback, and whose pages may call it through their own web server. On other addresses names are checked only "
+        "if there is one here. Repeatable.",
     )
     processes: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Proxy processes that share the port; one carries about 10,000 requests per second."

@@ -33,7 +33,7 @@ from handlers.chat.dialects.responses import missing_field, parse_response, read
 from handlers.chat.dialects.tokens import parse_detokenize, parse_tokenize
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.identity import identify
-from handlers.chat.items import NOTHING, Referred, check_results, find_references, parse_input
+from handlers.chat.items import NOTHING, References, Referred, check_results, find_references, parse_input
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests.incoming import Incoming
 from handlers.settings.handler import RequestSettings
@@ -138,7 +138,7 @@ def _parse_input(
         )
         return Compact(request=request, opening=opening, created_at=int(now))
 
-    return _resolve(incoming, body.get("input"), resume)
+    return _resolve(incoming, find_references(body.get("input"), settings.max_messages), resume)
 
 
 def _read_end(body: dict[str, Any]) -> dict[str, Any]:
@@ -151,9 +151,8 @@ def _read_end(body: dict[str, Any]) -> dict[str, Any]:
     return {"status": status, "error": {"code": "server_error", "message": message}}
 
 
-def _resolve(incoming: Incoming, items: Any, resume: Callable[[Referred], Command]) -> Command:
-    """Make the command of a body whose items may refer to stored ones."""
-    references = find_references(items)
+def _resolve(incoming: Incoming, references: References | None, resume: Callable[[Referred], Command]) -> Command:
+    """Make the command of a body whose items may refer to stored objects."""
     if references is None:
         return resume(NOTHING)
     return ResolveInput(caller=incoming.caller, references=references, resume=resume)
@@ -217,7 +216,7 @@ def _parse_conversation(incoming: Incoming, body: dict[str, Any], now: float) ->
             opening=opening,
         )
 
-    return _resolve(incoming, body.get("items"), resume)
+    return _resolve(incoming, find_references(body.get("items"), MAX_ADDED_ITEMS, "items"), resume)
 
 
 def _parse_items(incoming: Incoming, conversation_id: str, body: dict[str, Any]) -> Command:
@@ -232,7 +231,7 @@ def _parse_items(incoming: Incoming, conversation_id: str, body: dict[str, Any])
             caller=incoming.caller, conversation_id=conversation_id, items=items, invocation_id=incoming.invocation_id
         )
 
-    return _resolve(incoming, body["items"], resume)
+    return _resolve(incoming, find_references(body["items"], MAX_ADDED_ITEMS, "items"), resume)
 
 
 def _refuse_other_fields(body: dict[str, Any], known: set[str]) -> None:

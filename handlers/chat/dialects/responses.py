@@ -91,7 +91,7 @@ def parse_response(
         items,
         instructions=instructions,
         after=None if conversation else 0 if place is None else place.number,
-        may_drop=bool(referred.items) or given.get("truncation") == "auto",
+        may_drop=bool(referred.compacted) or given.get("truncation") == "auto",
         session_id=incoming.headers.get(wire.REQUEST_ID) or str(uuid.uuid4()),
     )
     ask = Ask(

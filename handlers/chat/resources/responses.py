@@ -4,7 +4,7 @@ A chain of responses is a session, and each response a turn of it.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,7 +13,7 @@ from typing import Any
 from handlers.chat.commands import ActOnSession, DeleteResponse, ShowResponse
 from handlers.chat.dialects.response_form import ResponseForm, show_items, show_page, show_response
 from handlers.chat.dialects.responses import find_response, unknown_response
-from handlers.chat.items import Item, read_items
+from handlers.chat.items import Item, images_in, read_items
 from handlers.chat.messages import USER, ImagePart, KeptImage, Message
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.sessions.entries import entries_of
@@ -25,7 +25,7 @@ from handlers.journal.event import Event
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
 from torchmoor.wire import background, operations
-from torchmoor.wire.response_ids import read_compaction_id
+from torchmoor.wire.response_ids import read_compaction_id, read_item_id
 
 OTHER_API = "this conversation has turns of another API and cannot be continued from here"
 
@@ -71,9 +71,7 @@ class StoredResponses:
         try:
             with self._sessions.hold(place.session_id, caller) as session:
                 with session.recording:
-                    if session.find_turn(place.number) is None:
-                        self._recorder.catch_up(session)
-                    event = session.find_turn(place.number)
+                    event = self._find_turn(session, place.number)
                     queued = session.queued.get(place.number) if event is None else None
                     if queued is not None:
                         event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
@@ -87,6 +85,47 @@ class StoredResponses:
                 yield found
         except SessionGone as error:
             raise unknown_response(response_id, param) from error
+
+    def _find_turn(self, session: Session, number: int) -> Event | None:
+        """Return an entry that is a turn, also if another worker has recorded it."""
+        if session.find_turn(number) is None:
+            self._recorder.catch_up(session)
+        return session.find_turn(number)
+
+    def find_items(self, caller: Caller, names: Sequence[str]) -> dict[str, Item]:
+        """Return stored items by their ids. Raises ResponseUnknown, InvalidRequest, JournalUnavailable."""
+        places = {name: read_item_id(name) for name in names}
+        numbers = {(place.session_id, place.number) for place in places.values() if place is not None}
+        entries = {each: self._read_entry(caller, *each) for each in numbers}
+        found: dict[str, Item] = {}
+        for name, place in places.items():
+            item = None if place is None else entries[place.session_id, place.number].get(place.item)
+            if item is None:
+                raise ResponseUnknown(
+                    f"Item with id '{name[:256]}' not found. Items of a response with 'store': false are not kept, and "
+                    "others only as long as their response: send the item itself.",
+                    param="input",
+                    api_code="not_found",
+                )
+            if images_in([item]):
+                raise InvalidRequest(
+                    f"Item '{name[:256]}' has an image, so no item_reference can name it: send the item itself",
+                    param="input",
+                )
+            found[name] = item
+        return found
+
+    def _read_entry(self, caller: Caller, session_id: str, number: int) -> dict[int, Item]:
+        """Return the items of an entry by their places; none if it is not stored."""
+        try:
+            with self._sessions.hold(session_id, caller) as session, session.recording:
+                event = self._find_turn(session, number)
+                if event is None or not event.response or number in session.deleted:
+                    return {}
+                items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))
+                return {i: item for i, item in enumerate(items) if (number, i) not in session.deleted_items}
+        except SessionGone:
+            return {}
 
     def show(self, command: ShowResponse) -> dict[str, Any]:
         """Return a response, or a page of its input's items."""

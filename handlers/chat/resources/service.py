@@ -201,10 +201,11 @@ class ResourceService:
 
     def _resolve(self, command: ResolveInput, reply: PendingReply) -> None:
         references, caller = command.references, command.caller
-        items = self._responses.read_compacted(caller, references.compaction) if references.compaction else []
+        compacted = self._responses.read_compacted(caller, references.compaction) if references.compaction else []
         check_num_images(len(references.files), self._parts.limits.session.max_images)
         files = {text: self._files.find_image(caller, text) for text in references.files}
-        self._service.dispatch(command.resume(Referred(items, files)), reply)
+        items = self._responses.find_items(caller, references.items)
+        self._service.dispatch(command.resume(Referred(compacted, files, items)), reply)
 
     def _compact(self, command: Compact, reply: PendingReply) -> dict[str, Any]:
         """Store a conversation, without its system messages, in a new session.

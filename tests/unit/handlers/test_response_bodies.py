@@ -9,6 +9,7 @@ import pytest
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.handler import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
+from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
 from torchmoor.wire.background import run_resource
 
@@ -44,7 +45,7 @@ def test_half_a_surrogate_pair_is_refused_before_the_answer(
     assert client.service.store.session_ids() == []
 
 
-@pytest.mark.parametrize("kind", [[], {}, 7, "item_reference"])
+@pytest.mark.parametrize("kind", [[], {}, 7, "computer_call"])
 def test_an_item_of_another_type_is_refused(client: Client, kind: Any) -> None:
     answer = client.call({**BODY, "input": [{"type": kind}]}, CREATE)
 
@@ -125,6 +126,87 @@ def test_a_compaction_has_no_conversation(client: Client) -> None:
 
     assert (refused.status, refused.json["error"]["code"]) == (400, "unknown_parameter")
     assert refused.json["error"]["param"] == "conversation"
+
+
+def reference(item: Any) -> dict[str, Any]:
+    return {"type": "item_reference", "id": item["id"]}
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_items_are_named_instead_of_sent_again(make_client: ServiceFactory, tmp_path: Path, is_rebuilt: bool) -> None:
+    """As the Vercel AI SDK names the answers of responses that are stored; also on another worker."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    client = make_client(instance="llava-0", journal=journal)
+    called = client.call({**BODY, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 400}, CREATE).json
+    result = {"type": "function_call_output", "call_id": called["output"][0]["call_id"], "output": "Done"}
+    asked = [QUESTIONS[0], *called["output"], result]
+    answered = client.call({**BODY, "input": asked, "tools": [TOOL]}, CREATE).json
+    whole = [*asked, *answered["output"], QUESTIONS[1]]
+    if is_rebuilt:
+        client = make_client(instance="llava-1", journal=journal)
+
+    named = [reference(item) if "id" in item else item for item in whole]
+    answers = [client.call({**BODY, "input": each}, CREATE) for each in (whole, named)]
+    unstored = client.call({**BODY, "input": named, "store": False}, CREATE)
+    counted = client.call({"model": "llava", "input": named}, {wire.RESOURCE: "POST responses/input_tokens"})
+    talk = client.call({"items": named}, {wire.RESOURCE: "POST conversations"}).json["id"]
+
+    assert sum(item.get("type") == "item_reference" for item in named) >= 2
+    assert [num_input(each) for each in (*answers, unstored)] == [counted.json["input_tokens"]] * 3
+    assert text_of(answers[0]) == text_of(answers[1]) == text_of(unstored)
+    paths = (f"responses/{answers[1].json['id']}/input_items", f"conversations/{talk}/items")
+    for path in paths:
+        shown = client.call({}, {wire.RESOURCE: f"GET {path}?order=asc"}).json["data"]
+        assert [item["type"] for item in shown] == [item.get("type", "message") for item in whole]
+
+
+def test_an_item_that_is_not_stored_is_not_found(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """One of a response that is not stored, is deleted, or is another caller's; or a place without an item."""
+    client = make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
+    unstored = client.call({**BODY, "store": False}, CREATE).json["output"][0]
+    kept, deleted = (client.call(BODY, CREATE).json for _ in range(2))
+    client.call({}, {wire.RESOURCE: f"DELETE responses/{deleted['id']}"})
+    other = {wire.PRINCIPAL: "other", **CREATE}
+    item = kept["output"][0]
+
+    absent = [unstored, deleted["output"][0], {"id": f"{item['id']}7"}, {"id": "msg_x"}, {"id": kept["id"]}]
+    answers = [client.call({**BODY, "input": [reference(each)]}, CREATE) for each in absent]
+    answers.append(client.call({**BODY, "input": [reference(item)]}, other))
+
+    for answer in answers:
+        assert (answer.status, answer.json["error"]["param"]) == (404, "input")
+        assert "send the item itself" in answer.json["error"]["message"]
+    assert client.call({**BODY, "input": [reference(item)]}, CREATE).status == 200
+
+
+@pytest.mark.parametrize(
+    ("changed", "param"), [({"id": None}, "input[0].id"), ({"id": 7}, "input[0].id"), ({"role": "user"}, "input[0]")]
+)
+def test_a_wrong_reference_is_refused(client: Client, changed: dict[str, Any], param: str) -> None:
+    item = client.call(BODY, CREATE).json["output"][0]
+
+    answer = client.call({**BODY, "input": [{**reference(item), **changed}]}, CREATE)
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+def test_an_item_with_an_image_cannot_be_named(client: Client, drawing: Any) -> None:
+    image = {"type": "input_image", "image_url": data_url(drawing("ellipse", "red"))}
+    response = client.call({**BODY, "input": [{"role": "user", "content": [image]}]}, CREATE).json["id"]
+    [item] = client.call({}, {wire.RESOURCE: f"GET responses/{response}/input_items"}).json["data"]
+
+    answer = client.call({**BODY, "input": [reference(item)]}, CREATE)
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "input")
+    assert "send the item itself" in answer.json["error"]["message"]
+
+
+def test_references_beyond_the_limit_are_refused_before_they_are_read(make_client: ServiceFactory) -> None:
+    client = make_client(request={"max_messages": 3})
+
+    answer = client.call({**BODY, "input": [reference({"id": "msg_x"})] * 4}, CREATE)
+
+    assert (answer.status, answer.error) == (400, "ContextTooLong")
 
 
 @pytest.mark.parametrize("options", [{}, {"store": False}])

@@ -54,8 +54,9 @@ class WebPageGuard:
             return
         if not is_own_origin(origin.decode("latin-1"), request.host.decode("latin-1"), self._allowed):
             raise SourceRefused(
-                f"A page of {origin.decode('latin-1')[:MAX_SHOWN]} may not do this. If it should, add its host to "
-                "listen.allowed_hosts."
+                f"A page of {origin.decode('latin-1')[:MAX_SHOWN]} may not do this. This server sends no CORS headers, "
+                "so a page must send its requests to its own web server. Let that pass them on, and add the page's "
+                "host to listen.allowed_hosts (--allow-host)."
             )
 
     def is_own_host(self, host: str) -> bool:

@@ -14,13 +14,15 @@ from urllib.parse import quote, unquote_to_bytes
 from torchmoor.proxy.api.openai_by_body import find_fields
 from torchmoor.proxy.http.message import Request
 from torchmoor.wire import headers
-from torchmoor.wire.response_ids import Place, read_compaction_id, read_id, read_resource_path
+from torchmoor.wire.response_ids import Place, read_compaction_id, read_id, read_item_id, read_resource_path
 
 RESPONSES = b"responses"
 FILES = b"files"
 OPENING = (RESPONSES, b"conversations", FILES)  # a POST to exactly such a path opens a session
 _FIELDS = frozenset(("previous_response_id", "conversation", "store"))
 _LINE = f"{headers.RESOURCE}: ".encode()
+_REFERENCE = b'"item_reference"'
+_ITEM = re.compile(rb'"((?:msg|fc|rs)_[a-z0-9_-]{1,256})"')
 _COMPACTION = re.compile(rb'"encrypted_content"[ \t\r\n]*:[ \t\r\n]*"(cmp_[a-z0-9-]{1,256})"')
 _JSON = json.JSONDecoder()
 _FILENAME_LINE = f"{headers.FORM_FILENAME}: ".encode()
@@ -55,6 +57,10 @@ def read_named(body: bytes) -> Named:
     place = read_id(text)
     if place is None and (compaction := _COMPACTION.search(body)) is not None:
         place = read_compaction_id(compaction[1].decode())
+    if place is None and (reference := body.rfind(_REFERENCE)) >= 0:
+        # The instance of the last item has most of the conversation in its KV cache.
+        item = _ITEM.search(body, body.rfind(b"{", 0, reference), body.find(b"}", reference))
+        place = None if item is None else read_item_id(item[1].decode())
     return Named(place, not found.get("store", b"").startswith(b"false"))
 
 
