@@ -48,7 +48,8 @@ def test_nvidias_client_asks_and_infers(many: ManyFleet) -> None:
     assert told["json"] == {**doubled, "is_raw": False, "id": "mine", "model": MODEL}
     assert told["unknown"][0] == "404"
     assert told["wrong"] == ["400", "the inputs must be INPUT__0"]
-    assert "version cannot be chosen" in told["version"][1]
+    assert told["version"] == told["metadata"]
+    assert "no version '2'" in told["other_version"][1]
 
 
 def test_raw_tensors_by_plain_http(many: ManyFleet) -> None:
