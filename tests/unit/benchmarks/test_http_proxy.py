@@ -7,7 +7,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from benchmarks.engine_arms import Served
 from benchmarks.fleet import Fleet
 from benchmarks.followup_arms import Client
 from tests.servers import free_ports
@@ -53,4 +52,3 @@ def test_admin_plane_is_asked_directly(fleet: Fleet) -> None:
 def test_runtime_api_is_asked_directly(fleet: Fleet) -> None:
     """By boto3, which reads the environment, too."""
     assert Client(fleet.runtime).open(b"") == "opened"
-    assert Served(fleet)._open() == "opened"

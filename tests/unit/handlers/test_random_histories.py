@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from handlers.journal.url import open_journal
-from handlers.requests.incoming import Incoming
 from handlers.settings.handler import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import Hold, data_url
@@ -21,16 +20,18 @@ NUM_ACTIONS = 14
 
 def read_state(client: Client, session_id: str) -> dict[str, Any]:
     """Return what a worker knows of a session after it has read the journal."""
-    with client.service._sessions.hold(session_id, Incoming({}, b"").caller) as session:
-        client.service.recorder.catch_up(session)
-        return {
-            "messages": session.messages,
-            "images": [image.digest for image in session.images],
-            "waiting": [image.digest for image in session.pending_images],
-            "entries": session.entries,
-            "chars": session.num_chars,
-            "events": session.num_events,
-        }
+    body = {"type": "branch_session", "session_id": session_id, "turns": 1000}
+    assert client.call(body).status == 400  # too many turns; the worker has the session now
+    session = client.session(session_id)
+    client.service.recorder.catch_up(session)
+    return {
+        "messages": session.messages,
+        "images": [image.digest for image in session.images],
+        "waiting": [image.digest for image in session.pending_images],
+        "entries": session.entries,
+        "chars": session.num_chars,
+        "events": session.num_events,
+    }
 
 
 @pytest.fixture
