@@ -225,7 +225,7 @@ class Served:
             region_name="us-east-1",
             aws_access_key_id="x",
             aws_secret_access_key="x",
-            config=Config(read_timeout=600, max_pool_connections=64),
+            config=Config(read_timeout=600, max_pool_connections=64, proxies={}),
         )
 
     def ask(self, questions: Sequence[str], num_new: int) -> tuple[list[str], int, Spent]:

@@ -5,14 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import Request
 
 from benchmarks.report import ROOT
+from torchmoor.clients.local import make_opener
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 START_TIMEOUT_S = 300.0
@@ -166,7 +167,7 @@ def cpu_of(pids: Iterable[int]) -> float:
 
 
 def _get_json(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
-    with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=30) as answer:
+    with make_opener(url).open(Request(url, headers=dict(headers)), timeout=30) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
 

@@ -43,7 +43,7 @@ class Client:
             region_name="us-east-1",
             aws_access_key_id="x",
             aws_secret_access_key="x",
-            config=Config(read_timeout=600),
+            config=Config(read_timeout=600, proxies={}),
         )
 
     def open(self, picture: bytes) -> str:

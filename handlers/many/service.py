@@ -108,7 +108,11 @@ class _ModelRequest:
         self._reply.on_end(lambda: self._end(lease))
         name, question = self._name, self._incoming.headers.get(wire.MODEL_QUESTION)
         model = cast(AnsweringModel, lease.model)  # `CheckpointLoader` loads no others
+        version = self._incoming.headers.get(wire.MODEL_VERSION)
         with self._reply.guarded():
+            if version is not None and version not in (versions := model.metadata["versions"]):
+                message = f"the model has no version {version[:20]!r}; it has: {', '.join(versions)}"
+                raise InvalidRequest(message)
             if question == operations.METADATA:
                 self._reply.finish_json({"name": name, **model.metadata})
             elif question == operations.READY:

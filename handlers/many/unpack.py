@@ -8,6 +8,7 @@ archive is executed. Bytes are reserved before they are written (Take), and coun
 import gzip
 import io
 import os
+import stat
 import tarfile
 import zipfile
 import zlib
@@ -27,7 +28,7 @@ MAX_DIRECTORY_BYTES = 4 << 20  # of a zip: about 30,000 entries
 MIN_ALLOWED_BYTES = 1 << 20  # the ratio is not checked below: a tar of small files is mostly zeros
 MAX_PATH_BYTES = 1024
 MAX_DEPTH = 16
-_SYMLINK = 0o120000
+_ZIP_KINDS = (0, stat.S_IFREG, stat.S_IFDIR)  # 0: written by a system without modes
 
 
 def unpack_tar(
@@ -75,9 +76,10 @@ def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, prog
                 progress.add(member.compress_size)
                 if member.is_dir():
                     tree.add_folder(member.filename)
-                elif (member.external_attr >> 16) & 0o170000 == _SYMLINK:
+                elif stat.S_IFMT(member.external_attr >> 16) not in _ZIP_KINDS:
+                    kind = "link" if stat.S_ISLNK(member.external_attr >> 16) else "device or pipe"
                     raise ModelBroken(
-                        f"{_shown(member.filename)} in the archive is a link; only files and folders may be"
+                        f"{_shown(member.filename)} in the archive is a {kind}; only files and folders may be"
                     )
                 elif member.flag_bits & 1:
                     raise ModelBroken("the archive is encrypted")

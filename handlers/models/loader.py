@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
-from handlers.errors import HandlerError, NoMemoryForModel, SettingsError
+from handlers.errors import HandlerError, InternalError, NoMemoryForModel, SettingsError
 from handlers.models.compiled import compile_layers
 from handlers.models.declared_size import BuildLimit, check_config
 from handlers.models.llava import LlavaModel
@@ -56,7 +56,8 @@ def load_model(
     max_rank: of adapters that steps may add (handlers/models/lora.py); 0: none.
     Reads safetensors weights only, never pickled ones. Raises SettingsError if `path` is not a checkpoint, declares far
     more than its files hold, does not fit the device, or holds a model whose results here would differ from those in
-    transformers. If the device has no memory for it, the error is a NoMemoryForModel.
+    transformers. If the device has no memory for it, the error is a NoMemoryForModel. Raises InternalError if the
+    process that checks its chat template cannot be started.
     """
     if not (path / "config.json").is_file():
         raise SettingsError(f"handler.model.path: there is no config.json in {path}")
@@ -68,7 +69,7 @@ def load_model(
         if max_rank:
             _accept_adapters(loaded, max_rank)
         return loaded
-    except SettingsError:
+    except (SettingsError, InternalError):
         raise
     except Exception as exc:  # the libraries raise errors of every kind; TorchServe expects one
         reason = " ".join(str(exc).split())[:MAX_REASON_CHARS].rstrip(".")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -403,7 +404,7 @@ def test_an_open_loop_load_keeps_its_rate_and_its_number(talking: Stage) -> None
     result = invoke(talking, "bench", "--rate", "200", "--requests", "20", "--turns", "1")
 
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("20 answers, 0 failures")
+    assert result.stdout.startswith("20 answered, 0 failed")
     assert "TTFT  time to first token" in result.stdout
 
 
@@ -427,6 +428,42 @@ def test_the_table_of_a_load_has_the_reason_of_a_failure(stage: Stage) -> None:
     lines = result.stdout.splitlines()
     [place] = [number for number, line in enumerate(lines) if line.endswith("opening: 424 ModelError")]
     assert lines[place + 1].strip() == "the bytes are not an image"
+
+
+@pytest.mark.parametrize("body", [b"\xff\xfe gone", b"\x1b]52;c;AAAA\x07 gone"])
+def test_a_load_survives_a_failure_in_other_bytes_than_text(body: bytes) -> None:
+    """As of another server on the endpoint's port; the terminal obeys none of them."""
+
+    class Failing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(200, b"{}")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.reply(500, body)
+
+        def reply(self, status: int, content: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        result = CliRunner().invoke(main, ["bench", "--url", url, "--requests", "2", "--users", "1"])
+        server.shutdown()
+        thread.join()
+
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[-2].split() == ["2", "opening:", "500"]
+    assert lines[-1].endswith("gone")
+    assert all(line.isprintable() for line in lines)
 
 
 def test_a_stream_that_breaks_off_is_a_failure_of_a_load(stage: Stage) -> None:

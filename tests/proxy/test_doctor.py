@@ -19,7 +19,7 @@ from torchmoor.config.access import Credentials
 from torchmoor.config.routing import VariantSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.doctor.checks import CHECKS
-from torchmoor.doctor.finding import Finding, FleetPlan
+from torchmoor.doctor.finding import Finding, FleetPlan, problem
 
 
 def examine(*arguments: str, **environment: str) -> tuple[Result, dict[str, list[dict[str, str]]]]:
@@ -39,7 +39,7 @@ def test_a_fleet_that_is_well(stage: Stage) -> None:
     result, found = examine(*where, "--admin-port", stage.proxy.admin_url.rpartition(":")[2])
 
     assert result.exit_code == 0, result.stdout
-    assert "2 of 2 instances are ready" in found["fleet"][0]["found"]
+    assert "2 of 2 instances ready" in found["fleet"][0]["found"]
     assert "in use by the fleet" in found["ports"][0]["found"]
 
 
@@ -231,3 +231,16 @@ def test_findings_are_readable(stage: Stage) -> None:
     assert "warning  fleet: instance a is draining" in lines
     assert "         -> torchmoor undrain a" in lines
     assert lines[-1].startswith("0 problems, ")
+
+
+def test_one_problem_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum has the noun's form for its number."""
+
+    def check_moon(plan: FleetPlan) -> Iterator[Finding]:
+        yield problem("moon", "there is none", "")
+
+    monkeypatch.setattr("torchmoor.doctor.checks.CHECKS", (check_moon,))
+
+    result = CliRunner().invoke(main, ["doctor"])
+
+    assert result.stdout.splitlines()[-1] == "1 problem, 0 warnings, 0 ok"

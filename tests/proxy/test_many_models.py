@@ -383,6 +383,32 @@ def test_open_inference_has_get_and_post(fleet: Fleet, method: str, path: str, s
     assert fleet.num_loads == (status == 200)
 
 
+def test_open_inference_passes_on_the_version_of_the_path(fleet: Fleet) -> None:
+    """The instance knows which versions a model has."""
+    connection = fleet.stage.http()
+    connection.request("GET", "/v2/models/m0.tar.gz/versions/1/ready")
+
+    assert connection.getresponse().status == 200
+    [request] = [
+        each
+        for fake in fleet.stage.instances.values()
+        for each in fake.received
+        if "x-amzn-sagemaker-target-model" in each.headers
+    ]
+    assert request.headers["x-torchmoor-model-version"] == "1"
+    assert request.headers["x-torchmoor-model-question"] == "ready"
+
+
+@pytest.mark.parametrize("version", ["one", "1%0d%0ax-a:b", "-1"])
+def test_open_inference_refuses_versions_that_no_model_has(fleet: Fleet, version: str) -> None:
+    """A version is a number."""
+    connection = fleet.stage.http()
+    connection.request("GET", f"/v2/models/m0.tar.gz/versions/{version}")
+
+    assert connection.getresponse().status == 400
+    assert fleet.num_loads == 0
+
+
 def test_admin_plane_prewarms_where_requests_would_go(fleet: Fleet) -> None:
     """So that the next request finds the model there."""
     status, body = admin(fleet.stage, "POST", "/models/m15.tar.gz/prewarm")

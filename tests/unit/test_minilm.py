@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scripts.make_minilm import OWN_WEIGHTS, SHARED_WEIGHTS, TOLD_BY, WEIGHTS, make_variants, scale_of
+from scripts.make_minilm import OWN_WEIGHTS, SHARED_WEIGHTS, TOLD_BY, WEIGHTS, main, make_variants, scale_of
 
 
 @pytest.fixture
@@ -43,3 +43,19 @@ def test_variants_share_one_copy(
     assert (shared == {(checkpoint / WEIGHTS).stat().st_ino}) is not is_other_disk
     assert sorted(target.iterdir()) == variants
     assert torch.equal(load_file(variants[2] / OWN_WEIGHTS)[TOLD_BY], torch.ones(2) * scale_of(2))
+
+
+def test_a_number_of_variants_below_0_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script said that -1 variants were ready."""
+    target = tmp_path / "variants"
+    arguments = ["--target", str(checkpoint), "--to", str(target), "--variants", "-1"]
+    monkeypatch.setattr("sys.argv", ["make_minilm.py", *arguments])
+
+    with pytest.raises(SystemExit) as caught:
+        main()
+
+    assert caught.value.code == 2
+    assert "--variants" in capsys.readouterr().err
+    assert not target.exists()

@@ -112,6 +112,16 @@ def test_a_dry_run_prints_and_sends_nothing(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
+@pytest.mark.parametrize("names", [["--endpoint", "my_llava"], ["--endpoint", "llava", "--variant", "a/b"]])
+def test_a_dry_run_refuses_what_sagemaker_refuses(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Application Auto Scaling takes any ResourceId, and finds no variant for it."""
+    assert main([*names, "--dry-run"]) == 1
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert names[-1] in told.err
+
+
 def test_errors_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing group, an invalid endpoint, out-of-range numbers and other files are reported in one line."""
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")

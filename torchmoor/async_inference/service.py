@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -50,6 +51,7 @@ from torchmoor.tasks import BackgroundTasks
 logger = logging.getLogger(__name__)
 
 BACKLOG_INTERVAL_S = 1.0  # between two readings of the backlog
+REMOVAL_S = 900.0  # of an endpoint, while a store refuses its objects; boto3 waits for a deletion for half an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +153,8 @@ class AsyncInference:
     async def end_requests(self, name: str, settings: AsyncEndpointSettings, reason: str) -> None:
         """Cancel what a removed endpoint has left in the queue, and write the failure objects.
 
-        Returns when the last request has ended; may be repeated after a crash. Does nothing if an endpoint of this name
-        accepts requests. reason: for the client.
+        Abandons objects that cannot be written within REMOVAL_S. Returns when the last request has ended; may be
+        repeated after a crash. Does nothing if an endpoint of this name accepts requests. reason: for the client.
         """
         if name in self.endpoints or self._notifier is None:
             return
@@ -161,7 +163,7 @@ class AsyncInference:
         metrics = AsyncMetrics(name, {"": InvocationMetrics(name, "")}, lambda: 0)  # counts that no page shows
         capacity = NoCapacity()
         endpoint = AsyncEndpointContext(settings, metrics, capacity, root=self.settings.output_root)
-        worker = self._make_worker(endpoint, capacity, self._notifier)
+        worker = self._make_worker(endpoint, capacity, self._notifier, ends_at=self._wall() + REMOVAL_S)
         outcome = AsyncOutcome(state=AsyncState.CANCELLED, reason=reason)
         await Removal(worker, self.queue, outcome).run()
 
@@ -189,7 +191,9 @@ class AsyncInference:
             self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity, self._notifier)
             self.workers[endpoint.name].start()
 
-    def _make_worker(self, endpoint: AsyncEndpointContext, capacity: Capacity, notifier: Notifier) -> Worker:
+    def _make_worker(
+        self, endpoint: AsyncEndpointContext, capacity: Capacity, notifier: Notifier, ends_at: float = math.inf
+    ) -> Worker:
         context = WorkerContext(
             settings=self.settings,
             queue=self.queue,
@@ -203,6 +207,7 @@ class AsyncInference:
             wall=self._wall,
             backoff=Backoff(self.settings.min_backoff_s, self.settings.max_backoff_s),
             faults=FaultLog(logger, endpoint.name),
+            ends_at=ends_at,
         )
         return Worker(endpoint.name, context)
 

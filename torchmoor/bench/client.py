@@ -184,7 +184,7 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
 
 async def reason_of(answer: aiohttp.ClientResponse) -> str:
     """Return the message of an error answer: the model's, if the model refused."""
-    content = await answer.text()
+    content = (await answer.read()).decode(errors="replace")
     try:
         found = json.loads(content)
     except ValueError:
@@ -207,8 +207,12 @@ async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the words of the endpoint or of the model; "" if neither has said anything."""
-    return str(error)[:MAX_REASON] if isinstance(error, (Refused, StreamError)) else ""
+    """Return the words of the endpoint or of the model; "" if neither has said anything.
+
+    Without control characters, which a terminal would obey.
+    """
+    words = str(error)[:MAX_REASON] if isinstance(error, (Refused, StreamError)) else ""
+    return "".join(sign if sign.isprintable() else " " for sign in words)
 
 
 def _kind(error: Exception) -> str:

@@ -100,6 +100,6 @@ async def _report(outcome: LoadOutcome, settings: LoadSettings, report: Callable
         end = "" if settings.duration_s is None else f" of {settings.duration_s:g}"
         most = "" if settings.num_requests is None else f" of {settings.num_requests}"
         report(
-            f"{passed:.0f}{end} s: {done}{most} answers, {failed} failures, "
-            f"{outcome.num_running} conversations, {done / passed:.1f} requests/s"
+            f"{passed:.0f}{end} s: {done}{most} answered, {failed} failed, "
+            f"{outcome.num_running} running, {done / passed:.1f} requests/s"
         )

@@ -82,7 +82,7 @@ def _count(samples: Sequence[Sample], field: str) -> dict[str, int]:
 
 def describe(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a table of 80 columns."""
-    yield f"{found['completed']} answers, {found['failed']} failures in {found['duration']:.1f} s"
+    yield f"{found['completed']} answered, {found['failed']} failed in {found['duration']:.1f} s"
     yield (
         f"{found['request_throughput']:.2f} requests/s, {found['output_throughput']:.1f} tokens/s generated, "
         f"{found['total_input_tokens']} read"

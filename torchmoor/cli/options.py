@@ -44,8 +44,8 @@ class HeaderText(click.ParamType):  # type: ignore[type-arg]  # as for Address
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not value.isascii():
-            self.fail(f"{value!r} has a character that is not ASCII.", param, ctx)
+        if not (value.isascii() and value.isprintable()):
+            self.fail(f"{value!r} has a character that is not printable ASCII.", param, ctx)
         return str(value)
 
 

@@ -19,7 +19,7 @@ def terminal_width() -> int | None:
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> Iterator[str]:
     """Yield a line for the heads and one for each row. Columns of numbers are right-aligned.
 
-    width: the widest cells are cut until a line fits. None: nothing is cut.
+    width: the widest cells are cut until a line fits, and then the line's end. None: nothing is cut.
     """
     widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
     if width is not None:
@@ -33,7 +33,8 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
             _cut(cell, size).rjust(size) if right else _cut(cell, size).ljust(size)
             for cell, size, right in zip(row, widths, is_number, strict=True)
         ]
-        yield GAP.join(cells).rstrip()
+        line = GAP.join(cells).rstrip()
+        yield line if width is None else _cut(line, width)
 
 
 def _cut(cell: str, size: int) -> str:

@@ -40,6 +40,11 @@ def expect(is_so: bool, check: str, found: str, remedy: str, level: Level = Leve
     return ok(check, found) if is_so else Finding(level, check, found, remedy)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun: 1 problem, 2 problems."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPlan:
     """The fleet that the options describe.

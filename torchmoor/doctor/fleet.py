@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
 from torchmoor.clients.local import make_opener
-from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
+from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
 from torchmoor.doctor.services import check_clock
 from torchmoor.errors import DiscoveryError
 
@@ -77,7 +77,7 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
     for row in [row for row in rows if row["breaker"] != "closed"][:MAX_SHOWN]:
         found = f"instance {row['name']} fails its requests ({row['failures_in_a_row']} in a row)"
         yield warning("fleet", found, "look at its log")
-    ready = f"{len(rows) - len(late)} of {len(rows)} instances are ready at {plan.admin_url}"
+    ready = f"{len(rows) - len(late)} of {counted(len(rows), 'instance')} ready at {plan.admin_url}"
     yield expect(len(late) < len(rows), "fleet", ready, "torchmoor instances shows their states")
 
 
@@ -132,6 +132,6 @@ def check_discovery(plan: FleetPlan) -> Iterator[Finding]:
             remedy = "in Kubernetes: a headless Service named by the StatefulSet's serviceName"
             yield warning("discovery", found, remedy)
         number = len(answer.targets) or len(answer.hosts)
-        found = f"{asked} names {number} instances" if number else f"{asked} has no records"
+        found = f"{asked} names {counted(number, 'instance')}" if number else f"{asked} has no records"
         remedy = "correct dns_name and record, unless there is no instance yet"
         yield expect(number > 0, "discovery", found, remedy, Level.WARNING)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchmoor.config.limits import LimitSettings
-from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
+from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
 from torchmoor.fleet.archives import archive_name, built_in, find_fault
 from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections
@@ -33,7 +33,7 @@ def check_memory(plan: FleetPlan) -> Iterator[Finding]:
     if available is None:
         yield warning("memory", "this system does not report free memory", f"{_gib(need)} are needed")
         return
-    found = f"{_gib(available)} free{where}; {plan.num_instances or 'no'} instances need about {_gib(need)}"
+    found = f"{_gib(available)} free{where}; about {_gib(need)} needed for {_instances(plan)} and the proxy"
     yield expect(available >= need, "memory", found, "fewer --instances, a smaller model, or more memory")
 
 
@@ -88,7 +88,7 @@ def check_open_files(plan: FleetPlan, descriptors: float | None = None) -> Itera
 def check_processors(plan: FleetPlan) -> Iterator[Finding]:
     """Check the number of CPUs, which instances without a GPU share."""
     number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = f"{number} for {plan.num_instances or 'no'} instances and the proxy"
+    found = f"{number} for {_instances(plan)} and the proxy"
     remedy = "fewer --instances, unless they work on GPUs"
     yield expect(plan.num_instances <= number, "processors", found, remedy, Level.WARNING)
 
@@ -152,6 +152,10 @@ def _archive_bytes(plan: FleetPlan) -> int:
     """Return the size of all instances' archives."""
     sizes = [path.stat().st_size for name in plan.endpoints if os.path.isfile(path := archive(plan, name))]
     return sum(sizes) * plan.num_instances // max(len(plan.endpoints), 1)
+
+
+def _instances(plan: FleetPlan) -> str:
+    return counted(plan.num_instances, "instance") if plan.num_instances else "no instances"
 
 
 def _gib(number: int) -> str:

@@ -8,6 +8,7 @@ CONTINUATION = "x-torchmoor-continuation"  # see continuation.py: bytes of the b
 ENDPOINT = "x-torchmoor-endpoint"
 FORM_FILENAME = "x-torchmoor-form-filename"  # of an uploaded file, percent-encoded: TorchServe's form has no names
 NEEDS_MODEL = "x-torchmoor-needs-model"  # the body must have OpenAI's `model`
+MODEL_VERSION = "x-torchmoor-model-version"  # that the path of the open inference protocol names
 MODEL_QUESTION = "x-torchmoor-model-question"  # of one of many models: see operations.MODEL_QUESTIONS
 OPERATION = "x-torchmoor-operation"
 PRINCIPAL = "x-torchmoor-principal"

@@ -145,12 +145,27 @@ class SessionStore(SessionTable):
             self.drop_images(session, session.unrecorded)
             session.unrecorded = []
 
+    def drop_repeated(self, session: Session) -> None:
+        """Remove and release pending images that equal those that came with the turn just committed.
+
+        The journal does not say which of its images came with a turn. So other workers take one that was added while
+        the turn ran for the turn's own.
+        """
+        with self._lock:
+            pending = session.images_for(None)
+            for image in session.unrecorded:
+                if image in pending:
+                    pending.remove(image)
+                    self.drop_images(session, [image])
+
     def drop_images(self, session: Session, images: Sequence[Image]) -> None:
         """Remove and release the images of a request that failed."""
         with self._lock:
             for image in images:
                 if image in session.pending_images:
-                    session.pending_images.remove(image)
+                    # An equal one may wait before this one; all workers have them in the same order.
+                    places = [place for place, each in enumerate(session.pending_images) if each is image]
+                    del session.pending_images[places[0] if places else session.pending_images.index(image)]
                     self.images.release(image)
 
     def commit(self, session: Session, messages: list[dict[str, Any]], new_images: Sequence[Image]) -> None:

@@ -279,6 +279,7 @@ class Turn:
         """Add question and answer to the journal and to the conversation."""
         with self._session.recording:
             self._commit(summary)
+            self._store.drop_repeated(self._session)
             self._session.unrecorded, self._own_images = [], []
 
     def _commit(self, summary: Summary) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from handlers.engine.builtin.chat_engine import BuiltinEngine, make_builtin_engine
 from handlers.engine.builtin.runner import cache_shape
-from handlers.errors import OutOfMemory, SettingsError
+from handlers.errors import InternalError, OutOfMemory, SettingsError
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
 from handlers.settings.handler import ChatSessionSettings, HandlerSettings
@@ -21,14 +21,17 @@ def open_builtin(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
     own = settings.model
-    model = load_model(
-        checkpoint,
-        device,
-        own.dtype,
-        attention=own.attention,
-        is_compiled=own.compile == "layers",
-        max_rank=settings.adapters.max_rank if settings.adapters.source else 0,
-    )
+    try:
+        model = load_model(
+            checkpoint,
+            device,
+            own.dtype,
+            attention=own.attention,
+            is_compiled=own.compile == "layers",
+            max_rank=settings.adapters.max_rank if settings.adapters.source else 0,
+        )
+    except InternalError as exc:
+        raise SettingsError(exc.message) from exc  # TorchServe logs it in one line
     try:
         adapter_bytes = settings.adapters.max_bytes if settings.adapters.source else 0
         kv_bytes = choose_kv_bytes(settings.session, model, settings.engine.max_rows, adapter_bytes)

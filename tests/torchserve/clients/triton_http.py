@@ -49,7 +49,8 @@ def main(address, model):
         "wrong": refusal(
             lambda: client.infer(model, [triton.InferInput("X", [1, 3], "FP32").set_data_from_numpy(ROWS[:1])])
         ),
-        "version": refusal(lambda: client.get_model_metadata(model, "1")),
+        "version": client.get_model_metadata(model, "1"),
+        "other_version": refusal(lambda: client.get_model_metadata(model, "2")),
     }
     print(json.dumps(told))
 

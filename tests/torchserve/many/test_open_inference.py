@@ -48,7 +48,8 @@ def test_nvidias_client_asks_and_infers(many: ManyFleet) -> None:
     assert told["json"] == {**doubled, "is_raw": False, "id": "mine", "model": MODEL}
     assert told["unknown"][0] == "404"
     assert told["wrong"] == ["400", "the inputs must be INPUT__0"]
-    assert "version cannot be chosen" in told["version"][1]
+    assert told["version"] == told["metadata"]
+    assert "no version '2'" in told["other_version"][1]
 
 
 def test_raw_tensors_by_plain_http(many: ManyFleet) -> None:
@@ -64,6 +65,8 @@ def test_raw_tensors_by_plain_http(many: ManyFleet) -> None:
     assert answer.headers["content-type"] == "application/octet-stream"
     assert described["parameters"] == {"binary_data_size": 24}
     assert values == (2, 4, 6, 8, 10, 12)
+    assert requests.get(f"{url}/{MODEL}/versions/1/ready", timeout=120).json() == {"name": MODEL, "ready": True}
+    assert requests.get(f"{url}/{MODEL}/versions/2/ready", timeout=120).status_code == 400
     assert requests.get(f"{url}/{CLASSIFIERS[0]}/ready", timeout=120).json() == {"name": CLASSIFIERS[0], "ready": True}
     assert requests.get(f"{url}/{CLASSIFIERS[0]}", timeout=120).json()["inputs"] == []
 

@@ -469,6 +469,19 @@ def test_images_of_a_failed_question_are_dropped(new_store: Stores) -> None:
     assert held_bytes(store) == 0
 
 
+def test_an_image_that_is_dropped_is_not_an_equal_one_before_it(new_store: Stores) -> None:
+    """So that images wait in the order in which the journal has them."""
+    store = new_store()
+    session = opened(store)
+    early, between, mine = image(store, 1), image(store, 2), image(store, 1)
+    store.add_images(session, [early, between])
+    store.add_images(session, [mine])
+
+    store.drop_images(session, [mine])
+
+    assert session.pending_images == [early, between]
+
+
 def test_turns_wait_in_order(new_store: Stores) -> None:
     """One turn runs at a time; the session then passes to the oldest waiting turn."""
     store = new_store()

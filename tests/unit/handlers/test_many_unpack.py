@@ -204,6 +204,9 @@ def test_a_mar_is_unpacked_like_any_archive(tmp_path: Path, into: Path) -> None:
     [
         ({"../evil": b"x"}, 0o100644, {}, "no path below"),
         ({"link": b"/etc/passwd"}, 0o120777, {}, "is a link"),
+        ({"null": b""}, 0o020666, {}, "is a device"),
+        ({"disk": b""}, 0o060666, {}, "is a device"),
+        ({"pipe": b""}, 0o010666, {}, "is a device"),
         ({"zeros": bytes(64 << 20)}, 0o100644, {}, "max_ratio"),
         ({"a": b"", "b": b""}, 0o100644, {"max_files": 1}, "max_files"),
         ({"a": b"12345"}, 0o100644, {"max_unpacked_bytes": 4}, "max_unpacked_bytes"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from torchmoor.metrics.backlog import AsyncMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """output_path: parent of the results. wall: epoch seconds."""
+    """output_path: parent of the results. wall: epoch seconds. ends_at: when objects are abandoned, by that clock."""
 
     settings: AsyncInferenceSettings
     queue: Queue
@@ -32,3 +33,4 @@ class WorkerContext:
     wall: Callable[[], float]
     backoff: Backoff
     faults: FaultLog
+    ends_at: float = math.inf

@@ -77,7 +77,7 @@ class Publication:
     @property
     def is_late(self) -> bool:
         """True if the outcome is no longer to be published."""
-        return self.context.wall() - self.request.expires_at > MAX_LATE_S
+        return self.context.wall() > min(self.request.expires_at + MAX_LATE_S, self.context.ends_at)
 
     async def _revoke(self, error: ObjectError) -> None:
         """Replace the result by a failure. Raises ClaimLost."""

@@ -59,7 +59,7 @@ def doctor(
       torchmoor doctor --config torchmoor.yaml --json | jq -r '.findings[] | select(.level != "ok") | .remedy'
     """
     from torchmoor.doctor.checks import examine
-    from torchmoor.doctor.finding import FleetPlan
+    from torchmoor.doctor.finding import FleetPlan, counted
     from torchmoor.run.launching import find_model_store
 
     given = given_settings()
@@ -106,6 +106,7 @@ def doctor(
     if as_json:
         click.echo(json.dumps({"ok": "problem" not in levels, "findings": [asdict(each) for each in found]}))
     else:
-        click.echo(f"{levels.count('problem')} problems, {levels.count('warning')} warnings, {levels.count('ok')} ok")
+        problems, warnings = (counted(levels.count(level), level) for level in ("problem", "warning"))
+        click.echo(f"{problems}, {warnings}, {levels.count('ok')} ok")
     if "problem" in levels:
         raise click.exceptions.Exit(ExitStatus.FAILED)

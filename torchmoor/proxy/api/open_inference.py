@@ -4,6 +4,7 @@ GET  /v2, /v2/health/live, /v2/health/ready
 GET  /v2/models/{model}, /v2/models/{model}/ready
 POST /v2/models/{model}/infer
 
+After the model's name, /versions/{version} may name the version that its metadata has; others are refused.
 A model's name is the same as in TargetModel, and may have slashes. A request about a model goes to an instance that
 holds it, or else to one that loads it.
 """
@@ -96,22 +97,24 @@ class OpenInferenceDialect(ApiDialect):
     held_back = frozenset((TARGET_MODEL,))
 
     def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
-        """Refuse a path with a version, or with a name that no model can have."""
+        """Refuse a path with a version or a name that no model can have."""
         found = _find_model(request)
         assert found is not None
-        if found["version"]:
-            raise ValidationError("A version cannot be chosen: the newest of a model's versions is served.")
+        if found["version"] and not re.fullmatch("[0-9]{1,20}", found["version"]):
+            raise ValidationError("A model's version must be a number, as in the model's metadata.")
         problem = MEMBERS[TARGET_MODEL].find_problem(found["name"].encode("latin-1"))
         if problem is not None:
             raise ValidationError(problem)
 
     def added_lines(self, request: Request) -> bytes:
-        """Name the path's model, and which question about it the request asks."""
+        """Name the path's model and version, and which question about it the request asks."""
         found = _find_model(request)
         assert found is not None
         question = _QUESTIONS.get(found["verb"] or "")
         asks = b"" if question is None else f"{headers.MODEL_QUESTION}: {question}\r\n".encode()
-        return b"%b: %b\r\n%b" % (TARGET_MODEL, found["name"].encode("latin-1"), asks)
+        version = found["version"]
+        names = b"" if version is None else f"{headers.MODEL_VERSION}: {version}\r\n".encode()
+        return b"%b: %b\r\n%b%b" % (TARGET_MODEL, found["name"].encode("latin-1"), names, asks)
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         return _error_reply(error, request_id)

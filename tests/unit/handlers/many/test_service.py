@@ -105,7 +105,7 @@ def test_a_lease_lasts_as_long_as_the_answer(worker: Worker) -> None:
     stream.cancel()
 
     wait_until(lambda: worker.model("write")["leases"] == 0, "the lease has ended")
-    assert worker.service.numbers()["requests"]["cancelled"] == 1
+    wait_until(lambda: worker.service.numbers()["requests"]["cancelled"] == 1, "it counts as cancelled")
 
 
 def test_a_client_that_leaves_before_its_model_is_there_leaves_nothing(worker: Worker) -> None:
@@ -238,3 +238,16 @@ def test_an_answer_tells_its_end_once() -> None:
     assert told == ["finished", "streamed", "cancelled", "failed"]
     failed.on_end(lambda: told.append("late"))
     assert told[-1] == "late"
+
+
+@pytest.mark.parametrize("question", ["metadata", "ready"])
+def test_a_request_may_name_the_version_that_the_metadata_has(worker: Worker, question: str) -> None:
+    """Clients of the open inference protocol send a version that they have read, and another one is refused."""
+    headers = {TARGET: "classify", "x-torchmoor-model-question": question}
+
+    [version] = said(worker.send(None, **{**headers, "x-torchmoor-model-question": "metadata"}))[1]["versions"]
+
+    assert said(worker.send(None, **headers, x_torchmoor_model_version=version))[0] == 200
+    status, error = said(worker.send(None, **headers, x_torchmoor_model_version="2"))
+    assert status == 400
+    assert "no version '2'; it has: 1" in error["error"]["message"]

@@ -15,12 +15,13 @@ import transformers as hf
 from PIL import Image
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
-from handlers.errors import ModelBroken, OutOfMemory
+from handlers.errors import InternalError, ModelBroken, OutOfMemory
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.tasks.question_answering import QuestionAnswering
 from handlers.models import memory
+from handlers.models.template_process import TemplateProcess
 from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply, WholeReply
 from handlers.settings.handler import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
@@ -641,6 +642,18 @@ def test_a_model_that_sees_and_exceeds_the_free_memory_is_not_broken(
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1)
 
     with pytest.raises(OutOfMemory, match="GB free"):
+        load(checkpoint)
+
+
+def test_a_model_that_sees_is_not_broken_if_no_process_can_be_started(
+    checkpoint: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker lacks a process for its chat template; another request may get one."""
+    process = TemplateProcess()
+    monkeypatch.setattr("handlers.models.chat_template.SHARED", process)
+    monkeypatch.setattr("handlers.worker.limited_process.sys.executable", "/nonexistent/python")
+
+    with pytest.raises(InternalError, match="could not be started"):
         load(checkpoint)
 
 

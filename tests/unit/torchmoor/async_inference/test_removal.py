@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,43 @@ def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
             await second.end_requests("llava", SETTINGS, GONE)
             assert await states(second, "one") == [(AsyncState.CANCELLED, GONE)]
             assert rig.results() == {"one-error.out": GONE.encode()}
+
+    play(scene())
+
+
+def test_a_store_that_stays_down_does_not_keep_the_endpoint(rig: StoreRig) -> None:
+    """After a quarter of an hour, what is left ends without an object, results included."""
+    now = time.time()
+    rig.now = lambda: now
+    asked: list[str] = []
+
+    class Down(DirectoryStore):
+        async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
+            asked.append(url)
+            raise ObjectUnavailable("down")
+
+    async def scene() -> None:
+        nonlocal now
+        async with rig:
+            rig.places.instances = []
+            service, _ = await rig.start_without()
+            service.store = Down(rig.objects)
+            for name in ("decided", "waiting"):
+                await service.queue.submit(rig.request(name))
+            claim = await service.queue.claim("llava", 3600.0)
+            assert claim is not None
+            assert await service.queue.decide(claim, AsyncOutcome(state=AsyncState.COMPLETED, body=b"answer"))
+            assert await service.queue.retry(claim, 0.0, "")
+            ending = asyncio.create_task(service.end_requests("llava", SETTINGS, GONE))
+            await until(lambda: len(asked) > 4, "the store was asked again")
+
+            now += 901
+            await ending
+
+            (decided, reason), cancelled = await states(service, "decided", "waiting")
+            assert (decided, cancelled) == (AsyncState.FAILED, (AsyncState.CANCELLED, GONE))
+            assert "could not be stored" in reason
+            assert rig.results() == {}
 
     play(scene())
 

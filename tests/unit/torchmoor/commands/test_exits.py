@@ -209,14 +209,14 @@ def test_an_output_of_another_encoding_is_told() -> None:
 
 
 @pytest.mark.parametrize("option", ["--session", "--adapter"])
-@pytest.mark.parametrize("value", [os.fsdecode(b"caf\xe9"), "\u2192"])
+@pytest.mark.parametrize("value", [os.fsdecode(b"caf\xe9"), "\u2192", "a\nb"])
 def test_a_name_that_no_header_can_have_is_told(option: str, value: str) -> None:
     """boto3 would fail with an exception of its own."""
     result = CliRunner().invoke(main, ["ask", "x", option, value, "--url", "http://127.0.0.1:9"])
 
     assert result.exit_code == 2
     assert f"Invalid value for '{option}'" in result.stderr
-    assert f"{value!r} has a character that is not ASCII" in result.stderr
+    assert f"{value!r} has a character that is not printable ASCII" in result.stderr
 
 
 def test_a_directory_whose_name_is_too_long_is_told() -> None:

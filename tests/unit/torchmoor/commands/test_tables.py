@@ -25,6 +25,15 @@ def test_a_terminal_is_kept_to() -> None:
     assert lines[2].endswith("short")
 
 
+def test_a_terminal_narrower_than_the_columns_is_kept_to() -> None:
+    """Cells stay long enough to read, and the last columns are left out."""
+    heads = tuple(f"COLUMN-{i}" for i in range(6))
+
+    lines = list(format_table(heads, [("a" * 20,) * 6], 40))
+
+    assert lines == ["COLUMN-0  COLUMN-1  COLUMN-2  COLUMN-3 …", "aaaaaaa…  aaaaaaa…  aaaaaaa…  aaaaaaa… …"]
+
+
 def test_numbers_stand_under_each_other() -> None:
     """They are compared by their last digits."""
     lines = list(format_table(("NAME", "LOAD"), [("a", "1"), ("b", "100")]))

@@ -35,7 +35,7 @@ def examine_beside(behave: Behaviour, make_plan: MakePlan) -> list[Finding]:
 @pytest.mark.parametrize(
     ("records", "levels", "said"),
     [
-        ((SRV, "llava-0.zone.test. 30 A 10.0.0.1"), [Level.OK], "names 1 instances"),
+        ((SRV, "llava-0.zone.test. 30 A 10.0.0.1"), [Level.OK], "names 1 instance"),
         ((SRV,), [Level.WARNING, Level.OK], "llava-0, of which DNS knows no address"),
         ((), [Level.WARNING], "has no records"),
     ],
