@@ -36,24 +36,27 @@ from benchmarks.report import ROOT, parse_options, print_report
 
 FAULTS = ("kill", "worker", "hang", "twice")
 NUM_INSTANCES = 3
-NUM_SESSIONS = 18
+NUM_SESSIONS, QUICK_SESSIONS = 18, 9
 NUM_LONG = 3
-BEFORE_S = 4.0
-AFTER_S = 8.0
+BEFORE_S, QUICK_BEFORE_S = 4.0, 1.0
+AFTER_S, QUICK_AFTER_S = 8.0, 3.0
+AWAY_TIMEOUT_S = 8.0
 SECOND_AFTER_S = 0.5
 RETURN_TIMEOUT_S = 120.0
 POLL_S = 0.02
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="one round of each fault", rounds=3)
+    options = parse_options(__doc__, quick="one short round of each fault", rounds=3)
+    num_sessions = QUICK_SESSIONS if options.quick else NUM_SESSIONS
+    before_s, after_s = (QUICK_BEFORE_S, QUICK_AFTER_S) if options.quick else (BEFORE_S, AFTER_S)
     with tempfile.TemporaryDirectory(prefix="torchmoor-journal-") as folder:
         journal = Path(folder)
         checkpoint = ROOT / "models" / "tiny-llava"
         arguments = ("--journal", journal.as_uri())
         with running_fleet(checkpoint, num_instances=NUM_INSTANCES, arguments=arguments) as fleet:
             rows = [
-                run_round(fleet, journal, fault, number + shift)
+                run_round(fleet, journal, fault, number + shift, num_sessions, before_s, after_s)
                 for number in range(options.rounds)
                 for shift, fault in enumerate(FAULTS)
             ]
@@ -68,14 +71,19 @@ def main() -> None:
         "detect_s": None if None in detected else max(detected),
     }
     print_report(
-        "failover", rows, ratios, save=options.save, instances=NUM_INSTANCES, sessions=NUM_SESSIONS, journal="directory"
+        "failover", rows, ratios, save=options.save, instances=NUM_INSTANCES, sessions=num_sessions, journal="directory"
     )
 
 
-def run_round(fleet: Fleet, journal: Path, fault: str, first: int) -> dict[str, Any]:
-    """One fault of one instance under load, or of two, and the outcomes. first: the victim's number."""
+def run_round(
+    fleet: Fleet, journal: Path, fault: str, first: int, num_sessions: int, before_s: float, after_s: float
+) -> dict[str, Any]:
+    """One fault of one instance under load, or of two, and the outcomes.
+
+    first: the victim's number. before_s, after_s: how long the load lasts at least before and after the fault.
+    """
     victim, second = (f"llava-{(first + shift) % NUM_INSTANCES}" for shift in range(2))
-    chats = make_conversations(fleet.runtime, NUM_SESSIONS)
+    chats = make_conversations(fleet.runtime, num_sessions)
     for chat in chats:
         chat.open()
     jvm, worker = fleet.processes(victim)
@@ -86,15 +94,17 @@ def run_round(fleet: Fleet, journal: Path, fault: str, first: int) -> dict[str, 
     threads = [*answers, *(threading.Thread(target=chat.run, args=(stop,), daemon=True) for chat in chats)]
     for thread in threads:
         thread.start()
-    time.sleep(BEFORE_S)
+    time.sleep(before_s)
+    while not all(chat.asked for chat in chats):
+        time.sleep(POLL_S)
     struck_at = time.monotonic()
     os.kill(worker if fault == "worker" else jvm, signal.SIGSTOP if fault == "hang" else signal.SIGKILL)
     try:
-        away_at = wait_for_state(fleet, victim, is_ready=False, until=struck_at + AFTER_S)
+        away_at = wait_for_state(fleet, victim, is_ready=False, until=struck_at + AWAY_TIMEOUT_S)
         if fault == "twice":
             time.sleep(SECOND_AFTER_S)
             os.kill(second_jvm, signal.SIGKILL)
-        time.sleep(max(0.0, struck_at + AFTER_S - time.monotonic()))
+        time.sleep(max(0.0, struck_at + after_s - time.monotonic()))
         stop.set()
         for thread in threads:
             thread.join()

@@ -43,7 +43,7 @@ from handlers.models.loader import load_model
 from handlers.settings.grammar import GrammarSettings
 
 ROWS = 8
-NUM_NEW = 64
+NUM_NEW, QUICK_NEW = 64, 16
 NUM_SCHEMAS = 10_000
 QUICK_SCHEMAS = 80
 LONGEST = 400
@@ -104,7 +104,7 @@ class Bench:
         return [([e.token_id for e in heard if e.token_id is not None], heard[-1]) for heard in events], spent
 
 
-def measure(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def measure(rounds: int, num_new: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Compare streams with and without a schema."""
     bench = Bench("smollm2")
     begin = time.perf_counter()
@@ -119,7 +119,7 @@ def measure(rounds: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
         spent: dict[str, list[float]] = {"free": [], "schema": []}
         for _ in range(rounds + 1):
             for arm, own in (("free", None), ("schema", grammar)):
-                params = [SamplingParams(max_new_tokens=NUM_NEW, grammar=own, seed=n, **fields) for n in range(ROWS)]
+                params = [SamplingParams(max_new_tokens=num_new, grammar=own, seed=n, **fields) for n in range(ROWS)]
                 answers, seconds = bench.run(params)
                 num_tokens = sum(len(tokens) - 1 for tokens, _ in answers)
                 spent[arm].append(seconds * 1000 / num_tokens)
@@ -189,9 +189,9 @@ def _judge(schema: Any, text: str, last: TokenEvent) -> str:
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick=f"one round and {QUICK_SCHEMAS} schemas")
+    options = parse_options(__doc__, quick=f"one round of {QUICK_NEW} tokens and {QUICK_SCHEMAS} schemas")
     torch.set_num_threads(1)
-    rows, ratios = measure(options.rounds)
+    rows, ratios = measure(options.rounds, QUICK_NEW if options.quick else NUM_NEW)
     num_schemas = QUICK_SCHEMAS if options.quick else NUM_SCHEMAS
     found = Counter(judge(num_schemas))
     counts = {name: found[name] for name in ("valid", "invalid", "cut")}

@@ -161,8 +161,8 @@ def measure_requests(stage: Stage, arms: Sequence[Arm], *, rounds: int, seconds:
     }
     processes = {arm.name: stage.start(arm, upstreams) for arm in arms}
     script = stage.folder / "load.lua"
-    for number in range(rounds + 1):  # the first warms up
-        for column, (ids, headers) in kinds.items():
+    for number in range(rounds + 1):
+        for column, (ids, headers) in [*kinds.items()][: None if number else 1]:  # the first round warms up
             for prefix, connections, pause_ms in (
                 ("", CONNECTIONS, 0),
                 (SAME_RATE, SAME_RATE_CONNECTIONS, SAME_RATE_PAUSE_MS),

@@ -35,7 +35,8 @@ from benchmarks.routing_stage import ARMS, PROCESSES, Results, Row, ask, stage, 
 PUBLISHED = [Row(users, instances, 0.1) for users, instances in ((20, 5), (40, 10), (60, 15), (80, 20))]
 SHORT = Row(20, 5, 0.005)
 SIMULATED = ("random", "least_outstanding", "central_queue")
-DURATION_S = 30.0
+DURATION_S, QUICK_S = 30.0, 2.0
+WARM_UP_S, QUICK_WARM_UP_S = 2.0, 0.5
 PROCESS_SHARE = 0.4  # of that time for each arm of several processes
 LARGE = (4000, 1000)  # users, instances; simulated
 
@@ -44,8 +45,8 @@ Processes = dict[Row, dict[tuple[str, int], list[Run]]]  # by arm and number of 
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="one round of 2 s an arm", rounds=6)
-    duration_s = 2.0 if options.quick else DURATION_S
+    options = parse_options(__doc__, quick=f"one round of {QUICK_S:.0f} s an arm", rounds=6)
+    duration_s, warm_up_s = (QUICK_S, QUICK_WARM_UP_S) if options.quick else (DURATION_S, WARM_UP_S)
     measured: dict[Row, dict[str, list[Run]]] = {row: {arm: [] for arm in ARMS} for row in (*PUBLISHED, SHORT)}
     processes: Processes = {row: {} for row in PUBLISHED}
     with undisturbed() as is_ahead, stage([*PUBLISHED, SHORT]) as ports:
@@ -53,12 +54,22 @@ def main() -> None:
             for rows in (PUBLISHED, [SHORT]):
                 for arm in ARMS:
                     share = 0.25 if rows == [SHORT] else 1.0  # as many requests in less time
-                    runs = ask(ports[1], rows, arm, seed=round_number, duration_s=share * duration_s)
+                    runs = ask(
+                        ports[1], rows, arm, seed=round_number, duration_s=share * duration_s, warm_up_s=warm_up_s
+                    )
                     for row, run in runs.items():
                         measured[row][arm].append(run)
             for arm, number in ("random", 1), *((ARMS[1], number) for number in PROCESSES):
                 share_s = PROCESS_SHARE * duration_s
-                runs = ask(ports[number], PUBLISHED, arm, seed=round_number, duration_s=share_s, is_roaming=True)
+                runs = ask(
+                    ports[number],
+                    PUBLISHED,
+                    arm,
+                    seed=round_number,
+                    duration_s=share_s,
+                    warm_up_s=warm_up_s,
+                    is_roaming=True,
+                )
                 for row, run in runs.items():
                     processes[row].setdefault((arm, number), []).append(run)
             print(f"round {round_number + 1} of {options.rounds}", flush=True)

@@ -25,7 +25,6 @@ from torchmoor.run.app import Proxy
 ARMS = ("random", "least_outstanding", "late_binding")
 PROCESSES = (1, 2, 4)
 UNBOUNDED = 10_000  # the instance's own queue takes what the router sends
-WARM_UP_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,14 @@ def stage(rows: Sequence[Row]) -> Iterator[dict[int, int]]:
 
 
 def ask(
-    port: int, rows: Sequence[Row], arm: str, *, seed: int, duration_s: float, is_roaming: bool = False
+    port: int,
+    rows: Sequence[Row],
+    arm: str,
+    *,
+    seed: int,
+    duration_s: float,
+    warm_up_s: float,
+    is_roaming: bool = False,
 ) -> dict[Row, Run]:
     """All users of these rows at once, against one arm; the same users ask the same in every arm.
 
@@ -199,7 +205,7 @@ def ask(
 
     async def run() -> dict[Row, Run]:
         loop = asyncio.get_running_loop()
-        begin = loop.time() + WARM_UP_S
+        begin = loop.time() + warm_up_s
         found: dict[Row, list[float]] = {row: [] for row in rows}
 
         async def user(row: Row, number: int) -> None:

@@ -45,7 +45,7 @@ ARMS: dict[str, dict[str, str]] = {
 
 def main() -> None:
     options = parse_options(__doc__, quick="one short measurement of each arm", rounds=3)
-    warm_s, seconds = (1.0, 2.0) if options.quick else (8.0, 8.0)  # TorchServe's JVM compiles itself for a while
+    warm_s, seconds = (1.0, 1.0) if options.quick else (8.0, 8.0)  # TorchServe's JVM compiles itself for a while
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="torchmoor-stream-") as folder:
         store = Path(folder)

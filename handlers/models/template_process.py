@@ -42,4 +42,4 @@ class TemplateProcess(LimitedProcess):
         raise TemplateFailed(f"it raised {answer['failed']}")
 
 
-SHARED = TemplateProcess()  # one per worker; one per model would cost 60 MB each
+SHARED = TemplateProcess()  # one per worker; one per model would cost 40 MB each

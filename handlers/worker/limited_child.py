@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ def render_templates() -> Callable[[Answer], Answer]:
     empty for a template that was only compiled, {"refused": the template's reason} or {"failed": the kind of error}.
     """
     from jinja2.exceptions import TemplateError
-    from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template  # without torch
+
+    for package in ("transformers", "transformers.utils"):
+        skip_own_code(package)
+    from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
     def render(request: Answer) -> Answer:
         try:
@@ -63,6 +67,17 @@ def render_templates() -> Callable[[Answer], Answer]:
         return {"text": rendered[0][0]}  # of one conversation; the rest is for training
 
     return render
+
+
+def skip_own_code(package: str) -> None:
+    """Let a package's modules be imported without its own code, which takes a second for transformers.
+
+    That code reads the sources of all models and imports clients of the Hugging Face Hub.
+    """
+    spec = find_spec(package)
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    sys.modules[package] = module_from_spec(spec)
 
 
 def try_grammars() -> Callable[[Answer], Answer]:

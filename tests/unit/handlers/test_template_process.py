@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from handlers.errors import InternalError, InvalidRequest, SettingsError
 from handlers.models.chat_template import LLAMA2, LLAVA15, ChatTemplate
 from handlers.models.template_process import TemplateFailed, TemplateProcess
 from handlers.worker import limited_process
+from handlers.worker.limited_process import CHILD
 from scripts.tiny_llava.build import CHAT_TEMPLATE
 from tests.waiting import wait_until
 
@@ -200,3 +202,14 @@ def test_a_process_that_cannot_be_started_is_not_the_templates_fault(
 
     assert process.render(asked) == "Hello"
     process.stop()
+
+
+def test_the_process_imports_no_more_of_transformers_than_templates_need() -> None:
+    """transformers' own code reads the sources of all models, and that of its utilities imports the hub's clients."""
+    program = f"import runpy, sys; runpy.run_path({str(CHILD)!r})['render_templates'](); print(*sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+
+    imported = set(done.stdout.split())
+    assert "transformers.utils.chat_template_utils" in imported
+    assert imported.isdisjoint({"transformers.utils.generic", "transformers.utils.hub", "httpx", "torch"})
