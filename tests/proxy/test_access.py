@@ -221,6 +221,15 @@ def test_an_unsigned_payload_must_be_allowed(make_stage: MakeStage, is_allowed: 
     assert send(request) == ((200, "") if is_allowed else (403, "InvalidSignatureException"))
 
 
+def test_a_client_that_signs_no_hash_learns_what_to_send(guarded: Stage) -> None:
+    """As AWS's SDK for JavaScript does for a body that is a stream."""
+    request = signed(guarded, b"{}", **{"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"})
+
+    answer = requests.post(request.url, data=b"{}", headers=dict(request.headers.items()), timeout=60)
+
+    assert "as bytes" in answer.json()["message"]
+
+
 def test_what_is_no_signature_is_told_so(guarded: Stage) -> None:
     """Each mistake gets the code that AWS has for it."""
     url = guarded.proxy.runtime_url + PATH

@@ -144,7 +144,10 @@ class Gate:
         request.principal = self._key_principals[signed.access_key]
         if declared == UNSIGNED_PAYLOAD:
             if not settings.allows_unsigned_payload:
-                raise InvalidSignature("UNSIGNED-PAYLOAD is not accepted here: sign the body's hash.")
+                raise InvalidSignature(
+                    "UNSIGNED-PAYLOAD is not accepted here: give your client the body as bytes, not as a stream, so "
+                    "that it signs the body's hash."
+                )
             return None
         limit = settings.max_signed_body_bytes
         if length is not None and length > limit:
