@@ -14,11 +14,11 @@ T = TypeVar("T")
 class EventLoopThread:
     """Runs coroutines and callbacks of other threads."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

@@ -56,7 +56,7 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
     async def start() -> AsyncLLM:
         return AsyncLLM.from_engine_args(engine_arguments, stat_loggers=[StepLog])
 
-    loop = EventLoopThread("vllm")
+    loop = EventLoopThread()
     try:
         prompts = read_prompts(checkpoint, arguments)
         if gpu_id is None:

@@ -13,7 +13,7 @@ from handlers.errors import InternalError
 @pytest.mark.timeout(60)
 def test_a_caller_that_waits_is_answered_when_the_loop_stops() -> None:
     """An image may still be encoded when the worker stops; its thread must not wait forever."""
-    loop = EventLoopThread("loop")
+    loop = EventLoopThread()
     began = threading.Event()
 
     async def wait() -> None:
@@ -31,7 +31,7 @@ def test_a_caller_that_waits_is_answered_when_the_loop_stops() -> None:
 
 def test_what_was_posted_before_the_stop_runs_and_nothing_is_accepted_after_it() -> None:
     """A cancellation that was accepted has its effect."""
-    loop = EventLoopThread("loop")
+    loop = EventLoopThread()
     done: list[int] = []
 
     async def add(number: int) -> int:

@@ -35,12 +35,10 @@ class Notifier:
         self,
         settings: NotificationSettings,
         *,
-        clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         resolver: Resolve = resolve,
     ) -> None:
         self._settings = settings
-        self._clock = clock
         self._sleep = sleep
         self._backoff = Backoff(settings.first_delay_s, settings.max_delay_s)
         self._sns = Sns(settings)
@@ -59,7 +57,7 @@ class Notifier:
         return delivered.count(False)
 
     async def _send(self, webhook: Webhook, notification: Notification, text: str) -> None:
-        await self._webhooks.send(webhook, notification.message_id, int(self._clock()), text.encode())
+        await self._webhooks.send(webhook, notification.message_id, int(time.time()), text.encode())
 
     async def _deliver(self, send: Callable[[], Awaitable[None]], notification: Notification) -> bool:
         """Try until it is delivered. Returns False after a permanent failure or the last try."""

@@ -68,11 +68,9 @@ class Answer:
 
     __slots__ = ("encoder", "on_body", "continuer", "lines", "_is_chunked")
 
-    def __init__(
-        self, lines: tuple[bytes, ...], encoder: Encoder | None = None, on_body: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, lines: tuple[bytes, ...], encoder: Encoder | None = None) -> None:
         self.encoder = encoder
-        self.on_body = on_body
+        self.on_body: Callable[[], None] | None = None
         self.continuer: Any = None  # a Continuer of call.py
         self.lines = lines
         self._is_chunked = False
@@ -159,7 +157,8 @@ class WatchedAnswer(Answer):
 
     def __init__(self, answer: Answer) -> None:
         """answer: the one that this replaces, before it begins."""
-        super().__init__(answer.lines, answer.encoder, answer.on_body)
+        super().__init__(answer.lines, answer.encoder)
+        self.on_body = answer.on_body
         self.began_at = 0.0
         self.num_bytes = 0
 
