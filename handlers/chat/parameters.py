@@ -6,7 +6,7 @@ SamplingParams of engine/contract.py.
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -138,6 +138,7 @@ class Parameters:
         lambda v: isinstance(v, Mapping), "an object with a type and a value", convert=read_tgi_grammar
     )
     tools: ToolUse | None = None  # tools that the answer may call; each dialect has its own fields for them
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
     reasoning_field: str = ""  # the field that requests reasoning, for errors; empty without one
     length_field: str = "parameters.max_new_tokens"  # the client's name of max_new_tokens, for errors
 
@@ -148,6 +149,10 @@ class Parameters:
         if self.do_sample is not None:
             return self.do_sample
         return any(getattr(self, name) is not None for name, rule in RULES.items() if rule.starts_sampling)
+
+    @property
+    def tool_definitions(self) -> Sequence[dict[str, Any]]:
+        return () if self.tools is None else self.tools.definitions
 
     def check_tokens(self, vocabulary: int) -> None:
         """Raise InvalidRequest if logit_bias has a token that the model does not have."""
