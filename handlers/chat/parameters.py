@@ -5,7 +5,7 @@ Sampling parameters that are numbers are rows of torchmoor/wire/sampling.py; the
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -109,6 +109,7 @@ class Parameters(SamplingNumbers):
         lambda v: isinstance(v, Mapping), "an object with a type and a value", convert=read_tgi_grammar
     )
     tools: ToolUse | None = None  # tools that the answer may call; each dialect has its own fields for them
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # for the chat template
     reasoning_field: str = ""  # the field that requests reasoning, for errors; empty without one
     length_field: str = "parameters.max_new_tokens"  # the client's name of max_new_tokens, for errors
 
@@ -119,6 +120,10 @@ class Parameters(SamplingNumbers):
         if self.do_sample is not None:
             return self.do_sample
         return any(getattr(self, name) is not None for name, row in SAMPLING_NUMBERS.items() if row.starts_sampling)
+
+    @property
+    def tool_definitions(self) -> Sequence[dict[str, Any]]:
+        return () if self.tools is None else self.tools.definitions
 
     def check_tokens(self, vocabulary: int) -> None:
         """Raise InvalidRequest if logit_bias has a token that the model does not have."""

@@ -1,7 +1,7 @@
 """How a checkpoint marks calls of tools and reasoning in its answers, as its chat template shows."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 CALL = ("<tool_call>", "</tool_call>")  # Hermes and Qwen: {"name": ..., "arguments": {...}} in between
@@ -9,7 +9,7 @@ THOUGHT = ("<think>", "</think>")
 CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 TOOL_MARKS = (*CALL, "<tool_response>", "</tool_response>")
 _TOOLS = re.compile(r"\btools\b")
-_BEGUN_THOUGHT = re.compile(r"<think>(?:\\n|\s)*['\"]")  # the end of a text in the template
+_EFFORT = re.compile(r"\breasoning_effort\b")
 _OTHER_CALLS = "<function="  # calls as XML inside the same marks
 
 
@@ -18,13 +18,24 @@ class AnswerStyle:
     """The marks around calls and around reasoning; None if the template knows none, or others.
 
     begins_in_thought: the prompt ends with the first mark of reasoning. knows_tools: the template shows tools to the
-    model, in whatever form it answers.
+    model, in whatever form it answers. knows_effort: the template reads `reasoning_effort`.
     """
 
     call: tuple[str, str] | None = None
     thought: tuple[str, str] | None = None
     begins_in_thought: bool = False
     knows_tools: bool = False
+    knows_effort: bool = False
+
+    def after(self, prompt_end: str) -> "AnswerStyle":
+        """Return the style of an answer to a prompt with this end: it may begin or end the reasoning."""
+        if self.thought is None:
+            return self
+        begin, end = self.thought
+        left = prompt_end.rstrip()
+        return replace(
+            self, thought=None if left.endswith(end) else self.thought, begins_in_thought=left.endswith(begin)
+        )
 
 
 def forced_call(name: str) -> tuple[str, str]:
@@ -41,10 +52,9 @@ def find_answer_style(template: str, tokenizer: Any) -> AnswerStyle:
     knows_tools = _TOOLS.search(template) is not None
     has_calls = knows_tools and CALL[0] in template and _OTHER_CALLS not in template and not unseen & set(CALL)
     has_thoughts = THOUGHT[1] in template and not unseen & set(THOUGHT)
-    _, _, prompt_end = template.partition("add_generation_prompt")
     return AnswerStyle(
         call=CALL if has_calls else None,
         thought=THOUGHT if has_thoughts else None,
-        begins_in_thought=has_thoughts and _BEGUN_THOUGHT.search(prompt_end) is not None,
         knows_tools=knows_tools,
+        knows_effort=_EFFORT.search(template) is not None,
     )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from handlers.errors import InvalidRequest, SettingsError
@@ -98,10 +99,16 @@ class ChatTemplate:
         if not self._template:
             raise InvalidRequest(NO_TEMPLATE)
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Return the conversation as text, up to the beginning of the assistant's next answer.
 
         messages: with a text or a list of parts as content, as this template reads it. tools: that the answer may call.
+        variables: that the template may use, of which those that this method sets have no effect.
         Raises InvalidRequest without a template, if it refuses the messages, or if it exceeds its limits.
         """
         self.check()
@@ -111,7 +118,8 @@ class ChatTemplate:
             request["conversations"] = [[self._disarm_message(message) for message in messages]]
             if tools:
                 request["tools"] = self._disarm_all(list(tools))
-            return SHARED.render({**self._tokenizer.special_tokens_map, **self._variables, **request})
+            own = {**self._tokenizer.special_tokens_map, **self._variables, **request}
+            return SHARED.render({**self._disarm_all(variables), **own})
         except RecursionError:
             raise InvalidRequest("the tools, or the arguments of a call, are nested too deeply") from None
         except TemplateFailed as exc:

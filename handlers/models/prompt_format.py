@@ -1,11 +1,15 @@
 """How a checkpoint's prompts are written and its answers end: template, tokenizer, special tokens. Needs no weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from handlers.errors import ContextTooLong, InvalidRequest
+from handlers.models.answer_style import AnswerStyle
 from handlers.models.chat_template import ChatTemplate
 from handlers.models.tokenizer import check_known
+
+END_TOKENS = 32  # of a prompt; they include a mark of reasoning, with white space, even if each has one character
 
 
 class PromptFormat:
@@ -45,16 +49,34 @@ class PromptFormat:
         return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
 
     def render(
-        self, messages: Sequence[dict[str, Any]], image_sizes: Sequence[int], tools: Sequence[dict[str, Any]] = ()
+        self,
+        messages: Sequence[dict[str, Any]],
+        image_sizes: Sequence[int],
+        tools: Sequence[dict[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
         """Return the token ids of a conversation, up to the beginning of the assistant's next answer.
 
         image_sizes: the number of tokens of each image, in order; each of its positions holds `image_token_id`.
-        tools: that the answer may call, as OpenAI defines them.
+        tools: that the answer may call, as OpenAI defines them. variables: of the template.
         Raises InvalidRequest without a template, or if it refuses the messages; ContextTooLong.
         """
-        text = self.template.render(self._as_template_expects(messages), tools)
+        text = self.template.render(self._as_template_expects(messages), tools, variables)
         return self._encode(text, image_sizes, adds_special=self._can_see)
+
+    def style_after(self, ids: Sequence[int]) -> AnswerStyle:
+        """Return the style of the answer to a rendered prompt. ids: its tokens."""
+        style = self.template.style
+        if style.thought is None:
+            return style
+        end = self.tokenizer.decode(ids[-END_TOKENS:], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return style.after(end)
+
+    def find_style(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], variables: Mapping[str, Any]
+    ) -> AnswerStyle:
+        """Return the style of the answer to a conversation of any length. Raises as `ChatTemplate.render`."""
+        return self.template.style.after(self.template.render(self._as_template_expects(messages), tools, variables))
 
     def encode_prompt(self, pieces: Sequence[str | None], image_sizes: Sequence[int]) -> list[int]:
         """Return the token ids of a raw prompt, with the tokenizer's prefix unless the prompt has it.

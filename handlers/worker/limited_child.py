@@ -54,7 +54,7 @@ def render_templates() -> Callable[[Answer], Answer]:
 
     def render(request: Answer) -> Answer:
         try:
-            if "compiled" in request:
+            if request.keys() == {"compiled"}:  # a request may have a variable of this name
                 _compile_jinja_template(request["compiled"])
                 return {"text": ""}
             rendered: Any = render_jinja_template(**request)

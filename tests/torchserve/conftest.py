@@ -19,6 +19,7 @@ import requests
 from botocore.config import Config
 
 from tests.torchserve.drawings import draw
+from tests.torchserve.scripted.scripted_model import NO_THOUGHT
 from torchmoor.fleet.archives import with_model, write_archive
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,14 +192,15 @@ def run_small(folder: Path, log: str) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="package")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Run one instance of the scripted model, whose template marks reasoning."""
+    """Run one instance of the scripted model, whose template can switch its reasoning off, as that of Qwen 3."""
     folder, demo, own = (
         tmp_path_factory.mktemp("scripted"),
         ROOT / "models" / "tiny-llava",
         ROOT / "tests/torchserve/scripted",
     )
     template = folder / "chat_template.jinja"
-    template.write_text((demo / "chat_template.jinja").read_text() + "{# <think></think> #}")
+    switch = f"{{% if enable_thinking is false %}}{{{{ {NO_THOUGHT!r} }}}}{{% endif %}}"
+    template.write_text((demo / "chat_template.jinja").read_text() + switch)
     model = {path.name: path for path in demo.iterdir() if path.is_file()} | {template.name: template}
     contents = with_model(str(own / "handler.py"), "chat.yaml", model)
     contents = replace(contents, files={**contents.files, "scripted_model.py": own / "scripted_model.py"})

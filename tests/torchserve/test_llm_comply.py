@@ -62,3 +62,26 @@ def test_openai_client_reads_reasoning_and_calls(scripted: Fleet) -> None:
     assert [part.text for part in second.output[0].summary] == [THOUGHT]
     assert second.usage is not None
     assert second.usage.output_tokens_details.reasoning_tokens > 0
+
+
+def test_openai_client_switches_reasoning_off(scripted: Fleet) -> None:
+    """By a variable of the template or by the effort, whole and streamed, for one request only."""
+    asked: Any = {"role": "user", "content": "Show your reasoning."}
+    off: Any = {"chat_template_kwargs": {"enable_thinking": False}}
+    with openai.OpenAI(base_url=f"{scripted.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
+        for fields, thought in (({}, THOUGHT), ({"extra_body": off}, ""), ({"reasoning_effort": "none"}, "")):
+            whole: Any = gpt.chat.completions.create(model=NAME, messages=[asked], **fields)
+            stream: Any = gpt.chat.completions.create(model=NAME, messages=[asked], stream=True, **fields)
+            deltas = [chunk.choices[0].delta for chunk in stream]
+            message = whole.choices[0].message
+            assert (getattr(message, "reasoning_content", ""), message.content) == (thought, ANSWER)
+            assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == thought
+            assert "".join(delta.content or "" for delta in deltas) == ANSWER
+        first = gpt.responses.create(model=NAME, input=[asked], extra_body=off)
+        second = gpt.responses.create(model=NAME, input=[asked], previous_response_id=first.id)
+        with pytest.raises(openai.BadRequestError, match="cannot set 'bos_token'"):
+            gpt.responses.create(model=NAME, input="x", extra_body={"chat_template_kwargs": {"bos_token": ""}})
+
+    assert [item.type for item in first.output] == ["message"]
+    assert [item.type for item in second.output] == ["reasoning", "message"]
+    assert first.output_text == second.output_text == ANSWER

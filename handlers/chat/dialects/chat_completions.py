@@ -18,12 +18,13 @@ from handlers.chat.dialects.openai_fields import (
     write_event,
     write_usage,
 )
-from handlers.chat.dialects.reasoning_fields import EFFORTS, REASONING_WANTED, find_reasoning, is_reasoning
+from handlers.chat.dialects.reasoning_fields import EFFORTS, REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
 from handlers.chat.images.addresses import is_address
 from handlers.chat.messages import TOOL, ImagePart, Message, Part, TextPart, ToolCall, read_call
 from handlers.chat.parameters import Parameters
+from handlers.chat.template_variables import FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
 from handlers.requests.incoming import Incoming
@@ -44,7 +45,7 @@ _NEUTRAL: Neutral = {
     "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }
 _FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format", *TOOL_FIELDS}
-_FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect here
+_FIELDS |= {FIELD, "prompt_cache_retention", "prompt_cache_options"}  # have no effect here
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _OWN_MESSAGE_FIELDS = {"assistant": {"tool_calls", "reasoning_content"}, "tool": {"tool_call_id"}}  # of one role
 
@@ -79,8 +80,7 @@ def _parameters(given: dict[str, Any]) -> Parameters:
     if "response_format" in given:
         values["grammar"] = read_response_format(given["response_format"])
     values["tools"] = read_tools(given)
-    values["reasoning_field"] = find_reasoning(given)
-    return Parameters(**values)
+    return Parameters(**values, **read_reasoning(given))
 
 
 def _messages(given: Any, settings: RequestSettings) -> tuple[Message, ...]:

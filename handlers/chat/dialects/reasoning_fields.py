@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from handlers.chat.template_variables import read_template_variables
+
 EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
 SUMMARIES = (None, "auto", "concise", "detailed")
 REASONING_WANTED = "an object with an effort and a summary"
@@ -18,11 +20,26 @@ def is_reasoning(given: Any) -> bool:
     )
 
 
-def find_reasoning(given: Mapping[str, Any]) -> str:
-    """Return the name of the field that requests reasoning, or "". Its amount has no effect.
+def read_reasoning(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of Parameters by which a request controls reasoning.
 
-    given: a request whose fields `is_reasoning` has checked.
+    The effort is a variable of the chat template; those of `chat_template_kwargs` take precedence. given: a request
+    whose fields `is_reasoning` has checked. Raises InvalidRequest.
     """
+    variables: dict[str, Any] = {}
+    effort = given.get("reasoning_effort") or given.get("reasoning", {}).get("effort")
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+    if effort == "none":
+        variables["enable_thinking"] = False
+    return {
+        "reasoning_field": _find_reasoning(given),
+        "template_variables": {**variables, **read_template_variables(given)},
+    }
+
+
+def _find_reasoning(given: Mapping[str, Any]) -> str:
+    """Return the name of the field that requests reasoning, or ""."""
     reasoning = given.get("reasoning", {})
     if reasoning.get("summary") is not None or reasoning.get("effort") not in (None, "none"):
         return "reasoning"

@@ -17,7 +17,7 @@ from handlers.chat.commands import (
     opening_of,
 )
 from handlers.chat.dialects.background_form import BackgroundForm
-from handlers.chat.dialects.reasoning_fields import REASONING_WANTED, find_reasoning, is_reasoning
+from handlers.chat.dialects.reasoning_fields import REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.grammars import read_text_format
@@ -25,6 +25,7 @@ from handlers.chat.items import NOTHING, Item, Referred, check_results, images_i
 from handlers.chat.messages import SYSTEM, Message, TextPart, joined
 from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter, draw_seed
 from handlers.chat.queued_response import QueuedResponse
+from handlers.chat.template_variables import FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests.incoming import Incoming
@@ -58,7 +59,7 @@ _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "truncation": (lambda v: v in ("auto", "disabled"), "auto or disabled"),
 }
 _FIELDS = {"model", "input", "instructions", "previous_response_id", "conversation", "metadata", "include"}
-_FIELDS |= {*TOOL_FIELDS, *_LABELS, *_UNUSED}
+_FIELDS |= {FIELD, *TOOL_FIELDS, *_LABELS, *_UNUSED}
 
 
 def parse_response(
@@ -265,8 +266,7 @@ def _read_parameters(given: dict[str, Any]) -> Parameters:
     if given.get("text", {}).get("format") is not None:
         values["grammar"] = read_text_format(given["text"]["format"])
     values["tools"] = read_tools(given, is_flat=True)
-    values["reasoning_field"] = find_reasoning(given)
-    return Parameters(**values)
+    return Parameters(**values, **read_reasoning(given))
 
 
 def read_metadata(given: dict[str, Any]) -> dict[str, str]:

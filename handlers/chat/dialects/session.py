@@ -10,6 +10,7 @@ from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.messages import SYSTEM, TOOL, ImageReference, Message, TextPart, write_results
 from handlers.chat.parameters import Parameters, check_fields, parse_parameters
+from handlers.chat.template_variables import FIELD, read_template_variables
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
 from handlers.requests.incoming import Incoming
@@ -24,6 +25,7 @@ _FIELDS: dict[str, set[str]] = {  # by the request's type
     "send_text_prompt": {
         *("prompt_text", "tool_results", "system", "path", "image", "images", "parameters", "stream"),
         *TOOL_FIELDS,
+        FIELD,
     },
     "stop_answer": set(),
     "branch_session": {"turns", "ttl_s"},
@@ -146,7 +148,8 @@ def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images
     if not isinstance(is_streaming, bool):
         raise InvalidRequest("'stream' must be true or false")
     given = {name: value for name, value in body.items() if value is not None}
-    parameters = replace(parse_parameters(body.get("parameters")), tools=read_tools(given))
+    parameters = parse_parameters(body.get("parameters"))
+    parameters = replace(parameters, tools=read_tools(given), template_variables=read_template_variables(given))
     return Ask(
         caller=incoming.caller,
         session_id=session_id,

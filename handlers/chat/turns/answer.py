@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, cast
 
 from handlers.chat.answer_parts import AnswerMessage, AnswerReader
@@ -18,6 +19,7 @@ from handlers.chat.forms import Summary, Token
 from handlers.chat.turns.detokenizer import Detokenizer
 from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.errors import TurnConflict
+from handlers.models.answer_style import AnswerStyle
 from handlers.models.prompt_format import PromptFormat
 from handlers.requests.continuation import AnswerStart, Continuation, write_note
 from handlers.requests.reply import JSON, PendingReply
@@ -35,18 +37,11 @@ class TokenText(NamedTuple):
 class AnswerWriter:
     """Writes an answer in its dialect's form, as a stream or whole.
 
-    receipt: response headers with the answer's cost, sent with the first byte. make_reader: makes what splits the
-    answer into parts; None if it cannot have parts other than content. start: another worker needs it to continue the
-    stream; None if that is impossible. The form of an answer that clients follow is a `FollowedForm`.
+    receipt: response headers with the answer's cost, sent with the first byte. start: another worker needs it to
+    continue the stream; None if that is impossible. The form of an answer that clients follow is a `FollowedForm`.
     """
 
-    def __init__(
-        self,
-        reply: PendingReply,
-        request: Ask | Generate,
-        model: PromptFormat,
-        make_reader: Callable[[], AnswerReader] | None,
-    ) -> None:
+    def __init__(self, reply: PendingReply, request: Ask | Generate, model: PromptFormat) -> None:
         self.receipt: dict[str, str] = {}
         self.start: AnswerStart | None = None
         self._reply = reply
@@ -57,13 +52,21 @@ class AnswerWriter:
         self._feed = None if queued is None else queued.feed
         self._has_stop = bool(request.parameters.stop)
         self._detokenizer = Detokenizer(model.tokenizer, request.parameters.stop)
-        self._make_reader = make_reader
-        self._reader = None if make_reader is None else make_reader()
+        self._has_tools = request.parameters.tools is not None
+        self._name = _name_answer(request, reply)
+        self._make_reader: Callable[[], AnswerReader] | None = None
+        self._reader: AnswerReader | None = None
         self._encoding = threading.Lock()  # one thread at a time takes tokens from `_added`, and writes them
         self._added: deque[tuple[TokenEvent, TokenText | None]] = deque()  # tokens and their text, if it is known
         self._last: tuple[TokenEvent, TokenText | None] | None = None
         self._is_begun = False
         self._num_chars = 0  # number of characters of the tokens' own texts so far
+
+    def read_as(self, style: AnswerStyle) -> None:
+        """Split the answer into parts by its style, if it can have others than content. Call this before its tokens."""
+        if self._has_tools or style.thought is not None:
+            self._make_reader = partial(AnswerReader, style, has_tools=self._has_tools, name=self._name)
+            self._reader = self._make_reader()
 
     def resume(self, given: Continuation) -> None:
         """Continue a stream after the tokens that its client has. Raises TurnConflict if they end the answer."""
@@ -203,3 +206,10 @@ class AnswerWriter:
         if event.finish_reason is not None:
             text, own_text = text + self._detokenizer.finish(), own_text + self._detokenizer.added
         return TokenText(text, own_text)
+
+
+def _name_answer(request: Ask | Generate, reply: PendingReply) -> str:
+    """Return a name of the answer that another attempt at it has, too."""
+    if isinstance(request, Ask) and request.queued is not None:  # another attempt is another request
+        return f"{request.session_id} {request.queued.number}"
+    return f"{reply.received_at} {reply.choice}"

@@ -5,7 +5,6 @@ turn is computed.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from handlers.chat.commands import Generate
 from handlers.chat.forms import Summary
@@ -18,6 +17,7 @@ from handlers.chat.turns.generation import Generation
 from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.question import Prompt
 from handlers.errors import InvalidRequest
+from handlers.models.answer_style import AnswerStyle
 from handlers.requests.reply import PendingReply
 
 
@@ -73,15 +73,14 @@ class Completion:
         images = [item.image for item in self._received]
         sizes = [image.num_tokens for image in images]
         if request.prompt is None:
-            ids = model.render([message.for_template() for message in request.messages], sizes, self._tools)
+            messages = [message.for_template() for message in request.messages]
+            parameters = request.parameters
+            ids = model.render(messages, sizes, parameters.tool_definitions, parameters.template_variables)
+            style = model.style_after(ids)
         else:
+            style = AnswerStyle()  # a raw prompt's answer is all content
             ids = model.encode_prompt([p.text if isinstance(p, TextPart) else None for p in parts], sizes)
-        return Prompt(ids, images, self._reply.adapter or "")
-
-    @property
-    def _tools(self) -> Sequence[dict[str, Any]]:
-        tools = self._request.parameters.tools
-        return () if tools is None else tools.definitions
+        return Prompt(ids, images, style, self._reply.adapter or "")
 
     def _check_length(self, parts: Sequence[Part]) -> None:
         num_chars = sum(message.num_chars for message in self._request.messages)

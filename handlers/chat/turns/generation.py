@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from handlers.chat.adapters import AdapterUse
-from handlers.chat.answer_parts import AnswerReader
 from handlers.chat.commands import Ask, Generate
 from handlers.chat.forms import Summary
 from handlers.chat.parameters import check_supported, draw_seed
@@ -43,7 +42,7 @@ from handlers.errors import (
     TurnTimedOut,
 )
 from handlers.models.answer_style import AnswerStyle
-from handlers.requests.continuation import AnswerStart, Continuation
+from handlers.requests.continuation import AnswerStart
 from handlers.requests.reply import PendingReply
 from torchmoor.wire.receipt import CACHE_TIER, CONTEXT_TOKENS, PREFILL_TOKENS, QUEUE_MS, TTFT_MS, TURN
 
@@ -72,13 +71,7 @@ class Generation:
         self._cache = cache
         self._parameters = parameters
         self._reply = reply
-        is_raw = isinstance(request, Generate) and request.prompt is not None
-        self._style = AnswerStyle() if is_raw else parts.model.template.style
-        has_tools = parameters.tools is not None
-        make_reader = None
-        if has_tools or self._style.thought:
-            make_reader = partial(AnswerReader, self._style, has_tools=has_tools, name=_name(request, reply))
-        self._writer = AnswerWriter(reply, request, parts.model, make_reader)
+        self._writer = AnswerWriter(reply, request, parts.model)
         self._session_id = request.session_id if isinstance(request, Ask) else ""
         self._is_marked = request.is_streaming and reply.may_mark
         self._lock = threading.Lock()
@@ -163,15 +156,8 @@ class Generation:
             if self._prompt is None:
                 self._begun = time.monotonic()
                 self._parts.counters.observe("queue", self._begun - self._received)
-                if self._reply.continuation is not None:
-                    self._resume(self._reply.continuation)
                 self._writer.begin_feed()
-                field = self._parameters.reasoning_field
-                if field and self._style.thought is None:
-                    raise InvalidRequest(f"this model's chat template marks no reasoning for '{field}'", param=field)
-                source = constrain(self._parameters.tools, self._parameters.grammar, self._style)
-                self._grammar = None if source is None else self._parts.engine.compile_grammar(source)
-                self._prompt = self._question.compose(self._raise_if_stopped)
+                self._prompt = self._compose()
                 self._writer.receipt |= self._prompt.receipt
                 self._raise_if_stopped()
             if self._adapter.must_wait(self._prompt.adapter):
@@ -196,10 +182,30 @@ class Generation:
             logger.exception("answer could not be prepared %s", self._reply.ids)
             self.fail(InternalError("the question could not be prepared; the worker's log has the reason"))
 
-    def _resume(self, given: Continuation) -> None:
-        """Continue an answer that another worker began. Raises InvalidRequest, TurnConflict."""
-        model, tokens = self._parts.model, given.tokens
-        if not all(0 <= token < model.vocabulary and token not in model.eos_token_ids for token in tokens):
+    def _compose(self) -> Prompt:
+        """Make the prompt; prepare its answer's reader and grammar. Raises HandlerError, AnsweredBefore."""
+        style, field = self._parts.model.template.style, self._parameters.reasoning_field
+        if field and style.thought is None and not style.knows_effort:
+            raise InvalidRequest(f"this model's chat template marks no reasoning for '{field}'", param=field)
+        tools, grammar = self._parameters.tools, self._parameters.grammar
+        constrain(tools, grammar, style)  # refuse early what no prompt allows
+        try:
+            prompt = self._question.compose(self._raise_if_stopped)
+        except AnsweredBefore as answered:
+            self._read_as(answered.style)
+            raise
+        self._read_as(prompt.style)
+        source = constrain(tools, grammar, prompt.style)
+        self._grammar = None if source is None else self._parts.engine.compile_grammar(source)
+        return prompt
+
+    def _read_as(self, style: AnswerStyle) -> None:
+        """Read the answer by its style, with what another worker has begun. Raises InvalidRequest, TurnConflict."""
+        self._writer.read_as(style)
+        given, model = self._reply.continuation, self._parts.model
+        if given is None:
+            return
+        if not all(0 <= token < model.vocabulary and token not in model.eos_token_ids for token in given.tokens):
             raise InvalidRequest("the answer that is to be continued is not this model's")
         self._writer.resume(given)
 
@@ -390,10 +396,3 @@ class Generation:
         self._on_over()
         if self._is_admitted:
             self._parts.admission.leave()
-
-
-def _name(request: Ask | Generate, reply: PendingReply) -> str:
-    """Return a name of the answer that another attempt at it has, too."""
-    if isinstance(request, Ask) and request.queued is not None:  # another attempt is another request
-        return f"{request.session_id} {request.queued.number}"
-    return f"{reply.received_at} {reply.choice}"

@@ -8,18 +8,21 @@ from typing import Protocol
 
 from handlers.chat.forms import Summary
 from handlers.chat.images.store import Image
+from handlers.models.answer_style import AnswerStyle
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The input of the model.
 
-    ids: with `image_token_id` at each position of an image. images: in order. adapter: the name of the one that
-    answers; empty for the base model. receipt: response headers about how the prompt was made.
+    ids: with `image_token_id` at each position of an image. images: in order. style: of the answer to this prompt.
+    adapter: the name of the one that answers; empty for the base model. receipt: response headers about how the prompt
+    was made.
     """
 
     ids: list[int]
     images: Sequence[Image]
+    style: AnswerStyle
     adapter: str = ""
     receipt: dict[str, str] = field(default_factory=dict)
 
@@ -48,12 +51,13 @@ class Question(Protocol):
 
 
 class AnsweredBefore(Exception):
-    """Raised if the conversation already has this question's answer. number: of its turn."""
+    """Raised if the conversation already has this question's answer. number: of its turn. style: of the answer."""
 
-    def __init__(self, text: str, number: int) -> None:
+    def __init__(self, text: str, number: int, style: AnswerStyle) -> None:
         super().__init__()
         self.text = text
         self.number = number
+        self.style = style
 
 
 def digest_of(about: str, prompt: Prompt) -> str:

@@ -17,7 +17,7 @@ from handlers.chat.images.receiver import ReceivedImage
 from handlers.chat.images.store import Image, digests
 from handlers.chat.items import check_results, messages_of, read_items, write_items
 from handlers.chat.messages import TOOL, answer_message, system_message
-from handlers.chat.sessions.entries import ask_messages
+from handlers.chat.sessions.entries import ask_messages, entries_of, messages_added
 from handlers.chat.sessions.recorder import CONFLICT, SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
@@ -28,6 +28,7 @@ from handlers.chat.turns.history import count_turns, read_system, without_oldest
 from handlers.chat.turns.question import AnsweredBefore, Prompt
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
+from handlers.models.answer_style import AnswerStyle
 from handlers.requests.reply import PendingReply
 from torchmoor.wire.receipt import DROPPED_TURNS, REBUILT_EVENTS, TURN
 
@@ -141,7 +142,7 @@ class Turn:
         if num_dropped and self._may_drop:
             receipt[DROPPED_TURNS] = str(num_dropped)
         adapter = session.adapter if self._reply.adapter is None else self._reply.adapter
-        return Prompt(ids, images, adapter, receipt)
+        return Prompt(ids, images, self._parts.model.style_after(ids), adapter, receipt)
 
     def _place_draft(self) -> None:
         """Set the response's number. Raises TurnConflict if the session has turns after the one that it follows."""
@@ -197,24 +198,32 @@ class Turn:
         self._own_images = received
 
     @property
+    def _instructions(self) -> list[dict[str, Any]]:
+        """The messages that precede the conversation in this prompt only."""
+        return [] if self._ask.draft is None else [each.for_template() for each in self._ask.draft.instructions]
+
+    @property
     def _may_drop(self) -> bool:
         draft = self._ask.draft
         return self._parts.limits.session.overflow == "drop_oldest" if draft is None else draft.may_drop
 
     def _render(self, sizes: Sequence[int]) -> list[int]:
         """Render the conversation; drop its oldest turns if it exceeds the context and the settings allow that."""
-        model, draft, messages = self._parts.model, self._ask.draft, self._messages
-        if draft is not None:
-            messages = [*(each.for_template() for each in draft.instructions), *messages]
-        tools = () if self._ask.parameters.tools is None else self._ask.parameters.tools.definitions
+        model, draft = self._parts.model, self._ask.draft
+        messages = [*self._instructions, *self._messages]
+        tools, variables = self._ask.parameters.tool_definitions, self._ask.parameters.template_variables
         limit = self._parts.limits.max_prompt_beside_answer(self._ask.parameters.max_new_tokens)
         num_turns = count_turns(messages) - 1
+
+        def render(messages: Sequence[dict[str, Any]]) -> list[int]:
+            return model.render(messages, sizes, tools, variables)
+
         if not self._may_drop or num_turns < 1:
-            return model.render(messages, sizes, tools)
+            return render(messages)
 
         def try_render(num_dropped: int) -> list[int] | None:
             try:
-                ids = model.render(without_oldest(messages, num_dropped), sizes, tools)
+                ids = render(without_oldest(messages, num_dropped))
             except ContextTooLong:
                 return None
             return ids if len(ids) <= limit else None
@@ -227,7 +236,7 @@ class Turn:
         left = without_oldest(messages, self._num_dropped)
         if draft is None:  # with the Responses API, each request decides
             self._messages = left
-        return model.render(left, sizes, tools)
+        return render(left)
 
     def fetch(self, image: Image) -> bytes:
         """Return an image's bytes, from the request or from the journal."""
@@ -249,10 +258,23 @@ class Turn:
         if turn is None:
             return
         draft, number = self._ask.draft, self._entry or self._session.entries.index(turn) + 1
+        style = self._find_style(turn, number)
         if draft is None:
-            raise AnsweredBefore(turn.answer, number)
+            raise AnsweredBefore(turn.answer, number, style)
         draft.place(self._session.id.text, number)
-        raise AnsweredBefore(draft.restore(turn.answer, turn.response), number)
+        raise AnsweredBefore(draft.restore(turn.answer, turn.response), number, style)
+
+    def _find_style(self, turn: Event, number: int) -> AnswerStyle:
+        """Return the style of a recorded answer, from the prompt that it answers."""
+        model, session = self._parts.model, self._session
+        draft, parameters = self._ask.draft, self._ask.parameters
+        if model.template.style.thought is None:
+            return model.template.style
+        earlier = [m for each in entries_of(session, session.order.index(number)) for m in messages_added(each)]
+        asked = messages_added(turn)[:-1] if draft is None else messages_of(draft.items, 0)
+        return model.find_style(
+            [*self._instructions, *earlier, *asked], parameters.tool_definitions, parameters.template_variables
+        )
 
     def _raise_if_ended(self) -> None:
         """Raise ResponseCancelled if this is a response in the background that was ended meanwhile."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 ANSWER = "The circle is red."
 REASONED = f"<think>\nTen times 37, and half of that.\n</think>\n\n{ANSWER}"
+NO_THOUGHT = "<think>\n\n</think>\n\n"  # the end of a prompt whose answer may not reason
 CALL = "<tool_call>"
 JOKE = '{"setup":"Why do cats purr?","punchline":"Purrhaps they are happy."}'
 # The call or answer to a question with these words, each as a name of a function and its arguments. LangChain asks so.
@@ -45,6 +46,7 @@ class ScriptedModel:
             return ids
 
         self._answer, self._reasoned, self._call = map(encode, (ANSWER, REASONED, CALL))
+        self._no_thought = encode(NO_THOUGHT)
         self._calls = {words: encode(_call(*call)) for words, call in CALLS.items()}
         self._answers = {words: encode(text) for words, text in ANSWERS.items()}
         self._assistant: int = tokenizer.convert_tokens_to_ids("<|assistant|>")
@@ -73,14 +75,17 @@ class ScriptedModel:
         if self._assistant in context:
             start = len(context) - context[::-1].index(self._assistant)
             before, _, question = self.real.tokenizer.decode(context[:start]).rpartition("<|user|>")
-            script, said = self._choose(question, has_tools=OFFERED in before), context[start:]
+            said, num_skipped = context[start:], len(self._no_thought)
+            may_reason = said[:num_skipped] != self._no_thought
+            script = self._choose(question, has_tools=OFFERED in before, may_reason=may_reason)
+            said = said if may_reason else said[num_skipped:]
             if said == script[: len(said)] and len(said) < len(script):
                 logits[script[len(said)]] = NEXT
         return logits
 
-    def _choose(self, question: str, *, has_tools: bool) -> list[int]:
+    def _choose(self, question: str, *, has_tools: bool, may_reason: bool) -> list[int]:
         """Return the script for a question."""
-        if ASKED in question:
+        if ASKED in question and may_reason:
             return self._reasoned
         scripts = self._calls if has_tools else self._answers
         default = self._call if has_tools and RESULT not in question else self._answer

@@ -498,9 +498,9 @@ def test_a_long_conversation_that_was_rebuilt_is_shortened_quickly(make_client: 
     session.messages = [message for _ in range(200) for message in (question("hello"), reply_of("hello"))]
     rendered: list[int] = []
 
-    def render(messages: Any, sizes: Any, tools: Any = ()) -> Any:
+    def render(messages: Any, sizes: Any, *others: Any) -> Any:
         rendered.append(len(messages))
-        return endless_llava.real.render(messages, sizes)
+        return endless_llava.real.render(messages, sizes, *others)
 
     endless_llava.render = render
     answer = client.ask(session.id.text, "hello", **SHORT).wait()

@@ -78,7 +78,7 @@ def test_a_template_must_give_each_image_one_place(
     text: str, client: Any, red: Any, tiny_llava: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some templates leave out images of earlier messages."""
-    monkeypatch.setattr(tiny_llava.template, "render", lambda messages, tools: text)
+    monkeypatch.setattr(tiny_llava.template, "render", lambda *asked: text)
 
     answer = client.call(chat(user(QUESTION, red)))
 

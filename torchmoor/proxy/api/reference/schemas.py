@@ -41,10 +41,11 @@ _MESSAGE = record(
     tool_call_id=TEXT,
     reasoning_content=TEXT,
 )
-_TOOLS: dict[str, Schema] = {
+_FOR_TEMPLATE: dict[str, Schema] = {
     "tools": {"type": "array", "items": record(("type", "function"), type={"const": "function"}, function=_FUNCTION)},
     "tool_choice": {"oneOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
     "parallel_tool_calls": FLAG,
+    "chat_template_kwargs": {"type": "object", "maxProperties": 16},
 }
 _EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max"]}
 _REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
@@ -77,7 +78,7 @@ CHAT = record(
     reasoning=_REASONING,
     reasoning_effort=_EFFORT,
     metadata=LABELS,
-    **_TOOLS,
+    **_FOR_TEMPLATE,
     **_SAMPLING,
     **_AFFINITY,
 )
@@ -109,7 +110,7 @@ RESPONSE = record(
     truncation={"enum": ["auto", "disabled"]},
     reasoning=_REASONING,
     metadata=LABELS,
-    **{**_TOOLS, "tools": {"type": "array", "items": _RESPONSE_TOOL}},
+    **{**_FOR_TEMPLATE, "tools": {"type": "array", "items": _RESPONSE_TOOL}},
     **_SAMPLING,
     **_AFFINITY,
 )
@@ -180,7 +181,7 @@ RESPONSE_ANSWER = record(
     store=FLAG,
     temperature=_NUMBER,
     text=_OBJECT,
-    tool_choice=_TOOLS["tool_choice"],
+    tool_choice=_FOR_TEMPLATE["tool_choice"],
     tools={"type": "array", "items": _OBJECT},
     top_logprobs=_NATURAL,
     top_p=_NUMBER,
@@ -309,7 +310,8 @@ def page(item: Schema) -> Schema:
     )
 
 
-TOKENIZE = record(model=TEXT, prompt=TEXT, messages=CHAT["properties"]["messages"], return_token_strs=FLAG)
+_RENDERED = {name: CHAT["properties"][name] for name in ("messages", "chat_template_kwargs")}
+TOKENIZE = record(model=TEXT, prompt=TEXT, **_RENDERED, return_token_strs=FLAG)
 DETOKENIZE = record(("tokens",), model=TEXT, tokens={"type": "array", "items": {"type": "integer", "minimum": 0}})
 EMBEDDINGS = record(
     ("input",),
@@ -352,9 +354,7 @@ RERANK_ANSWER = record(
     results={"type": "array", "items": _RANKED},
     usage=_USAGE,
 )
-FILE = record(
-    ("file", "purpose"), file={"type": "string", "format": "binary"}, purpose={"enum": ["vision", "user_data"]}
-)
+FILE = record(("file", "purpose"), file=FILE_CONTENT, purpose={"enum": ["vision", "user_data"]})
 CONVERSATION = record(items={"type": "array", "items": {"type": "object"}, "maxItems": 20}, metadata=LABELS)
 ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": 20})
 METADATA = record(("metadata",), metadata=LABELS)
