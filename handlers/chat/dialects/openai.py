@@ -48,6 +48,7 @@ _NEUTRAL: Neutral = {
 }
 _FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format", *TOOL_FIELDS}
 _FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect here
+_FIELDS |= {"sagemaker_base_url"}  # LiteLLM's own setting, which it also sends
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _OWN_MESSAGE_FIELDS = {"assistant": {"tool_calls", "reasoning_content"}, "tool": {"tool_call_id"}}  # of one role
 
