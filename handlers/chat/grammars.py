@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.chat.checks import check_unicode
+from handlers.chat.closed_schemas import close_objects
 from handlers.engine.contract import GrammarText
 from handlers.errors import InvalidRequest
 
@@ -20,7 +21,10 @@ def read_tgi_grammar(given: Mapping[str, Any], field: str = "parameters.grammar"
 
 
 def read_response_format(given: Any) -> GrammarText | None:
-    """Read chat completions' `response_format`; None for text. Raises InvalidRequest."""
+    """Read chat completions' `response_format`, OpenAI's or TGI's; None for text. Raises InvalidRequest."""
+    if isinstance(given, Mapping) and given.get("value") is not None:
+        kind = given.get("type")
+        return read_tgi_grammar({**given, "type": "json" if kind == "json_object" else kind}, "response_format")
     if isinstance(given, Mapping) and given.get("type") == "json_schema":
         return _read_named_schema(given.get("json_schema"), "response_format.json_schema")
     return _read_other_format(given, "response_format")
@@ -38,6 +42,8 @@ def _read_other_format(given: Any, field: str) -> GrammarText | None:
     if kind == "text":
         return None
     if kind == "json_object":
+        if given.get("schema") is not None or given.get("json_schema") is not None:
+            raise InvalidRequest(f"'{field}' of type json_object has no schema; use the type json_schema", param=field)
         return GrammarText("json_schema", ANY_OBJECT, field)
     raise InvalidRequest(f"'{field}' must be an object of type text, json_object or json_schema", param=field)
 
@@ -62,7 +68,7 @@ def read_schema(given: Any, field: str) -> GrammarText:
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"{field} must be a JSON schema, which is an object", param=field)
     # Not sorted: an answer has its properties in the schema's order.
-    return _grammar("json_schema", json.dumps(given, ensure_ascii=False, separators=(",", ":")), field)
+    return _grammar("json_schema", json.dumps(close_objects(given), ensure_ascii=False, separators=(",", ":")), field)
 
 
 def _read_tgi_schema(given: Any, field: str) -> GrammarText:

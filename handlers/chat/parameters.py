@@ -214,4 +214,5 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
     "decoder_input_details": (lambda v: v is False, "false: details of the prompt's tokens are not returned"),
     "adapter_id": (lambda v: False, "absent: the target model names the adapter"),
+    "sagemaker_base_url": (lambda v: True, "anything: LiteLLM sends its own setting"),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.checks import check_texts, read_flag
+from handlers.chat.closed_schemas import close_objects
 from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest
 from handlers.models.answer_style import AnswerStyle, forced_call
@@ -159,7 +160,7 @@ def _calls_lark(tools: ToolUse, marks: tuple[str, str]) -> str:
     for number, definition in enumerate(tools.definitions):
         function = definition["function"]
         head, tail = map(json.dumps, forced_call(function["name"]))
-        lines.append(f"body{number}: {head} {_json_lark(function['parameters'])} {tail}")
+        lines.append(f"body{number}: {head} {_json_lark(close_objects(function['parameters']))} {tail}")
     return "\n".join(lines) + "\n"
 
 

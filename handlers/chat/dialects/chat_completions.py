@@ -44,8 +44,9 @@ _NEUTRAL: Neutral = {
     "reasoning": (is_reasoning, REASONING_WANTED),
     "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }
-_FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format", *TOOL_FIELDS}
-_FIELDS |= {FIELD, "prompt_cache_retention", "prompt_cache_options"}  # have no effect here
+_FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format", FIELD, *TOOL_FIELDS}
+_FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect here
+_FIELDS |= {"sagemaker_base_url"}  # LiteLLM's own setting, which it also sends
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _OWN_MESSAGE_FIELDS = {"assistant": {"tool_calls", "reasoning_content"}, "tool": {"tool_call_id"}}  # of one role
 

@@ -94,7 +94,14 @@ def test_full_text_and_details_are_the_forms_business() -> None:
 
 def test_parameters_that_ask_for_nothing_pass() -> None:
     """Parameters with neutral values are accepted, because huggingface_hub sends all that it knows."""
-    quiet = {"best_of": 1, "decoder_input_details": False, "watermark": False, "grammar": None, "top_n_tokens": None}
+    quiet = {
+        "best_of": 1,
+        "decoder_input_details": False,
+        "watermark": False,
+        "sagemaker_base_url": "x",
+        "grammar": None,
+        "top_n_tokens": None,
+    }
 
     assert command({"inputs": "x", "parameters": quiet}).parameters == Parameters()
     assert command({"inputs": "x", "parameters": {"stop_sequences": ["a"]}}).parameters.stop == ("a",)
@@ -226,6 +233,7 @@ def test_openai_parameters_are_mapped() -> None:
         presence_penalty=0, frequency_penalty=0.0, stream=True, stream_options={"include_usage": True}, logprobs=True,
         response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"}, top_k=3, min_p=0.05,
         verbosity="medium", prompt_cache_retention="24h", prompt_cache_options={"mode": "implicit"},
+        sagemaker_base_url="http://127.0.0.1",
     )  # fmt: skip
 
     assert found.parameters == Parameters(

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.grammar_schemas import SCHEMAS
+from handlers.chat.grammars import read_schema
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import Pace
@@ -359,6 +360,62 @@ def test_json_object_is_an_object(client: Any) -> None:
     assert answer.json["choices"][0]["message"]["content"].startswith("{")
 
 
+NESTED = {"properties": {"a": {"enum": [1]}, "b": {"$ref": "#/$defs/b"}}, "required": ["a", "b"]}
+LEAF = {"type": "object", "properties": {"properties": {"enum": [2]}}, "required": ["properties"]}
+
+
+def test_answers_have_declared_properties_only(rows: Rows, compiler: GrammarCompiler) -> None:
+    """A weak model would add properties without end, if the schema does not say that there are no others."""
+    schema = {"type": "array", "minItems": 2, "items": {"type": "object", **NESTED}, "$defs": {"b": LEAF}}
+    grammar = compiler.compile(read_schema(schema, "schema"))
+    params = [
+        SamplingParams(max_new_tokens=400, do_sample=True, temperature=2.0, seed=n, grammar=grammar) for n in (1, 2)
+    ]
+
+    for tokens, last in rows.run(*params):
+        answer = rows.text(tokens)
+        assert answer.replace(" ", "").startswith('[{"a":1,"b":{"properties":2}},{"a":1,"b":{"properties":2}}'), answer
+        assert last.error is None
+    assert "additionalProperties" not in LEAF
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"additionalProperties": {"type": "integer"}},
+        {"properties": {"a": {}}, "additionalProperties": True},
+        {"properties": {"a": {}}, "patternProperties": {"^b": {}}},
+        {"properties": {"a": {}}, "required": ["b"]},
+        {"properties": {"a": {}}, "minProperties": 2},
+        {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}]},
+        {"properties": {"a": {}}, "$ref": "#/$defs/b", "$defs": {"b": {"properties": {"b": {}}}}},
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {}}}]},
+        {"allOf": [{"properties": {"a": {}}}], "required": ["b"]},
+        {"enum": [{"properties": {}}]},
+        {"const": {"properties": {}}, "properties": 5, "items": [], "anyOf": {}},
+    ],
+)
+def test_schemas_that_may_mean_other_properties_stay_as_they_are(schema: dict[str, Any]) -> None:
+    assert json.loads(read_schema(schema, "schema").text) == schema
+
+
+def test_chat_completion_follows_formats_of_tgi(client: Any) -> None:
+    """Hugging Face's client sends every schema as the `value` of a json_object."""
+    for format in (
+        {"type": "json_object", "value": PERSON},
+        {"type": "json", "value": PERSON},
+        {"type": "json_schema", "value": {"name": "person", "schema": PERSON}},
+    ):
+        answer = client.call(chat(response_format=format, **SAMPLED))
+
+        assert answer.status == 200, answer.body
+        jsonschema.validate(json.loads(answer.json["choices"][0]["message"]["content"]), PERSON)
+    said = client.call(chat(response_format={"type": "regex", "value": "red|blue"}, **SAMPLED))
+    assert said.json["choices"][0]["message"]["content"] in ("red", "blue")
+
+
 @pytest.mark.parametrize(
     ("grammar", "pattern"),
     [
@@ -385,6 +442,8 @@ def test_grammars_of_tgi_bodies(client: Any, grammar: dict[str, Any], pattern: s
     [
         ("json", "response_format"),
         ({"type": "grammar"}, "response_format"),
+        ({"type": "json_object", "schema": PERSON}, "response_format"),
+        ({"type": "json_object", "value": 5}, "response_format.value"),
         ({"type": "json_schema"}, "response_format.json_schema"),
         ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": 5}}, "response_format.json_schema.schema"),

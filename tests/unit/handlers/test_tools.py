@@ -98,6 +98,18 @@ def test_answer_that_must_call_calls(client: Any, choice: Any, names: set[str]) 
     assert "".join(piece["delta"].get("content") or "" for piece in streamed) == ""
 
 
+def test_call_has_declared_arguments_only(client: Any) -> None:
+    """Frameworks offer tools whose schemas do not mention other properties."""
+    for schema in (COLOUR, {"type": "object", "properties": {}}):
+        body = chat(user("Paint!"), tools=[tool("paint", schema)], tool_choice="required", parallel_tool_calls=False)
+
+        [choice] = client.call({**body, **SAMPLED}).json["choices"]
+
+        assert choice["finish_reason"] == "tool_calls"
+        [call] = choice["message"]["tool_calls"]
+        assert set(json.loads(call["function"]["arguments"])) == set(schema["properties"])
+
+
 def test_model_that_may_call_answers_as_without_tools(client: Any) -> None:
     """`auto` binds nothing: the demo model, which has never seen a tool, answers in text; `none` shows it no tools."""
     free = client.call(chat(user("Hello")))
