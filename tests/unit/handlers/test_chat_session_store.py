@@ -629,7 +629,7 @@ def test_audit_finds_blocks_that_no_session_holds(clock: Any) -> None:
 
 
 def test_repr_tells_the_state(new_store: Stores) -> None:
-    """The repr shows whether a session is idle, pinned or ended."""
+    """The repr shows whether a session is idle, running or ended."""
     store = new_store()
     session = opened(store)
     turn: Any = FakeTurn()
@@ -641,7 +641,7 @@ def test_repr_tells_the_state(new_store: Stores) -> None:
     seen.append(repr(session))
     store.dequeue(session, turn)
 
-    assert [word in text for word, text in zip(("idle", "pinned", "ended"), seen, strict=True)] == [True] * 3
+    assert [word in text for word, text in zip(("idle", "running", "ended"), seen, strict=True)] == [True] * 3
 
 
 def test_names_with_a_separator_in_them_share_no_scope() -> None:
