@@ -140,6 +140,10 @@ class ResponseDraft(AnswerForm, Protocol):
         """Take the answer that `record` returned for the first attempt of this request. Return its text."""
         ...
 
+    def has_begun_as_restored(self) -> bool:
+        """Return whether what was written of the answer is the start of the restored one."""
+        ...
+
 
 def encode(value: Any) -> bytes:
     """Encode a value as JSON on one line, in UTF-8."""

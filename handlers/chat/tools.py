@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import check_texts, read_flag
+from handlers.chat.checks import check_texts, names, read_flag
 from handlers.chat.closed_schemas import close_objects
 from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest
@@ -66,7 +66,9 @@ def _read_tool(given: Any, where: str, is_flat: bool) -> dict[str, Any]:
     function = _member(given, "function", is_flat)
     if function is None or given.get("type") != "function":
         wanted = "" if is_flat else " with 'function'"
-        raise InvalidRequest(f"{where} must be an object of type function{wanted}", param=where)
+        kind = given.get("type") if isinstance(given, dict) else None
+        other = f", not {names([kind])}" if isinstance(kind, str) and kind != "function" else ""
+        raise InvalidRequest(f"{where} must be an object of type function{wanted}{other}", param=where)
     where += "" if is_flat else ".function"
     name, about = function.get("name"), function.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):

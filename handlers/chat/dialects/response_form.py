@@ -11,7 +11,7 @@ from handlers.chat.dialects.response_stream import ResponseStream
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.items import Item, read_items, text_of
 from handlers.chat.messages import Message
-from handlers.chat.output_items import OutputItems
+from handlers.chat.output_items import OutputItem, OutputItems, read_output
 from handlers.errors import HandlerError, InvalidRequest
 from torchmoor.wire.response_ids import compaction_id, item_id, read_item_id, response_id
 
@@ -53,6 +53,7 @@ class ResponseForm:
         self._output = OutputItems()
         self._stream = ResponseStream(self._event, self._item_id)
         self._ended: dict[str, Any] | None = None
+        self._is_restored = False  # _ended is that of an earlier attempt
         self._pieces: list[list[int]] | None = None  # of a stored response that was streamed
 
     @property
@@ -89,8 +90,15 @@ class ResponseForm:
         items = read_items(answer)
         self._fields = json.loads(response)
         self._pieces = self._fields.pop(_PIECES, None)
-        self._ended = self._show(self._fields, [item.value for item in items])
+        self._ended, self._is_restored = self._show(self._fields, [item.value for item in items]), True
         return text_of(items)
+
+    def has_begun_as_restored(self) -> bool:
+        assert self._ended is not None
+        written, stored = self._output.items, read_output(self._ended["output"])
+        if len(written) > len(stored) or not all(map(_is_start, written, stored)):
+            return False
+        return all(item.text == whole.text for item, whole in zip(written[:-1], stored, strict=False))
 
     def repeat(self, answer: str, response: str, starting_after: int) -> bytes:
         """Encode the events of a stored response as they were streamed, those after this sequence number."""
@@ -116,9 +124,10 @@ class ResponseForm:
         if summary is None:
             self._output.add(output_parts(token))
             return self._stream.write(output_parts(token))
-        is_stored_before = self._ended is not None and not self._output.items
+        if self._is_restored:
+            return self._rest()
         self._end_with(summary)
-        return (self._repeat() if is_stored_before else self._stream.write(output_parts(token))) + self._end()
+        return self._stream.write(output_parts(token)) + self._end()
 
     def error(self, error: HandlerError) -> bytes:
         failure = {"code": "server_error", "message": error.message}
@@ -129,6 +138,20 @@ class ResponseForm:
     def whole(self, summary: Summary) -> bytes:
         self._end_with(summary)
         return encode(self._ended)
+
+    def _rest(self) -> bytes:
+        """Write the events of a restored answer that the client does not have."""
+        assert self._ended is not None
+        stored = read_output(self._ended["output"])
+        pieces = self._pieces or [[len(item.text)] for item in stored]
+        for index, item in enumerate(self._output.items):
+            begun = item.pieces
+            if pieces[index][: len(begun)] != begun:
+                pieces[index] = [*begun, len(stored[index].text) - sum(begun)]
+        self._pieces = pieces
+        self._first_event, self._num_events = self._num_events, 0
+        self._stream = ResponseStream(self._event, self._item_id)
+        return self.begin() + self._repeat() + self._end()
 
     def _repeat(self) -> bytes:
         """Write the output of a stored answer, in the pieces in which it was streamed."""
@@ -157,6 +180,12 @@ class ResponseForm:
             return b""
         data = encode({"type": kind, "sequence_number": number, **values})
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+
+def _is_start(item: OutputItem, whole: OutputItem) -> bool:
+    """Return whether an item's text may still become the whole one's."""
+    is_same = (item.kind, item.call_id, item.name) == (whole.kind, whole.call_id, whole.name)
+    return is_same and whole.text.startswith(item.text)
 
 
 def output_parts(token: Token) -> Sequence[AnswerPart]:

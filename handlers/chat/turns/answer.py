@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 from handlers.chat.answer_parts import AnswerMessage, AnswerReader
 from handlers.chat.commands import Ask, Generate
 from handlers.chat.feed import FollowedForm
-from handlers.chat.forms import Summary, Token
+from handlers.chat.forms import ResponseDraft, Summary, Token
 from handlers.chat.turns.detokenizer import Detokenizer
 from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.errors import TurnConflict
@@ -154,7 +154,8 @@ class AnswerWriter:
         shown = self._detokenizer.shown if is_shown else ""
         if not is_shown and self._make_reader is not None:
             self._reader = self._make_reader()  # the other one may have read an answer that was not sent
-        if not text.startswith(shown):
+        form = self._form
+        if not (form.has_begun_as_restored() if isinstance(form, ResponseDraft) else text.startswith(shown)):
             raise TurnConflict("another answer to this question has been recorded; send it again to get that answer")
         self.receipt[CACHE_TIER] = "answer"
         reason = FinishReason.EOS.value

@@ -127,6 +127,41 @@ def test_an_answer_that_was_given_before_is_streamed_again() -> None:
     assert again == events
 
 
+@given(st.lists(st.integers(0, len(ANSWER)), max_size=12), st.data(), st.booleans())
+def test_a_stream_goes_on_with_the_answer_that_was_stored(cuts: list[int], data: st.DataObject, is_whole: bool) -> None:
+    """After any of its tokens, also if it was stored whole: nothing is missing and nothing comes twice."""
+    tokens, reader = split([ANSWER[a:b] for a, b in pairwise([0, *sorted(cuts), len(ANSWER)])])
+    events, stored = write(tokens, reader)
+    if is_whole:
+        stored = make_form().record(summarise(tokens, reader))
+    num_given = data.draw(st.integers(0, len(tokens) - 1))
+    form, unlike = make_form(), make_form()
+    begun = form.begin() + b"".join(form.token(token, None) for token in tokens[:num_given])
+    unlike.begin()
+    unlike.token(split(["Something else."])[0][0], None)
+
+    for each in (form, unlike):
+        each.restore(*stored)
+    rest = form.token(Token(0, "", 0.0, False), summarise([]))
+
+    assert form.has_begun_as_restored()
+    assert not unlike.has_begun_as_restored()
+    continued = read(begun + rest)
+    assert [event["sequence_number"] for event in continued] == list(range(len(continued)))
+    assert continued[-1]["response"]["output"] == events[-1]["response"]["output"]
+    if is_whole:
+        assert [_told(continued, index) for index in range(5)] == [_told(events, index) for index in range(5)]
+    else:
+        assert continued == events
+
+
+def _told(events: list[dict[str, Any]], index: int) -> tuple[str, list[str]]:
+    """Return an item's text by its deltas, and its other events."""
+    own = [event for event in events if event.get("output_index") == index]
+    others = [event["type"] for event in own if "delta" not in event]
+    return "".join(event.get("delta", "") for event in own), others
+
+
 def test_a_call_that_is_cut_is_incomplete() -> None:
     """Its arguments are what there is."""
     tokens, reader = split(['<tool_call>\n{"name": "f", "arguments": {"a": ', "1"])

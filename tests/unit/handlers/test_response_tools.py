@@ -186,3 +186,5 @@ def test_bad_fields_are_named(client: Client, fields: dict[str, Any], param: str
     answer = respond(client, fields.pop("input", "Hello"), **fields)
 
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
+    if fields.get("tools") == [{"type": "web_search"}]:
+        assert answer.json["error"]["message"] == "tools[0] must be an object of type function, not 'web_search'"

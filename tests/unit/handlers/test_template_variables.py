@@ -358,8 +358,8 @@ def test_a_stream_that_is_cut_anywhere_goes_on_elsewhere(
 @pytest.mark.parametrize("fields", [{}, WITHOUT], ids=["reasoning", "none"])
 @pytest.mark.parametrize(
     ("kind", "is_recorded"),
-    [("chat", False), ("chat", True), ("response", False)],
-    ids=["chat", "chat, only believed lost", "response"],
+    [("chat", False), ("chat", True), ("response", False), ("response", True)],
+    ids=["chat", "chat, only believed lost", "response", "response, only believed lost"],
 )
 def test_a_turn_that_moves_goes_on_as_it_began(
     make_client: ServiceFactory,
@@ -407,7 +407,8 @@ def test_a_turn_that_moves_goes_on_as_it_began(
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         (item,) = events[-1]["response"]["output"]
         assert item["type"] == ("message" if fields else "reasoning")
-        assert "".join(event["delta"] for event in events if event["type"].endswith("delta"))
+        said = "".join(event["delta"] for event in events if event["type"].endswith("delta"))
+        assert said == (item.get("content") or item["summary"])[0]["text"] != ""
 
 
 def test_a_response_in_the_background_has_its_variables(
