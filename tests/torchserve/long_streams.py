@@ -70,7 +70,12 @@ def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
             temperature=LONG["temperature"],
             seed=LONG["seed"],
         )
-        return answer.headers[INSTANCE], (str([chunk.choices, chunk.usage]) for chunk in answer.parse())
+
+        def pieces() -> Iterator[str]:
+            with gpt:
+                yield from (str([chunk.choices, chunk.usage]) for chunk in answer.parse())
+
+        return answer.headers[INSTANCE], pieces()
 
     return [
         LongStream(lambda: by_boto3(turn, SessionId=chat.id)),

@@ -46,12 +46,13 @@ class Adapted:
         return openai.OpenAI(base_url=self.fleet.runtime + path, api_key="any", max_retries=0, timeout=90)
 
     def complete(self, model: str, path: str = "/endpoints/llava/openai/v1") -> str:
-        answer = self.openai(path).chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": QUESTION}],
-            max_tokens=NUM_TOKENS,
-            temperature=0,
-        )
+        with self.openai(path) as gpt:
+            answer = gpt.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": QUESTION}],
+                max_tokens=NUM_TOKENS,
+                temperature=0,
+            )
         return answer.choices[0].message.content or ""
 
     def invoke(self, body: dict[str, Any], **members: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -135,16 +136,16 @@ def test_torchmoor_ask_opens_a_session_for_an_adapter(adapted: Adapted) -> None:
 
 
 def test_the_responses_api_takes_adapters_as_models_and_may_change_them(adapted: Adapted) -> None:
-    client = adapted.openai()
+    with adapted.openai() as client:
 
-    def respond(model: str, **options: Any) -> Any:
-        return client.responses.create(model=model, input=QUESTION, max_output_tokens=16, temperature=0, **options)
+        def respond(model: str, **options: Any) -> Any:
+            return client.responses.create(model=model, input=QUESTION, max_output_tokens=16, temperature=0, **options)
 
-    first = respond(f"llava/{NAMES[0]}")
-    assert first.output_text.startswith(adapted.expected[NAMES[0]])
-    base = respond("llava", previous_response_id=first.id)
-    assert base.output_text == respond("llava", previous_response_id=first.id).output_text
-    assert base.output_text != respond(f"llava/{NAMES[0]}", previous_response_id=first.id).output_text
+        first = respond(f"llava/{NAMES[0]}")
+        assert first.output_text.startswith(adapted.expected[NAMES[0]])
+        base = respond("llava", previous_response_id=first.id)
+        assert base.output_text == respond("llava", previous_response_id=first.id).output_text
+        assert base.output_text != respond(f"llava/{NAMES[0]}", previous_response_id=first.id).output_text
 
 
 def test_targetmodel_selects_the_adapter_and_the_answer_says_where_it_was(adapted: Adapted) -> None:
@@ -186,8 +187,9 @@ def test_an_unknown_adapter_is_refused_as_an_unknown_targetmodel(adapted: Adapte
 
 def test_models_are_listed_with_the_adapters_that_instances_have(adapted: Adapted) -> None:
     adapted.complete(f"llava/{NAMES[0]}")
-    wait_until(lambda: f"llava/{NAMES[0]}" in [each.id for each in adapted.openai().models.list()], "it is listed")
-    assert adapted.openai().models.retrieve(f"llava/{NAMES[0]}").id == f"llava/{NAMES[0]}"
+    with adapted.openai() as client:
+        wait_until(lambda: f"llava/{NAMES[0]}" in [each.id for each in client.models.list()], "it is listed")
+        assert client.models.retrieve(f"llava/{NAMES[0]}").id == f"llava/{NAMES[0]}"
 
 
 def test_operators_pin_and_unload_adapters(adapted: Adapted) -> None:
