@@ -55,8 +55,8 @@ class WrittenCall:
 class AnswerMessage:
     """A whole answer by its parts.
 
-    num_reasoning_tokens: tokens of reasoning and its marks. is_call_cut: the answer ended within a call's arguments,
-    or before those of a further call.
+    num_reasoning_tokens: tokens of reasoning and its marks. is_call_cut: the answer ended inside
+    a call's arguments, or before the arguments of its last call.
     """
 
     content: str = ""
@@ -81,9 +81,9 @@ class AnswerReader:
     """Splits an answer's text into parts, piece by piece.
 
     Text that may be the beginning of a mark, and white space before a mark, is held back until the next piece decides.
-    A call that is not JSON stays content. Reasoning stands only at an answer's beginning. has_tools: the answer may
-    contain calls. name: the answer's; ids of calls are made from it, so that another instance that continues the answer
-    makes the same ids.
+    A call that is not JSON stays content. Only an answer's beginning can be reasoning. has_tools: the answer may
+    contain calls. name: identifies the answer. The ids of its calls are derived from it, so an instance that continues
+    the answer derives the same ids.
     """
 
     def __init__(self, style: AnswerStyle, *, has_tools: bool, name: str) -> None:

@@ -30,7 +30,7 @@ def read_flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> 
 
 def is_unicode(text: str) -> bool:
     """Return False if the text has lone surrogates, which JSON can escape but UTF-8 cannot encode."""
-    if text.isascii():  # known without a look at the text, and encoding a long one takes milliseconds
+    if text.isascii():  # Python knows this without reading the text
         return True
     try:
         text.encode()

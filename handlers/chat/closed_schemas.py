@@ -16,7 +16,7 @@ _UNSAFE = {"oneOf", "not", "if", "dependentSchemas", "dependencies", "unevaluate
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema with `additionalProperties` false in objects that declare `properties` and no other rule.
 
-    Each value that it allows is valid by the given schema. A schema that combines objects is returned unchanged.
+    The result allows only values that the given schema allows. A schema that combines objects is returned unchanged.
     """
     closed: dict[str, Any] = json.loads(json.dumps(schema))
     waiting: list[Any] = [closed]

@@ -100,10 +100,10 @@ class Respond:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueResponse:
-    """Accept a response in the background: after a stored one, or in a conversation, if the command has its id.
+    """Accept a response in the background, after a stored response or in a conversation.
 
-    ask: the question, whose reply gets the response's object or its stream. request: the other fields, as
-    `resume_response` reads them.
+    previous, conversation_id: "" if the request does not name one. ask: the question; its reply gets the response's
+    object or its stream. request: the other fields, for `resume_response`.
     """
 
     ask: Ask
@@ -199,14 +199,14 @@ class DeleteConversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountTokens:
-    """Count the tokens of a prompt that is not answered."""
+    """Count the tokens of a prompt. No answer is generated."""
 
     request: "Generate | Respond | RespondInConversation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenize:
-    """Show the tokens of a prompt that is not answered. has_texts: include each token's text."""
+    """List the tokens of a prompt. No answer is generated. has_texts: include each token's text."""
 
     request: "Generate"
     has_texts: bool
@@ -255,7 +255,7 @@ class ShowFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListFiles:
-    """Show a page of the caller's files. purpose: of all of them; empty for any."""
+    """Show a page of the caller's files. purpose: list only files with this purpose; "" lists all."""
 
     caller: Caller
     page: ItemQuery

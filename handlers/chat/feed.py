@@ -57,7 +57,7 @@ class AnswerFeed:
         self._stopped: HandlerError | None = None
 
     def follow(self, reply: PendingReply, form: FollowedForm, starting_after: int, headers: dict[str, str]) -> None:
-        """Let a client follow. form: of the answer while it waits to be generated."""
+        """Let a client follow. form: the answer's form, used if its generation has not begun."""
         with self._lock:
             is_running = self._form is not None
             own, data = (self._form or form).follow(starting_after, is_running=is_running)
@@ -71,7 +71,7 @@ class AnswerFeed:
             reply.fail(self._stopped)
 
     def begin(self, form: FollowedForm, read: Callable[[], None]) -> None:
-        """Begin to generate the answer, perhaps again. read: adds the tokens that were announced."""
+        """Begin to generate the answer, perhaps for a second time. read: adds the announced tokens."""
         with self._lock:
             self._form, self._read = form, read
             for follower in self._followers:

@@ -22,7 +22,7 @@ class Token:
     """One token of a stream.
 
     text: the text that has become certain with this token; with stop strings, it may begin or end elsewhere than the
-    token's own text, and ends before the stop string. own_text: what the token adds, of a stop string too.
+    token's own text, and ends before the stop string. own_text: the token's own text, even of a stop string.
     parts: the parts of the answer that have become certain; None if the answer has only content, which is `text`. top:
     the likeliest tokens at this position, with their own texts, if the request asks for them. offset: number of
     characters of the own texts before this token.

@@ -13,7 +13,7 @@ ANY_OBJECT = '{"type":"object"}'
 
 
 def read_tgi_grammar(given: Mapping[str, Any], field: str = "parameters.grammar") -> GrammarText:
-    """Read TGI's {"type", "value"}; its types and `lark`. Raises InvalidRequest."""
+    """Read TGI's {"type", "value"}. The type `lark` is valid, too. Raises InvalidRequest."""
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _TGI_KINDS:
         raise InvalidRequest(f"{field}.type must be one of {', '.join(_TGI_KINDS)}", param=f"{field}.type")

@@ -93,7 +93,7 @@ def _check_number(given: Sequence[Any], max_items: int, field: str) -> None:
 def parse_input(given: Any, max_items: int, field: str = "input", referred: Referred = NOTHING) -> tuple[Item, ...]:
     """Read a request's items: a text or a list. Raises InvalidRequest, and ContextTooLong for a long `input`.
 
-    `input` is a whole conversation, which may be shortened; other fields add items, as many as one request may.
+    `input` is a whole conversation, which may be shortened. Other fields add items: at most `max_items` per request.
     referred: the contents of its references.
     """
     if isinstance(given, str):

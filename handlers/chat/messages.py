@@ -128,7 +128,7 @@ def write_results(results: Sequence[Message]) -> str:
 
 
 def result_messages(text: str, num_images: int) -> list[dict[str, Any]]:
-    """Make messages for the chat template of what `write_results` has encoded, images first. Raises InvalidRequest."""
+    """Make messages for the chat template from `write_results`' text, images first. Raises InvalidRequest."""
     try:
         pairs = [(call_id, TextPart(said)) for call_id, said in json.loads(text)]
     except (ValueError, TypeError, RecursionError):
@@ -189,7 +189,7 @@ def split_images(prompt: str) -> tuple[Part, ...]:
 
 
 def _find_closing(prompt: str, start: int) -> int | None:
-    """Return where the parenthesis closes, if no other opens before."""
+    """Return the index of the closing parenthesis; None if another one opens before it."""
     opening = prompt.find("(", start)
     closing = prompt.find(")", start, opening if opening >= 0 else len(prompt))
     return closing if closing >= 0 else None

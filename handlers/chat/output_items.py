@@ -46,7 +46,7 @@ class OutputItem:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of an item. is_new: its first."""
+    """More text of an item. is_new: the item begins with it."""
 
     index: int
     text: str

@@ -79,7 +79,7 @@ _FLAG = "true or false"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters(SamplingNumbers):
-    """Names and meanings are TGI's. None: the client did not choose.
+    """Names and meanings are TGI's. None: the request does not set it.
 
     Numbers become floats where transformers' warpers refuse integers.
     """
@@ -190,7 +190,7 @@ def parse_parameters(given: Any) -> Parameters:
             continue
         target: str = _ALIASES.get(str(name), str(name))
         if target in values:
-            raise InvalidRequest(f"parameters.{name} and another name of it are given", param=f"parameters.{name}")
+            raise InvalidRequest(f"parameters.{name} is set under two names; send one", param=f"parameters.{name}")
         values[target] = check_parameter(target, value, f"parameters.{name}")
     return Parameters(**values)
 

@@ -1,4 +1,4 @@
-"""Work that sessions queue: turns, and responses in the background until they are turns."""
+"""Work that sessions queue: turns, and responses in the background, which later become turns."""
 
 import json
 from dataclasses import dataclass, field
@@ -35,11 +35,12 @@ class QueuedTurn(Protocol):
 
 @dataclass(slots=True, eq=False)
 class QueuedResponse:
-    """number: that its entry will have. event: says what is asked. feed: the clients that follow it here.
+    """A response in the background that is not yet an entry of its session.
 
-    ended: fields of its object that say why it has ended without an answer; None if it has not. turn: that generates it
-    here. images, has_begun, is_changed: of a response in a conversation. images: those that wait for its turn.
-    is_changed: the conversation has changed since the model got it, so another attempt would give another answer.
+    number: of its future entry. event: records its question. feed: the clients of this worker that follow it.
+    ended: if it has ended without an answer, the fields of its object that say why. turn: generates it on this worker.
+    Used in conversations only: images: wait for its turn. has_begun: an attempt has read the conversation. is_changed:
+    the conversation has changed since then, so another attempt would give another answer.
     """
 
     number: int
@@ -57,7 +58,7 @@ class QueuedResponse:
         return self.number if self.event.entry else 0
 
     def forget(self, turn: QueuedTurn) -> None:
-        """Note that a turn is over."""
+        """Clear `turn` when this turn has ended."""
         if self.turn is turn:
             self.turn = None
 
@@ -81,7 +82,7 @@ class QueuedResponse:
         self.feed.stop(end if isinstance(end, SessionLost) else gone)
 
     def shown(self, *, is_running: bool) -> Event:
-        """Return the response in the form of an entry. is_running: this worker generates it."""
+        """Return the response as an entry shows it. is_running: this worker generates it."""
         state = self.ended or {"status": "in_progress" if is_running else "queued"}
         fields = {**json.loads(self.event.response), **state}
         return Event(kind="turn", question=self.event.question, response=json.dumps(fields, ensure_ascii=False))

@@ -28,8 +28,8 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 class ToolUse:
     """The tools that an answer may call.
 
-    definitions: in OpenAI's form, for the template. must_call: the answer must be a call. is_parallel: it may be
-    several.
+    definitions: in OpenAI's form, for the template. must_call: the answer must be a call. is_parallel: it may
+    contain several calls.
     """
 
     definitions: tuple[dict[str, Any], ...]

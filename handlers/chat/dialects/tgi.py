@@ -185,7 +185,7 @@ def _line(value: Any) -> bytes:
 
 
 def _tgi_token(token: Token, text: str) -> dict[str, object]:
-    """Encode a token. text: in a stream, what has become certain with it, because clients join the texts."""
+    """Encode a token. text: in a stream, the text that this token completes; clients join the texts."""
     return {"id": token.id, "text": text, "logprob": token.logprob, "special": token.is_special}
 
 

@@ -1,7 +1,7 @@
 """The memory budget for images that are being decoded, one per worker.
 
-Images wait for their share in order of arrival, so that small ones cannot starve a large one. Freed memory returns to
-the system by `bound_freed_memory`.
+Images wait for their share in order of arrival, so that small ones cannot starve a large one. `bound_freed_memory`
+returns freed memory to the system.
 """
 
 import threading
@@ -18,7 +18,7 @@ CHECK_S = 0.2  # between two checks whether a waiting request is cancelled
 class DecodingBudget:
     """Bounds the bytes of images that are being decoded. Any thread.
 
-    max_bytes: of all images together. max_wait_s: how long an image waits for its share.
+    max_bytes: limit for all images together. max_wait_s: how long an image waits for its share.
     """
 
     def __init__(

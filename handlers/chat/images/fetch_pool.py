@@ -54,7 +54,7 @@ class FetchPool:
     def submit(self, line: str, reply: PendingReply, action: Callable[[], None]) -> Future[None]:
         """Run an action when its queue has its turn, and set the deadline of the reply's downloads.
 
-        An action whose reply is cancelled before does not run. Raises RuntimeError after `shutdown`.
+        The action does not run if its reply is cancelled first. Raises RuntimeError after `shutdown`.
         """
         now = self._clock()
         reply.fetches_end_at = now + min(self._timeout_s, TIME_SHARE * (reply.deadline - now))

@@ -41,8 +41,8 @@ def decoded(
 ) -> Iterator[Image.Image]:
     """Decode to RGB, upright, transparency on white; the first frame of an animation.
 
-    side: the length to which a preprocessor then scales the shorter side. Images that are several times as large are
-    reduced, since most pixels would be lost anyway. None: they are not.
+    side: the length to which a preprocessor then scales the shorter side. Much larger images are reduced while they are
+    decoded, since the preprocessor would drop most pixels anyway. None: decode at full size.
 
     The image is valid and holds its share of the memory budget until the end of the `with` block. Raises the BadImage
     family, OutOfMemory, and what `check` raises while the image waits for its share.
@@ -113,7 +113,7 @@ def _decoder_bytes(image: Image.Image) -> int:
 
 
 def _coefficient_bytes(image: Image.Image) -> int:
-    """Return the memory of a progressive JPEG's coefficients. Call it before `draft`, which leaves their number."""
+    """Return the memory of a progressive JPEG's coefficients. Call it before `draft`, which does not reduce them."""
     if image.format != "JPEG" or not image.info.get("progressive"):
         return 0
     return image.width * image.height * len(image.getbands()) * COEFFICIENT_BYTES
@@ -152,7 +152,7 @@ def _check_shape(image: Image.Image, settings: IntakeSettings) -> None:
     short, long = sorted(image.size)
     if long > short * settings.max_aspect_ratio:
         size, most = f"{image.width} x {image.height}", settings.max_aspect_ratio
-        raise ImageTooLarge(f"the image is {size} pixels, and one side may be {most:g} times the other; crop it")
+        raise ImageTooLarge(f"the image is {size} pixels; one side may be at most {most:g} times the other; crop it")
 
 
 def _to_rgb(image: Image.Image, factor: int = 1) -> Image.Image:

@@ -112,7 +112,7 @@ class BackgroundResponses:
             session = found.session
             queued = session.queued.get(found.number)
             if queued is None:
-                raise InvalidRequest("this response is not one in the background")
+                raise InvalidRequest("this response was not created with 'background': true")
             queued.raise_if_ended()
             if queued.entry:  # else its session's adapter answers
                 reply.adapter = queued.event.adapter
@@ -163,7 +163,7 @@ class BackgroundResponses:
 
 
 def _find_first(session: Session, event: Event) -> QueuedResponse | None:
-    """Return the response that the same request has queued before: in a session of its own, the only one."""
+    """Return the response that an earlier attempt of the request queued. A session of its own has only one."""
     for queued in session.queued.values():
         is_same = (queued.event.invocation_id, queued.event.question) == (event.invocation_id, event.question)
         if not queued.entry or (event.invocation_id and is_same and queued.ended is None):

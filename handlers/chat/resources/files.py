@@ -86,7 +86,7 @@ class Files:
 
 
 def _image(session: Session) -> Image:
-    """Return a file's image, which a question in its session may have used. Raises SessionLost if it ends now."""
+    """Return a file's image, even if a question in its session has used it. Raises SessionLost if the session ended."""
     with session.recording:
         images = [*session.images, *session.pending_images]
     if not images:

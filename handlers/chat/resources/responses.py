@@ -34,7 +34,7 @@ OTHER_API = "this conversation has turns of another API and cannot be continued 
 class StoredResponse:
     """A stored response and its position: the number of its entry in a session, which is held.
 
-    queued: of a response in the background that is not a turn yet, and which `event` describes.
+    queued: set for a response in the background that is not a turn yet; `event` then records its question.
     """
 
     session: Session
@@ -138,7 +138,7 @@ class StoredResponses:
             return show_response(found.fields, output, session_id, number, len(asked))
 
     def repeat_stream(self, found: StoredResponse, reply: PendingReply, starting_after: int) -> None:
-        """Repeat the stream of a response that is an entry."""
+        """Repeat the stream of a response that has its answer."""
         event = found.event
         form = ResponseForm({}, read_items(event.question))
         form.place(found.session.id.text, found.number)
@@ -163,7 +163,7 @@ class StoredResponses:
         return {operations.SESSION: command.session}
 
     def _delete_queued(self, session: Session, queued: QueuedResponse, invocation_id: str, reply: PendingReply) -> None:
-        """Delete a response in the background with its session, or end and hide it in its conversation."""
+        """Delete a response in the background: close its own session, or end and hide it in its conversation."""
         if queued.entry:
             self.end(session, queued, {background.STATUS: background.CANCELLED})
             self._sessions.delete_entry(session, queued.number, invocation_id, reply)
@@ -173,7 +173,7 @@ class StoredResponses:
     def end(self, session: Session, queued: QueuedResponse, ended: dict[str, Any]) -> None:
         """End a response in the background without an answer, unless it has ended. ended: fields of its object.
 
-        Raises TurnConflict, the session's end.
+        Raises TurnConflict, or the SessionGone family.
         """
         with session.recording:
             self._recorder.catch_up(session)

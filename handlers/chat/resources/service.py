@@ -230,7 +230,7 @@ class ResourceService:
         return show_compaction(session_id, instructions, num_tokens, command.created_at)
 
     def _complete_after(self, session: Session, num_turns: int, ask: Ask, reply: PendingReply) -> Completion:
-        """Return the Completion for an answer after the first turns of a held session, which does not record it."""
+        """Return the Completion that continues a held session's first turns. The session does not record its answer."""
         assert ask.draft is not None
         earlier = self._responses.repeat(session, num_turns, ask.caller)
         return Completion(self._parts, generate(ask, ask.draft.instructions, earlier), reply)

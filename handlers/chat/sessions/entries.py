@@ -91,7 +91,7 @@ def _add_turn(session: Session, event: Event) -> None:
     if event.entry:
         queued = find_queued(session, event)
         if session.find_turn(queued.number) is not None:
-            raise InvalidRequest("an event answers a response that has its answer")
+            raise InvalidRequest("an event answers a response that is answered already")
         queued.images = []
         session.entries[queued.number - 1] = event
         session.order.append(queued.number)
@@ -119,7 +119,7 @@ def _find_pending(session: Session, digest: str) -> Image:
 
 
 def find_queued(session: Session, event: Event) -> QueuedResponse:
-    """Return the response in the background that an event is about: by its entry, or the only one.
+    """Return the queued response that an event refers to: by its entry; without one, the session's only response.
 
     Raises InvalidRequest if there is none.
     """
@@ -130,7 +130,7 @@ def find_queued(session: Session, event: Event) -> QueuedResponse:
 
 
 def _note_change(session: Session) -> None:
-    """Note that the conversation is another one than the model got for responses that are not turns yet."""
+    """Note that the conversation has changed since the attempts of its queued responses read it."""
     for queued in session.queued.values():
         queued.is_changed = queued.is_changed or queued.has_begun
 

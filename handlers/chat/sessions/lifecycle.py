@@ -94,7 +94,7 @@ class SessionLifecycle:
             raise unknown from error
 
     def is_own(self, session_id: str, caller: Caller) -> bool:
-        """Return whether this fleet has opened the session for this caller, and this worker knows of no end."""
+        """Return whether this fleet opened the session for this caller and this worker has no record of its end."""
         try:
             self._store.get(session_id, caller)
         except SessionLost:  # perhaps the journal has it
@@ -219,8 +219,8 @@ class SessionLifecycle:
     def add_entry(self, session: Session, question: str, received: Sequence[ReceivedImage], name: str) -> int:
         """Add items to the conversation, without an answer, only once if the client retries the request.
 
-        name: of the request, by `name_request`. Return the number of their entry. Raises TurnConflict, the session's
-        end, InvalidRequest.
+        name: of the request, by `name_request`. Return the number of their entry. Raises TurnConflict,
+        InvalidRequest, or the SessionGone family.
         """
         images = digests(item.image for item in received)
         event = Event(kind="turn", images=images, question=question, response="{}", invocation_id=name)
@@ -241,10 +241,10 @@ class SessionLifecycle:
         received: Sequence[ReceivedImage],
         find: Callable[[], QueuedResponse | None],
     ) -> QueuedResponse:
-        """Record what a response in the background is to answer, unless `find` returns what the same request did.
+        """Record the question of a response in the background, and return the response.
 
-        In a conversation, which has other turns as well, the response reserves an entry. Raises TurnConflict, the
-        session's end.
+        find: returns the response that an earlier attempt of the same request queued; then nothing is recorded. In a
+        conversation, the response reserves an entry. Raises TurnConflict, or the SessionGone family.
         """
         images = digests(item.image for item in received)
 
@@ -263,7 +263,7 @@ class SessionLifecycle:
         is_recorded: Callable[[], bool],
         record: Callable[[], None],
     ) -> None:
-        """Record a request, unless an earlier attempt did so. Raises TurnConflict, the session's end."""
+        """Record a request, unless an earlier attempt did so. Raises TurnConflict, or the SessionGone family."""
         with session.recording:
             try:
                 self._recorder.catch_up(session)

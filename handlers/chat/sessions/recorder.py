@@ -250,7 +250,7 @@ class SessionRecorder:
         return None if first is None or first.kind != "open" else fields_of(first.response)
 
     def check_history(self, session: Session, num_chars: int) -> None:
-        """Raise ContextTooLong if the session may not have that many more characters, Overloaded if all may not."""
+        """Raise ContextTooLong if the session's texts would exceed their limit, Overloaded if all sessions' would."""
         limit = self._store.settings.max_history_chars
         if session.num_chars + num_chars > limit:
             raise ContextTooLong(
@@ -299,8 +299,8 @@ class SessionRecorder:
     def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
         """Return the session for an opening: `session`, or the one that the same request has opened before.
 
-        With a journal, that may have been on another instance. Call this after the opening is recorded, because another
-        instance may answer with the session at once. If another session is returned, discard this one. Raises
+        With a journal, an earlier opening may be another instance's. Call this after the opening is recorded, because
+        another instance may answer with the session at once. If another session is returned, discard this one. Raises
         JournalUnavailable.
         """
         if not invocation_id:
@@ -396,5 +396,5 @@ class SessionRecorder:
 
 
 def _name(*parts: str) -> str:
-    """Join texts to a name that differs for different texts."""
+    """Return a name for these texts; different texts have different names."""
     return json.dumps(parts)

@@ -19,7 +19,7 @@ from torchmoor.wire.session_ids import SessionId
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """The state of one conversation. `SessionStore` changes it.
+    """The state of one conversation. Only `SessionStore` changes it.
 
     scope: conversations of one scope share images and KV blocks. owner: see `owner_of`. opened_at, used_at: at this
     worker, in seconds since 1970.
@@ -60,13 +60,13 @@ class Session:
 
     @property
     def label(self) -> str:
-        """What its owner's list has it as: the purpose of a file; empty for a session that is not listed."""
+        """The label in the owner's list of resources: a file's purpose; "" for a session that is not listed."""
         purpose = (self.resource or {}).get("purpose")
         return purpose if isinstance(purpose, str) else ""
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a request uses or awaits the session, or an operator keeps it, so that it is not evicted."""
+        """Return whether the session must not be evicted: a request uses or awaits it, or an operator pins it."""
         return self.turn is not None or bool(self.waiting) or self.num_holds > 0 or self.is_pinned
 
     def find_turn(self, number: int) -> Event | None:

@@ -29,7 +29,7 @@ class SessionIdMinter:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "SessionIdMinter":
-        """Read the keys and the instance's name from the environment; without keys, make one for this process alone.
+        """Read the keys and the instance's name from the environment. Without keys, make a private one.
 
         Raises SettingsError if a variable is malformed.
         """

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class SessionStore(SessionTable):
-    """What sessions do while they are in the table."""
+    """Queues turns, pins caches and holds images of the table's sessions."""
 
     def measure(self, session: Session) -> tuple[int, ImageTier]:
         """Return the bytes of the session's images and the slowest of their tiers."""
@@ -36,7 +36,7 @@ class SessionStore(SessionTable):
     def enqueue(self, session: Session, turn: QueuedTurn, *, may_wait: bool = True) -> bool:
         """Append a turn to the session's queue. Return True if it may begin now, False if it waits or may not.
 
-        Raises Overloaded when too many wait, the session's error if it has ended, SessionLost if it was evicted.
+        Raises Overloaded if too many turns wait, the session's error if it has ended, SessionLost if it was evicted.
         """
         with self._lock:
             self._raise_if_gone(session)
@@ -111,7 +111,7 @@ class SessionStore(SessionTable):
     def add_images(self, session: Session, images: Sequence[Image], *, are_recorded: bool = False) -> None:
         """Add images for the session's next question. The session holds them from now on.
 
-        are_recorded: by another worker, so those that came with the running turn do not count.
+        are_recorded: another worker recorded them; images that came with the running turn then do not count.
 
         Raises InvalidRequest if there are too many, the session's error if it has ended; then the caller still holds
         them.
@@ -126,13 +126,13 @@ class SessionStore(SessionTable):
             session.pending_images.extend(images)
 
     def check_images(self, session: Session) -> None:
-        """Raise InvalidRequest if the session has too many images, of which other workers have added some."""
+        """Raise InvalidRequest if the session has too many images, because other workers have added some, too."""
         with self._lock:
             num_images = len(session.images) + len(session.pending_images)
         check_num_images(num_images, self.settings.max_images)
 
     def recorded_images_for(self, session: Session, queued: QueuedResponse | None) -> list[Image]:
-        """Return what `Session.images_for` does, without what the journal does not have. Hold `session.recording`."""
+        """Return `Session.images_for`, without images that the journal does not have. Hold `session.recording`."""
         with self._lock:
             images = session.images_for(queued)
             for image in session.unrecorded:
@@ -148,8 +148,8 @@ class SessionStore(SessionTable):
     def drop_repeated(self, session: Session) -> None:
         """Remove and release pending images that equal those that came with the turn just committed.
 
-        The journal does not say which of its images came with a turn. So other workers take one that was added while
-        the turn ran for the turn's own.
+        The journal does not say which images came with a turn, so other workers assign an image that was added while
+        the turn ran to the turn.
         """
         with self._lock:
             pending = session.images_for(None)

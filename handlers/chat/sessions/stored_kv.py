@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 10_000  # sessions that wait to be written; beyond this number the oldest is skipped
 PARTS_READ = 4  # at once
 WEIGHT = 0.2  # weight of the newest measurement in the running mean
-TRIED_EVERY = 16  # one of this many restorations that would be slower than computing is done, to measure again
+TRIED_EVERY = 16  # of this many restorations that would be slower than computing, one is done, to measure again
 
 
 class StoredKv:

@@ -1,4 +1,4 @@
-"""The table of the sessions that this worker holds: how they come and when they end. eviction.py: which leaves first.
+"""The table of this worker's sessions: opens, adopts, expires and closes them. Eviction's order: eviction.py.
 
 The contract: a session ends only by close or expiry. With a journal the table is a cache: when it is full, or its
 sessions have too many texts, the idle session that was used least recently is evicted, and its next request adopts it
@@ -138,7 +138,7 @@ class SessionTable:
         return error
 
     def add_chars(self, session: Session, num_chars: int) -> None:
-        """Count texts that a session has now; with a journal, evict idle sessions as long as all have too many."""
+        """Count a session's new texts. With a journal, evict idle sessions until all texts fit their limit."""
         with self._lock:
             session.num_chars += num_chars
             if self._sessions.get(session.id.text) is session:
@@ -170,7 +170,7 @@ class SessionTable:
             self._note_use(session)
 
     def _note_use(self, session: Session) -> None:
-        """Make the session the most recently used one of the idle ones, if it is idle."""
+        """If the session is idle, make it the most recently used one."""
         if not session.is_busy and self._sessions.get(session.id.text) is session:
             session.used_at = self._wall()
             self._idle.add(session)
@@ -241,7 +241,7 @@ class SessionTable:
             self._tombstones.forget_old(now)
 
     def lose(self, text: str, end: SessionLost) -> None:
-        """End the session of this id, if it is open here; its next request looks for its journal again."""
+        """End the session of this id, if it is open here. Its next request reads its journal again."""
         with self._lock:
             session = self._sessions.get(text)
             if session is not None:

@@ -1,4 +1,4 @@
-"""Admits answers to a worker's memory, and queues those that find none.
+"""Limits the answers that use a worker's memory at once; the others wait in a queue.
 
 An answer that finds no memory frees all that it holds and waits here. Each answer that ends lets two waiting answers
 try again, so that the number of running answers grows while there is memory and shrinks when there is none. An answer

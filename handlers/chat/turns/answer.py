@@ -28,7 +28,7 @@ from torchmoor.wire.receipt import CACHE_TIER, GENERATED_TOKENS
 
 
 class TokenText(NamedTuple):
-    """The text that has become certain with a token, and the token's own; see Token."""
+    """The text that a token completes, and the token's own text; see Token."""
 
     text: str
     own_text: str
@@ -63,7 +63,7 @@ class AnswerWriter:
         self._num_chars = 0  # number of characters of the tokens' own texts so far
 
     def read_as(self, style: AnswerStyle) -> None:
-        """Split the answer into parts by its style, if it can have others than content. Call this before its tokens."""
+        """Split the answer into parts by its style, if it can have parts besides content. Call before adding tokens."""
         if self._has_tools or style.thought is not None:
             self._make_reader = partial(AnswerReader, style, has_tools=self._has_tools, name=self._name)
             self._reader = self._make_reader()
@@ -210,7 +210,7 @@ class AnswerWriter:
 
 
 def _name_answer(request: Ask | Generate, reply: PendingReply) -> str:
-    """Return a name of the answer that another attempt at it has, too."""
+    """Return a name for the answer. All attempts of one request have the same name."""
     if isinstance(request, Ask) and request.queued is not None:  # another attempt is another request
         return f"{request.session_id} {request.queued.number}"
     return f"{reply.received_at} {reply.choice}"

@@ -27,7 +27,7 @@ _SEED_BYTES = 7
 
 
 class Choices:
-    """Generates the answers to one request, and passes them to its reply. prompt: None until the first made it."""
+    """Generates the answers to one request, and passes them to its reply. prompt: set once it is composed."""
 
     def __init__(self, parts: GenerationParts, request: Generate, reply: PendingReply) -> None:
         self._parts = parts
@@ -186,7 +186,7 @@ class _Choice(Completion):
 
 
 class _ChoiceForm:
-    """The form of one answer; keeps its summary with its tokens. Implements `AnswerForm`.
+    """Passes one answer's tokens to the request's form and keeps the answer's summary. Implements `AnswerForm`.
 
     is_written: the client gets a stream, too.
     """

@@ -34,7 +34,7 @@ class Completion:
         self._generation = Generation(parts, self, self._cache, request, reply, self._release)
 
     def start(self) -> None:
-        """Begin. Raises ContextTooLong at once if possible, because TorchServe resends a waiting body in each step."""
+        """Begin. Raises ContextTooLong early where it can: TorchServe resends a waiting request's body in each step."""
         prompt = self._request.prompt  # searched for images on a worker thread, because it may have megabytes
         if prompt is None:
             images = images_of(self._request_parts())

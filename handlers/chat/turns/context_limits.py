@@ -43,7 +43,7 @@ class ContextLimits:
             raise ContextTooLong(f"{described.format(num_chars)}, more than {limit}")
 
     def max_prompt_beside_answer(self, wanted: int | None) -> int:
-        """Return the maximum of a prompt's tokens. An answer of `wanted` tokens gets at most half of all."""
+        """Return the maximum of a prompt's tokens that leaves `wanted`, but at most half, for the answer."""
         room = min(self.max_context, self.pool.num_tokens(self.max_bytes))
         return min(self.max_prompt, room - min(wanted or self.engine.max_new_tokens, room // 2))
 

@@ -80,7 +80,7 @@ class Detokenizer:
         searched_from = max(0, len(self._text) - self._overlap)
         self._text += new
         found = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, searched_from)) >= 0]
-        if found:  # the one that was complete first, so that the result does not depend on token borders
+        if found:  # the one that ends first, so that the result does not depend on token borders
             self.is_stopped = True
             self._text = self._text[: min(found)[1]]
         num_held = 0 if is_last or self.is_stopped else self._num_held()

@@ -323,7 +323,7 @@ class Generation:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Prepare the rest, with a prompt that is there."""
+        """Prepare the rest: the prompt is composed."""
         self._submit(self._parts.threads_for(self._reply), self._prepare)
 
     def _summarise(self, reason: FinishReason) -> Summary:

@@ -42,7 +42,7 @@ class GenerationParts:
     def threads_for(self, reply: PendingReply, *, is_slow: bool = False, line: str | None = None) -> Submit:
         """Return where an answer's next part runs.
 
-        is_slow: it delays only others that are slow. line: in which it waits for what it fetches (see FetchPool).
+        is_slow: use the threads for slow work. line: the queue for its downloads (see FetchPool).
         """
         if line is not None:
             return partial(self.fetching.submit, line, reply)

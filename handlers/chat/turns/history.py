@@ -65,8 +65,8 @@ def _starts(turns: Sequence[dict[str, Any]]) -> list[int]:
 def _are_same(given: Sequence[dict[str, Any]], held: Sequence[dict[str, Any]]) -> bool:
     """Compare roles and texts; clients that repeat messages may omit images and trim texts.
 
-    The session has a tool call as the model's text and the client repeats it as a call, so only its position is
-    compared.
+    The session stores a tool call as the model's text, and the client repeats it as a call. So only the call's position
+    is compared.
     """
     pairs = zip(given, held, strict=False)
     return len(given) == len(held) and all(

@@ -15,8 +15,8 @@ from handlers.models.answer_style import AnswerStyle
 class Prompt:
     """The input of the model.
 
-    ids: with `image_token_id` at each position of an image. images: in order. style: of the answer to this prompt.
-    adapter: the name of the one that answers; empty for the base model. receipt: response headers about how the prompt
+    ids: with `image_token_id` at each position of an image. images: in order. style: how the answer marks its parts.
+    adapter: the name of the adapter that answers; "" for the base model. receipt: response headers about how the prompt
     was made.
     """
 

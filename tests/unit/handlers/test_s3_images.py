@@ -130,7 +130,7 @@ def test_broken_and_odd_pictures_are_refused() -> None:
         scaled(b"no picture")
     with pytest.raises(NotAnImage):
         scaled(encoded(drawing())[:600])
-    with pytest.raises(ImageTooLarge, match="one side may be 100 times the other"):
+    with pytest.raises(ImageTooLarge, match="one side may be at most 100 times the other"):
         scaled(encoded(drawing(size=(3000, 3))))
 
 
