@@ -29,7 +29,7 @@ JSON_OPTIONS: Any = {
 
 
 class FinishReason(Enum):
-    """Why generation ended; the values are the words of the TGI protocol."""
+    """Why generation ended. The values are TGI's."""
 
     EOS = "eos_token"
     LENGTH = "length"
@@ -143,7 +143,7 @@ class KvCache(Protocol):
         ...
 
     def unpin(self, *, is_kept: bool = False) -> None:
-        """End an answer's use: free unused memory. The rest may be evicted, unless the session is pinned."""
+        """End an answer's use: free memory that it reserved but did not use. is_kept: the rest stays pinned."""
         ...
 
     def drop(self) -> None:
@@ -218,7 +218,7 @@ class KvParts(Protocol):
         ...
 
     def name(self, keys: Sequence[int], digests: Mapping[int, str], variant: str) -> list[bytes]:
-        """Name the beginnings of a sequence.
+        """Name the prefixes of a sequence, one name per block.
 
         digests: of the images, by key; the names end at an image without digest. variant: see `KvCache.match`.
         """
@@ -229,7 +229,7 @@ class KvParts(Protocol):
         ...
 
     def find(self, names: Sequence[bytes], number: int, num_bytes: int) -> KvPart | None:
-        """Return the part of this number and size, if a sequence with these names is that long."""
+        """Return the part of this number and size; None if a sequence with these names is too short for it."""
         ...
 
     def read(self, cache: KvCache, keys: Sequence[int], part: KvPart, variant: str) -> bytes | None:
@@ -237,7 +237,7 @@ class KvParts(Protocol):
         ...
 
     def write(self, cache: KvCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
-        """Extend a cache, which holds all before this part, by the part. Raises OutOfMemory."""
+        """Append a part to a cache that holds everything before it. Raises OutOfMemory."""
         ...
 
 

@@ -136,7 +136,7 @@ class GrammarCompiler:
         except ValueError as exc:
             raise InvalidRequest(f"{source.field} is refused: {exc}", param=source.field) from exc
         except CancelledError:
-            raise Overloaded("other grammars have taken its place; try again later") from None
+            raise Overloaded("the compiled grammar was evicted for others; try again later") from None
         except TimeoutError:
             if compiling.running():
                 raise InvalidRequest(
@@ -174,7 +174,7 @@ class GrammarCompiler:
         return from_tokenizer(self._tokenizer, n_vocab=size, eos_token=self._eos_token_ids or None)
 
     def _compile(self, source: GrammarText, trie: "Future[LLTokenizer]") -> Grammar:
-        """Raises ValueError with the reason if the grammar is refused."""
+        """Compile a grammar. Raises ValueError with the reason if it is refused."""
         from llguidance import LLMatcher, LLParserLimits
 
         settings = self._settings

@@ -82,8 +82,11 @@ class Engine:
         self._post(self._inbox, lambda: self.finish(sequence, error))
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run `function` on the engine thread between two steps, no other one between the same two: encoding an image
-        takes longer than a step, and those that stream would notice several."""
+        """Run `function` on the engine thread between two steps.
+
+        At most one call runs between two steps: encoding an image takes longer than a step, and several in a row would
+        delay streams noticeably.
+        """
         future: Future[T] = Future()
 
         def run() -> None:

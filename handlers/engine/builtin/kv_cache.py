@@ -202,7 +202,7 @@ class BlockPool:
             if holders != [state.num_holders for state in self._blocks]:
                 raise RuntimeError("the pool's holders are not the caches that hold its blocks")
             if sorted(self._free) != [block for block, count in enumerate(holders) if count == 0]:
-                raise RuntimeError("the free blocks are not those that no cache holds")
+                raise RuntimeError("the free list differs from the blocks that no cache holds")
             published = {block: state.key for block, state in enumerate(self._blocks) if state.key is not None}
             if {key: block for block, key in published.items()} != self._published:
                 raise RuntimeError("a block is published under a content that it does not hold")
@@ -277,7 +277,7 @@ class SequenceCache:
 
     @property
     def _root(self) -> object:
-        """The name of the empty beginning."""
+        """The name of the empty prefix."""
         return self.scope, self.variant
 
     def match(self, prompt: Sequence[int], variant: str = "") -> int:

@@ -81,7 +81,7 @@ def split_parts(names: Sequence[bytes]) -> list[KvPart]:
 
 
 def find_part(names: Sequence[bytes], number: int, num_bytes: int, shape: CacheShape) -> KvPart | None:
-    """Return the part of this number and size, if the sequence whose blocks have these names is that long."""
+    """Return the part of this number and size; None if the sequence with these block names is too short for it."""
     num_blocks, rest = divmod(num_bytes, shape.block_bytes)
     last = number * PART_BLOCKS + num_blocks - 1
     if rest or not 1 <= num_blocks <= PART_BLOCKS or last >= len(names):
@@ -101,7 +101,7 @@ def read_part(cache: SequenceCache, keys: Sequence[int], part: KvPart, variant: 
 
 @torch.inference_mode()
 def write_part(cache: SequenceCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
-    """Extend a cache, which holds all before this part, by the part. Engine thread only. Raises OutOfMemory."""
+    """Append a part to a cache that holds everything before it. Engine thread only. Raises OutOfMemory."""
     pool = cache.pool
     layers, kinds, heads, _, size = pool.storage.shape
     cache.truncate(part.start)

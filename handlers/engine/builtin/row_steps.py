@@ -53,7 +53,7 @@ class BlockTable:
         self._held = [blocks] * len(self._held)
 
     def set(self, caches: Sequence[SequenceCache], num_rows: int) -> Tensor:
-        """Write the caches' blocks. Return `num_rows` rows; rows beyond the caches have the spare block."""
+        """Write each cache's blocks into its row. Return `num_rows` rows; the rest of them have the spare block."""
         for row in range(num_rows):
             blocks = caches[row].blocks if row < len(caches) else self._spare
             if self._held[row] is not blocks:
@@ -66,7 +66,7 @@ class RowSteps:
     """Steps of at most `max_rows` tokens. All calls on one thread.
 
     has_graphs: on a GPU, capture the steps as CUDA graphs; else their kernels are launched one by one. has_prompts:
-    take all prompts that have room; None: if there are graphs, and those that are faster so.
+    take every prompt that has room. None: take prompts only with graphs, and only where that is faster.
     """
 
     def __init__(

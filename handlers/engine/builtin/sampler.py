@@ -125,7 +125,7 @@ class Sampler:
         return self.grammar is not None and self.grammar.is_complete
 
     def prepare(self) -> None:
-        """Find the tokens that may come next, once for repeated steps. Raises GrammarFailed."""
+        """Find the tokens that the grammar allows next. A repeated step reuses them. Raises GrammarFailed."""
         if self.grammar is not None and not self.mask:
             self.mask = self.grammar.mask()
 
@@ -177,7 +177,7 @@ def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int
 
 @torch.inference_mode()
 def draw_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int], Tensor]:
-    """Draw the tokens of `choose_tokens`; repeated, it draws the same ones. `note_token` must follow.
+    """Draw the tokens of `choose_tokens`. A repeated call draws the same ones. `note_token` must follow.
 
     Returns rows, and for each of them (rows, 2) float64 on the device: its token, and that token's probability. Waits
     for the device only where top_p is the first cut.

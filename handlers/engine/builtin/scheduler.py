@@ -66,7 +66,7 @@ class Scheduler:
     def next_batch(self) -> list[StepShare]:
         """Return the next step's shares, decoding sequences first; empty if there is nothing to do.
 
-        Among the decoding ones, and among the others, those of one adapter are side by side.
+        Within the decoding shares, and within the others, shares of one adapter are adjacent.
         """
         self._count += 1
         decoding = [StepShare(s, s.pending(1), True) for s in self.running if not s.is_prefilling]

@@ -8,8 +8,8 @@ from handlers.models.lora import LoraAdapter
 class TokenSequence:
     """One answer in the engine, owned by the engine thread from `Engine.submit` to the last event.
 
-    cache: of the conversation; it has been matched with the prompt. num_cached: positions of the prompt that were in it
-    then. The other attributes are the request's, see `AnswerRequest`.
+    cache: the conversation's, matched with the prompt. num_cached: positions of the prompt that the match found. The
+    other attributes are the request's, see `AnswerRequest`.
     """
 
     def __init__(self, cache: KvCache, request: AnswerRequest) -> None:

@@ -6,7 +6,7 @@ from handlers.engine.contract import KvCache
 
 
 class VllmCache:
-    """Implements `KvCache`. vLLM finds known beginnings by their content, so that nothing is kept here."""
+    """Implements `KvCache`. Stores nothing: vLLM finds known prefixes by their content."""
 
     length = 0
     num_bytes = 0
