@@ -100,7 +100,7 @@ def remove(path: Path) -> int:
 def remove_abandoned(root: Path, file: "os.DirEntry[str]", info: os.stat_result) -> bool:
     """Delete a temporary file if its writer is gone, and return whether it was.
 
-    root: its modification time must be now.
+    root: touched just before, so that its modification time is now by the file system's clock.
     """
     is_temporary = file.name.startswith(".") and file.is_file(follow_symlinks=False)
     if not is_temporary or info.st_mtime >= root.stat().st_mtime - ABANDONED_S:

@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 5  # attempts to link an image whose file is deleted at the same 
 
 
 class DirectorySharedImages:
-    """root: of the journals. Any thread and, over the directory, any process."""
+    """Safe for all threads, and for all processes that share the directory. root: the journals' directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

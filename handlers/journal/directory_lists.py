@@ -14,7 +14,7 @@ LISTED = "listed"
 
 
 class DirectoryLists:
-    """root: of the journals. Any thread and, over the directory, any process."""
+    """Safe for all threads, and for all processes that share the directory. root: the journals' directory."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / LISTED

@@ -19,7 +19,7 @@ OWNER_MARK = "owner."  # the beginning of an empty file's name, whose end is the
 def measure(root: Path, found: JournalUsage) -> None:
     """Count all files and open sessions. Delete temporary files whose writers are gone.
 
-    Set the modification time of the root to now before.
+    Touch the root first: its modification time is the present by the file system's clock.
     """
     for folder in root.iterdir():
         if folder.name in (PICTURES, LISTED):
@@ -41,13 +41,13 @@ def measure(root: Path, found: JournalUsage) -> None:
 
 
 def owner_of(name: str) -> str | None:
-    """Return the owner that the name of a file in a session's folder tells, if any."""
+    """Return the owner that is part of this name of a file in a session's folder; None for other files."""
     owner = name.removeprefix(OWNER_MARK)
     return owner if name.startswith(OWNER_MARK) and is_owner(owner) else None
 
 
 def _share(name: str, info: os.stat_result) -> int:
-    """Return a file's bytes; of an image, the part of one of the sessions that have it."""
+    """Return a file's bytes; for an image, the share of one of the sessions that have it."""
     num_sessions = max(1, info.st_nlink - 1) if is_image_name(name) else 1
     return files.size(info) // num_sessions
 

@@ -17,23 +17,25 @@ class EventTooLarge(Exception):
 class Event:
     """One event of a session.
 
-    kind: "open", "images", "queue", "begin", "end", "turn", "update", "delete" or "close". images: hashes of the
-    images that it adds or, in a turn, that the question refers to, in order. question, answer: of a turn. system: the
-    system message that the first turn brings. invocation_id: identifies a retry: the client's id, in a turn with the
-    images that came with the question; of a "close", that of the request that closed the session.
-    adapter: of an "open", the adapter that the request named; its session's questions go to it. Of a "queue" in a
-    conversation, the one that answers.
-    asked_by: "tool" if the question is the results of tools, as JSON; else empty.
-    response: of a turn of OpenAI's Responses API, the response's fields as JSON; its question and answer are then lists
-    of items as JSON. A turn that only adds items to a conversation has no answer, and `{}` as its response. Of an
-    "open" or an "update", the conversation's fields. The question of a "delete" is the number of the deleted response,
-    or that and the place of the deleted item; that of an "open" how many turns were copied from another session.
-    A "queue" is a response in the background before it is a turn: its question and its response are those of the turn
-    to be, its answer is the request's other fields as JSON. The response of an "end" says why there will be no turn.
-    entry: of a "queue" in a conversation, the number of the entry that it reserves; also of its "begin", its "end" and
-    its turn. A "begin" says that the model has the conversation up to here.
-    nonce: distinguishes writes of equal content: a writer whose write timed out, and that finds the number taken,
-    recognises its own event by it.
+    The fields by kind; a field that is not listed is empty:
+        open    adapter: answers the session's questions. response: fields of an OpenAI conversation or file. question:
+                number of turns that were copied from another session.
+        images  images: hashes of the added images.
+        turn    question, answer. images: hashes of the question's images, in order. system: the first turn's system
+                message. asked_by: "tool" if the question is JSON with the results of tools. Of the Responses API,
+                response has the response's fields, and question and answer are lists of items, all as JSON; a turn
+                that only adds items has the response `{}` and no answer.
+        queue   a response in the background before it is a turn. question, response: as in its turn. answer: the
+                request's other fields as JSON. adapter: in a conversation, the one that answers.
+        begin   the model has read the conversation up to here.
+        end     response: why the queued response gets no turn.
+        update  response: the conversation's new fields.
+        delete  question: number of the deleted response, or that and the place of the deleted item.
+        close   invocation_id: the request that closed the session.
+    entry: in a conversation, the number of the entry that a "queue" reserves; also in its "begin", "end" and "turn".
+    invocation_id: the client's id of the request, by which a retry is recognised; in a turn, together with its images.
+    nonce: differs between writes of equal content. A writer that timed out and finds the number taken recognises its
+    own event by it.
     """
 
     kind: str

@@ -85,7 +85,7 @@ class Journal(Protocol):
     def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         """Write an event durably, after its predecessors. Succeeds if the same event was written before.
 
-        owner: whose bytes the event counts with; that of event 0 is the session's.
+        owner: the event's bytes count for this owner. Event 0's owner is the session's.
 
         Raises EventTaken if another event has this number, JournalClosed, EventTooLarge.
         """

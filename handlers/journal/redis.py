@@ -332,7 +332,7 @@ def _read_owner(data: bytes) -> str:
 
 
 def _within(found: Any, max_bytes: int) -> Any:
-    """Return what a reading script found. Raises DamagedRecord if that is the size of something too large."""
+    """Return a reading script's result. Raises DamagedRecord if it is a size, for a value above max_bytes."""
     if isinstance(found, int):
         check_size(found, max_bytes)
     return found

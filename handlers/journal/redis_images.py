@@ -49,7 +49,7 @@ return redis.call('GET', KEYS[1])
 
 
 class RedisSharedImages:
-    """Any thread and, over the server, any process."""
+    """Safe for all threads, and for all processes that share the server."""
 
     def __init__(self, scripts: RedisScripts) -> None:
         self._scripts = scripts

@@ -111,7 +111,7 @@ class S3Journal(StoredJournal):
         return check_image(image, self._images.get(folder, image, max_bytes))
 
     def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
-        """Write a part. One that replaces another counts beside it until the next measurement."""
+        """Write a part. If it replaces another part, both count until the next measurement."""
         self._budget.check_kv(owner, len(data))
         key = self._kv(session_id, number)
         self._objects.put(key, data)

@@ -41,7 +41,7 @@ NO_USE = (None, 0)
 
 
 class S3SharedImages:
-    """Any thread and, over the bucket, any process."""
+    """Safe for all threads, and for all processes that share the bucket."""
 
     def __init__(self, objects: S3Objects, prefix: str) -> None:
         self._objects = objects
