@@ -24,7 +24,7 @@ SOURCE = "handler.adapters.source"
 
 
 class ResidentAdapter:
-    """Implements `ResidentModel`. An adapter is small, so it has no place on the host when it leaves the device."""
+    """Implements `ResidentModel`. An adapter that leaves the device is dropped, not moved to the host: it is small."""
 
     host_bytes = mapped_bytes = 0
 

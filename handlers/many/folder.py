@@ -57,8 +57,8 @@ def read_json(folder: Path, name: str, kind: type = dict) -> Any:
     except FileNotFoundError as exc:
         raise ModelBroken(f"the model has no {name}") from exc
     except (OSError, ValueError, RecursionError) as exc:
-        raise ModelBroken(f"the model's {name} is no JSON") from exc  # prose: allow
+        raise ModelBroken(f"the model's {name} is not JSON") from exc
     if not isinstance(found, kind):
         noun = "object" if kind is dict else kind.__name__
-        raise ModelBroken(f"the model's {name} is no JSON {noun}")  # prose: allow
+        raise ModelBroken(f"the model's {name} is not a JSON {noun}")
     return found

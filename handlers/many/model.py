@@ -121,7 +121,7 @@ class LoadProgress:
         self._is_stopped = False
 
     def allow(self, seconds: float) -> None:
-        """Set the deadline. The time in a queue before does not count."""
+        """Set the deadline to this many seconds from now, so that earlier time in a queue does not count."""
         self._deadline = self._clock() + seconds
 
     def begin(self, stage: str, total: int) -> None:

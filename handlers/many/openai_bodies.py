@@ -32,7 +32,7 @@ RERANK_FIELDS = {"query", "documents", "model", "top_n", "return_documents", "us
 def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, max_inputs: int) -> TaskRequest:
     """Read a body of any form for a task. Raises InvalidJson, InvalidRequest, UnsupportedMedia.
 
-    max_inputs: checked before anything is made of each text, which takes many times its memory.
+    max_inputs: checked first, because the parsed request takes many times a text's memory.
     """
     if wire.INFERENCE_HEADER_LENGTH in incoming.headers:
         raise InvalidRequest(f"this model's task is {task}, which takes no tensors: send {_takes(task)}", param="model")

@@ -105,7 +105,7 @@ def _text(body: Any) -> str:
         except UnicodeDecodeError as exc:
             raise InvalidRequest("the text is not UTF-8") from exc
     if not isinstance(body, str):
-        raise InvalidRequest("the body is no text")  # prose: allow
+        raise InvalidRequest("the body is not text")
     return body
 
 

@@ -59,7 +59,7 @@ def unpack_tar(
                     tree.add_file(member.name, content, member.size)
         stream.drain()  # so that gzip's checksum at the end is checked
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError) as exc:
-        raise ModelBroken(f"the archive is damaged, or is no .tar.gz: {exc}") from exc  # prose: allow
+        raise ModelBroken(f"the archive is damaged, or is not a .tar.gz: {exc}") from exc
 
 
 def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, progress: LoadProgress) -> None:
@@ -95,7 +95,7 @@ def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, prog
         RuntimeError,
         OverflowError,
     ) as exc:
-        raise ModelBroken(f"the archive is damaged, or is no .mar: {exc}") from exc  # prose: allow
+        raise ModelBroken(f"the archive is damaged, or is not a .mar: {exc}") from exc
 
 
 class _Allowance:
@@ -115,7 +115,7 @@ class _Allowance:
         if self._spent + num_bytes > self._by_size:
             raise ModelBroken(f"it unpacks to more than handler.many.max_unpacked_bytes ({self._by_size})")
         if self._spent + num_bytes > self._by_ratio:
-            raise ModelBroken("it unpacks to more times its own size than handler.many.max_ratio, as bombs do")
+            raise ModelBroken("its unpacked size is more than handler.many.max_ratio times its own")
 
 
 class _Tree:
@@ -141,7 +141,7 @@ class _Tree:
             and len(os.fsencode(name)) <= MAX_PATH_BYTES
         )
         if not is_safe:
-            raise ModelBroken(f"{_shown(name)} in the archive is no path below its top")  # prose: allow
+            raise ModelBroken(f"{_shown(name)} in the archive is not a path below its top")
 
     def is_wanted(self, name: str) -> bool:
         """Return False for SageMaker's code, at the top or in the model's folder, and for macOS metadata."""

@@ -53,9 +53,9 @@ def read_weights(folder: Path, *, may_unpickle: bool, progress: LoadProgress) ->
 
 
 def _find(folder: Path, name: str) -> dict[Path, set[str] | None]:
-    """Return the file of this name, or those of its index, each with the names of its tensors; None for all.
+    """Return the files of the weights, each with its tensors' names; None: all tensors of the file.
 
-    Empty if neither exists.
+    name: of the one file or, if there is an index, of the weights that it lists. Empty if neither exists.
     """
     if (folder / name).is_file():
         return {folder / name: None}
@@ -65,7 +65,7 @@ def _find(folder: Path, name: str) -> dict[Path, set[str] | None]:
     try:
         places = dict(json.loads(index.read_bytes())["weight_map"])
     except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError) as exc:
-        raise ModelBroken(f"{index.name} is no index of weights") from exc  # prose: allow
+        raise ModelBroken(f"{index.name} is not an index of weights") from exc
     files: dict[Path, set[str] | None] = {}
     for part in sorted({str(part) for part in places.values()}):
         if Path(part).name != part or not (folder / part).is_file():
@@ -82,7 +82,7 @@ def _map(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
             names = opened.keys() if wanted is None else wanted
             return {name: opened.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError) as exc:
-        raise ModelBroken(f"{file.name} is no safetensors file, or a damaged one: {exc}") from exc  # prose: allow
+        raise ModelBroken(f"{file.name} is not a safetensors file, or is damaged: {exc}") from exc
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
@@ -91,5 +91,5 @@ def _unpickle(file: Path) -> dict[str, Tensor]:
     except Exception as exc:  # the unpickler raises any exception
         raise ModelBroken(f"{file.name} holds more than tensors, or is damaged ({type(exc).__name__})") from exc
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ModelBroken(f"{file.name} is no table of tensors")  # prose: allow
+        raise ModelBroken(f"{file.name} is not a table of tensors")
     return {str(name): tensor for name, tensor in found.items()}

@@ -83,7 +83,7 @@ class ModelCache:
             self._promote(entry, now)
 
     def cancel(self, ticket: ModelTicket) -> None:
-        """Forget a ticket. A load that has begun goes on."""
+        """Forget a ticket. A load that has begun continues."""
         ticket.end()
         for entry in self.entries:
             entry.tickets.pop(ticket, None)

@@ -238,7 +238,7 @@ def take_home(settings: ManySettings) -> tuple[Path, IO[str]]:
                 lock.close()
     except OSError as exc:
         raise SettingsError(f"handler.many.cache_dir {base} cannot be used: {exc.strerror or exc}") from exc
-    raise SettingsError(f"{MAX_WORKERS} workers use handler.many.cache_dir {base} already")
+    raise SettingsError(f"{MAX_WORKERS} workers use handler.many.cache_dir {base} already; name another directory")
 
 
 def _read_marker(home: Path) -> _Unpacked | None:

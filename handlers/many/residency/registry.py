@@ -85,7 +85,7 @@ class ModelRegistry:
         """Call exactly one callback, unless cancelled: at once on this thread if the model is on the device or refused.
 
         Otherwise a thread of the registry calls it later; it must return soon. Errors: ModelUnknown, ModelBroken,
-        ModelLoading after hold_s while the load goes on, OutOfMemory, OutOfDisk, Overloaded, SourceUnavailable,
+        ModelLoading after hold_s while the load continues, OutOfMemory, OutOfDisk, Overloaded, SourceUnavailable,
         LoadStopped.
         """
         return self._want(name, on_ready, on_failed, time.monotonic() + self._settings.hold_s)
@@ -277,7 +277,7 @@ def open_registry(
 ) -> ModelRegistry:
     """Build a registry with its source and its disk.
 
-    worker_dir: base of a relative source. setting: that has named the source. Raises SettingsError.
+    worker_dir: base of a relative source. setting: the key that names the source, for errors. Raises SettingsError.
     """
     source = GivenSource(open_source(settings, worker_dir, setting), settings.url_roots, settings.max_files)
     home, lock_file = take_home(settings)

@@ -13,7 +13,7 @@ from handlers.settings.many import ManySettings
 def open_source(settings: ManySettings, worker_dir: Path, setting: str = SOURCE) -> Find:
     """Make the source; makes no request.
 
-    worker_dir: base of a relative directory. setting: that has named the source. Raises SettingsError.
+    worker_dir: base of a relative directory. setting: the key that names the source, for errors. Raises SettingsError.
     """
     if not settings.source:
         return _find_nothing
@@ -42,5 +42,5 @@ def _root(settings: ManySettings, worker_dir: Path) -> Path:
 
 
 def _find_nothing(name: str) -> SourceModel:
-    """Refuse every model, for workers whose models are all given."""
-    raise ModelUnknown(f"no model {name!r} has been loaded, and handler.many.source names no place to find it")
+    """Refuse every model, for workers whose models are all loaded by URL."""
+    raise ModelUnknown(f"no model {name!r} has been loaded, and handler.many.source is empty; load it by its URL")

@@ -85,7 +85,7 @@ def _as_source_errors() -> Iterator[None]:
 
 
 def open_s3(settings: ManySettings, setting: str = SOURCE) -> S3Source:
-    """Make the source; makes no request. setting: that has named it. Raises SettingsError."""
+    """Make the source; makes no request. setting: the key that names it, for errors. Raises SettingsError."""
     bucket, prefix = split_url(settings.source)
     if not bucket:
         raise SettingsError(f"{setting} must be s3://bucket/prefix, not {settings.source!r}")

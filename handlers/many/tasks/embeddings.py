@@ -66,7 +66,7 @@ def read_pooling(folder: Path) -> Pooling:
         return Pooling()
     modules = read_json(folder, MODULES, list)
     if not all(isinstance(module, dict) for module in modules):
-        raise ModelBroken(f"{MODULES} is no list of modules")  # prose: allow
+        raise ModelBroken(f"{MODULES} is not a list of modules")
     kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
     unknown = [kind for kind in kinds if kind not in _KNOWN]
     if unknown or "Transformer" not in kinds or len(kinds) != len(modules):
@@ -135,7 +135,7 @@ class Embeddings(TextTask):
         return TaskWork(work.inputs, lambda outputs: {"embeddings": work.finish(outputs)})
 
     def _check_size(self, request: TaskRequest, num_kept: int) -> None:
-        """Raise InvalidRequest before anything is computed for an answer that could not be sent."""
+        """Refuse an answer that is too large to send, before it is computed. Raises InvalidRequest."""
         number = len(request.inputs) if isinstance(request.inputs, list) else 1
         bytes_per_number = NUMBER_BYTES if request.form is None else request.form.bytes_per_number
         advice = "send fewer texts at once"
@@ -155,7 +155,7 @@ class Embeddings(TextTask):
 
 
 def _lower(inputs: Any) -> Any:
-    """Convert each text to lower case; the check of the inputs refuses anything else later."""
+    """Convert each text to lower case. Other values stay, for the check of the inputs to refuse."""
     if isinstance(inputs, list):
         return [each.lower() if isinstance(each, str) else each for each in inputs]
     return inputs.lower() if isinstance(inputs, str) else inputs

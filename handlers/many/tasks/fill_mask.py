@@ -54,7 +54,7 @@ class FillMask(TextTask):
         return TaskWork([self.as_input(own) for own in encoded], finish)
 
     def _check_size(self, encoded: Sequence[Any], num_results: int) -> None:
-        """Raise InvalidRequest if the results of all gaps, each with its text, could not be sent."""
+        """Raise InvalidRequest if the results of all gaps, each with its text, are too large to send."""
         num_gaps = num_bytes = 0
         for own in encoded:
             number = own["input_ids"].count(self.tokenizer.mask_token_id)

@@ -48,7 +48,7 @@ class _Reader:
             blank = _BLANK.match(self._text, self._at)
             self._at = blank.end() if blank else self._at
             if self._at < len(self._text):
-                raise self._error("a character that means nothing here")
+                raise self._error("unexpected character")
             self.kind, self.token = "end", ""
             return
         self._at = match.end()
@@ -60,7 +60,7 @@ class _Reader:
 
     def message(self, end: str | None, depth: int) -> Message:
         if depth > MAX_DEPTH:
-            raise self._error("too many messages inside one another")
+            raise self._error("messages are nested too deeply")
         fields: Message = {}
         while self.kind != "end" if end is None else self.token != end or self.kind == "text":
             if self.kind != "word":

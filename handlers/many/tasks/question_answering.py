@@ -82,7 +82,7 @@ class QuestionAnswering(TextTask):
         size = min(_positive(request, "max_seq_len", MAX_PIECE), self.max_tokens)
         question = self.shared.encode(item["question"], add_special_tokens=False)["input_ids"]
         if len(question) > min(_positive(request, "max_question_len", MAX_QUESTION), size // 2):
-            raise ContextTooLong(f"the question has {len(question)} tokens, too many for this model; ask more shortly")
+            raise ContextTooLong(f"the question has {len(question)} tokens, too many for this model; shorten it")
         room = size - len(question) - self.tokenizer.num_special_tokens_to_add(pair=True)
         if room < 1:
             raise ContextTooLong("'max_seq_len' leaves no room for the text")

@@ -100,7 +100,7 @@ class TextTask:
         return encoded
 
     def check_answer(self, what: str, num_bytes: float, advice: str, param: str = "inputs") -> None:
-        """Raise InvalidRequest before anything is computed for an answer that could not be sent.
+        """Refuse an answer that is too large to send, before it is computed. Raises InvalidRequest.
 
         what: the answer's parts. num_bytes: an estimate of their size.
         """

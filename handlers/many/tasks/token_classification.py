@@ -65,5 +65,5 @@ class TokenClassification(TextTask):
             known = ", ".join(name.lower() for name in AggregationStrategy.__members__)
             raise InvalidRequest(f"'aggregation_strategy' must be one of {known}", param="aggregation_strategy")
         if wanted not in ("NONE", "SIMPLE") and not self.tokenizer.is_fast:
-            raise InvalidRequest("this model's tokenizer knows no words: use 'simple'", param="aggregation_strategy")
+            raise InvalidRequest("the tokenizer does not mark words: use 'simple'", param="aggregation_strategy")
         return AggregationStrategy[wanted]

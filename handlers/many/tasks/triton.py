@@ -76,7 +76,7 @@ def read_config(folder: Path) -> TritonConfig:
 
 def _spec(fields: Any) -> TensorSpec:
     if not isinstance(fields, dict):
-        raise ValueError("an input or output is no message")  # prose: allow
+        raise ValueError("an input or output is not a message")
     name, kind = _single(fields, "name", ""), _single(fields, "data_type", "TYPE_INVALID")
     dtype = TYPES.get(kind.removeprefix("TYPE_"))
     shape = tuple(fields.get("dims", ()))
@@ -90,12 +90,12 @@ def _spec(fields: Any) -> TensorSpec:
 def _single(fields: Message, name: str, default: Any) -> Any:
     found = fields.get(name, [default])
     if len(found) != 1 or type(found[0]) is not type(default):
-        raise ValueError(f"{name} must stand once, as {type(default).__name__}")
+        raise ValueError(f"{name} must be given once, as {type(default).__name__}")
     return found[0]
 
 
 def _in_order(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Sort by their places among the model's arguments or outputs."""
+    """Return the tensors in the order of the model's arguments or outputs."""
     return tuple(spec for _, spec in sorted(zip(_places(specs), specs, strict=True), key=lambda pair: pair[0]))
 
 
@@ -137,7 +137,7 @@ class TritonTask:
             module = torch.jit.load(str(home / config.file), map_location="cpu")
         except (RuntimeError, ValueError, OSError) as exc:
             cause = str(exc).splitlines()[0][:300]
-            raise ModelBroken(f"{config.file} is no TorchScript: {cause}") from exc  # prose: allow
+            raise ModelBroken(f"{config.file} is not TorchScript: {cause}") from exc
         return cls(module.eval(), config, home.name if versions else "1", device)
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
@@ -147,7 +147,7 @@ class TritonTask:
         for each in request.inputs:
             name, tensor = read_tensor(each)
             if name in given:
-                raise InvalidRequest(f"the input {name[:100]!r} stands twice", param="inputs")
+                raise InvalidRequest(f"the input {name[:100]!r} is given twice", param="inputs")
             given[name] = tensor
         tensors = self._check(given)
         form: TensorForm = request.parameters["form"]
@@ -235,7 +235,7 @@ class TritonTask:
         return [spec.name for spec in self._config.outputs] or [f"OUTPUT__{i}" for i in range(num_outputs)]
 
     def describe(self) -> dict[str, Any]:
-        """Return the model's metadata. Without a configuration, TorchScript does not say what it takes."""
+        """Return the model's metadata. Without config.pbtxt, inputs and outputs are unknown."""
         batch = [-1] if self._config.max_batch_size > 0 else []
 
         def describe_all(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:

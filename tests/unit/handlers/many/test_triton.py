@@ -104,7 +104,7 @@ def test_torchscript_needs_a_setting(folder: Path) -> None:
         TritonTask.load(folder, CPU, is_allowed=False)
 
     (folder / "2" / "model.pt").write_bytes(b"nothing")
-    with pytest.raises(ModelBroken, match="no TorchScript"):
+    with pytest.raises(ModelBroken, match="not TorchScript"):
         TritonTask.load(folder, CPU, is_allowed=True)
     (folder / "2" / "model.pt").unlink()
     with pytest.raises(ModelBroken, match="no TorchScript file"):
@@ -130,16 +130,16 @@ def test_a_lone_torchscript_file_is_a_model_too(folder: Path, tmp_path: Path) ->
     ("text", "reason"),
     [
         ('backend: "tensorflow"', "tensorflow"),
-        ("platform: 5", "must stand once"),
-        ('backend: "pytorch" max_batch_size: "x"', "must stand once"),
+        ("platform: 5", "must be given once"),
+        ('backend: "pytorch" max_batch_size: "x"', "must be given once"),
         ('backend: "pytorch" input { name: "a" data_type: TYPE_STRING dims: 1 }', "TYPE_STRING"),
         ('backend: "pytorch" input { name: "a" data_type: TYPE_FP32 dims: 0 }', "dims"),
         ('backend: "pytorch" default_model_filename: "../x"', "plain name"),
         ("input {", "line 1"),
         ("input: [ 1 2 ]", "comma"),
         ("name 5", "value is missing"),
-        ("a: $", "means nothing"),
-        ("a { " * 100, "inside one another"),
+        ("a: $", "unexpected character"),
+        ("a { " * 100, "nested too deeply"),
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_refused(text: str, reason: str, tmp_path: Path) -> None:
