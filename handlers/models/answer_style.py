@@ -15,7 +15,7 @@ _OTHER_CALLS = "<function="  # calls as XML inside the same marks
 
 @dataclass(frozen=True, slots=True)
 class AnswerStyle:
-    """The marks around calls and around reasoning; None if the template knows none, or others.
+    """The marks around calls and around reasoning; None if the template has none that this server reads.
 
     begins_in_thought: the prompt ends with the first mark of reasoning. knows_tools: the template shows tools to the
     model, in whatever form it answers. knows_effort: the template reads `reasoning_effort`.
@@ -39,7 +39,7 @@ class AnswerStyle:
 
 
 def forced_call(name: str) -> tuple[str, str]:
-    """Return what stands before and after the arguments of a call, between the marks, where a grammar forces it.
+    """Return the text before and after a forced call's arguments, between the marks, for a grammar.
 
     CALL_HEAD reads the first part, and other forms of it that checkpoints write by themselves.
     """

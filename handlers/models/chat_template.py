@@ -108,7 +108,7 @@ class ChatTemplate:
         """Return the conversation as text, up to the beginning of the assistant's next answer.
 
         messages: with a text or a list of parts as content, as this template reads it. tools: that the answer may call.
-        variables: that the template may use, of which those that this method sets have no effect.
+        variables: for the template. Variables that this method sets itself win over them.
         Raises InvalidRequest without a template, if it refuses the messages, or if it exceeds its limits.
         """
         self.check()
@@ -134,7 +134,7 @@ class ChatTemplate:
         return _spaced(text, self._controls)
 
     def _disarm_message(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Disarm a message's texts. The assistant's own may have the marks of calls."""
+        """Disarm a message's texts. The assistant's text may contain the marks of calls."""
         controls = self._said_controls if message["role"] == "assistant" else self._controls
         content = message["content"]
         if isinstance(content, str):

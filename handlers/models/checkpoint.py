@@ -157,7 +157,7 @@ def _list(client: Any, bucket: str, prefix: str) -> list[_Object]:
 
 
 def _check_size(settings: ModelSettings, name: str, sizes: Sequence[int]) -> int:
-    """Return the sum. Raises SettingsError if it is over the limit."""
+    """Return the sum of the files' sizes. Raises SettingsError if it is over the limit."""
     total = sum(sizes)
     if total > settings.max_download_bytes:
         limit = f"handler.model.max_download_bytes ({settings.max_download_bytes})"

@@ -80,26 +80,26 @@ def _largest(value: Any) -> float:
 
 
 class BuildLimit(TorchFunctionMode):
-    """Ends the building of a model in this thread that declares far more than its files hold.
+    """Aborts the building of a model that declares far more than its files hold. Applies to this thread.
 
     num_tensors, num_bytes: in the files. Raises SettingsError from within the block.
     """
 
     def __init__(self, num_tensors: int, num_bytes: int) -> None:
         super().__init__()
-        self._holds = f"but its files hold {num_tensors} tensors of {num_bytes} bytes"
+        self._holds = f"{num_tensors} tensors of {num_bytes} bytes"
         self._calls_left = CALLS_PER_TENSOR * num_tensors + SPARE_CALLS
         self._elements_left = ELEMENTS_PER_BYTE * num_bytes + SPARE_ELEMENTS
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._calls_left -= 1
         if self._calls_left < 0:
-            raise SettingsError(f"config.json declares a model of more layers than these, {self._holds}")
+            raise SettingsError(f"config.json declares more layers than its files hold ({self._holds})")
         made = func(*args, **(kwargs or {}))
         if isinstance(made, Tensor) and getattr(func, "__name__", "") in _FACTORIES:
             self._elements_left -= made.numel()
             if self._elements_left < 0:
-                raise SettingsError(f"config.json declares larger weights than these, {self._holds}")
+                raise SettingsError(f"config.json declares larger weights than its files hold ({self._holds})")
         return made
 
 

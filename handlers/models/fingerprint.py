@@ -10,7 +10,7 @@ NUM_SAMPLES = 8  # numbers of each parameter
 
 @torch.inference_mode()
 def fingerprint(model: Any) -> str:
-    """Return a name that other weights, types of floats or layers change. Call this before the weights are packed."""
+    """Return a name that depends on weights, float types and layers. Call this before the weights are packed."""
     digest = hashlib.blake2b(model.config.model_type.encode(), digest_size=16)
     samples = []
     for name, parameter in model.named_parameters():

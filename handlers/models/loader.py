@@ -53,7 +53,7 @@ def load_model(
     dtype: a torch type's name, or "auto": float32 on a CPU, the checkpoint's own type elsewhere.
     attention: the vision tower's implementation by transformers' name, or "auto".
     is_compiled: torch.compile what lies between the decoder's attention calls; not for float32 on a CPU.
-    max_rank: of adapters that steps may add (handlers/models/lora.py); 0: none.
+    max_rank: largest rank of adapters (handlers/models/lora.py); 0: the model has no adapters.
     Reads safetensors weights only, never pickled ones. Raises SettingsError if `path` is not a checkpoint, declares far
     more than its files hold, does not fit the device, or holds a model whose results here would differ from those in
     transformers. If the device has no memory for it, the error is a NoMemoryForModel. Raises InternalError if the
@@ -93,7 +93,7 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
     can_see = hasattr(config, "vision_config")
     if can_see and config.model_type not in SEEING:
         known = ", ".join(SEEING)
-        raise SettingsError(f"models of type {config.model_type} are not supported; of those that see, {known} are")
+        raise SettingsError(f"models of type {config.model_type} are not supported; supported vision models: {known}")
     kind = choose_type(dtype, device) or (config.dtype if isinstance(config.dtype, torch.dtype) else None)
     if is_compiled and device.type == "cpu" and kind is torch.float32:
         raise SettingsError("handler.model.compile must be off for float32 on a CPU, whose weights are packed instead")
@@ -135,7 +135,7 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
 
 
 def _check_complete(found: Mapping[str, Any]) -> None:
-    """Raise SettingsError unless the files have each of the model's weights: transformers makes the others up.
+    """Raise SettingsError unless the files have all of the model's weights: transformers makes up missing ones.
 
     found: what transformers says about the load.
     """

@@ -1,4 +1,4 @@
-"""LoRA adapters: their files as PEFT writes them, and the linear layers of a decoder that add them to their results.
+"""LoRA adapters: PEFT's files, and linear layers of the decoder that add an adapter's results to their own.
 
 A step's tokens lie one after the other, those of one adapter side by side. A layer adds to the results of each such
 run of tokens what their adapter adds, so that one step computes any mixture of adapters over weights that all share.

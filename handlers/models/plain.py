@@ -1,7 +1,7 @@
 """Models whose attention stays their own: transformers' forward pass, one sequence after the other.
 
 The model gets a cache (transformers' Cache) that keeps nothing itself: it stores keys and values in the pool's blocks
-and returns those of the sequence's earlier positions. Sessions, shared beginnings, eviction and budgets are therefore
+and returns those of the sequence's earlier positions. Sessions, shared prefixes, eviction and budgets are therefore
 the same as for packed steps.
 """
 

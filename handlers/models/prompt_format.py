@@ -16,7 +16,7 @@ class PromptFormat:
     """The text of a Hugging Face checkpoint.
 
     A message is {"role": "user" or another, "content": [{"type": "image"}, {"type": "text", "text": ...}]}.
-    fingerprint: a name that other weights, types of floats or layers change. vocabulary: the number of logits.
+    fingerprint: a name that depends on weights, float types and layers. vocabulary: the number of logits.
     processor: of a model that reads images; a rendered prompt of such a model gets the tokenizer's
     beginning-of-sequence token, which templates of text models write themselves.
     """

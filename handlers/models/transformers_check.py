@@ -87,7 +87,7 @@ class TransformersCheck:
         return f"logits differ by {difference:.2g} of their size in {kind}"
 
     def _difference(self, found: Tensor) -> float:
-        """Return the norm of the difference, in parts of the norm of the logits about their mean."""
+        """Return the norm of the difference, relative to the norm of the logits about their mean."""
         size = (self._expected - self._expected.mean(dim=-1, keepdim=True)).norm()
         return float((found - self._expected).norm() / size)
 

@@ -28,9 +28,9 @@ LLAMA |= {"num_attention_heads": 4, "vocab_size": 100}
 # Configurations of a few bytes, and the reason for which each is refused.
 TOO_LARGE: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({**LLAMA, "num_hidden_layers": 100_000_000}, "num_hidden_layers above 1000"),
-    "layers of a few": ({**LLAMA, "num_hidden_layers": 999}, "of more layers than these, but its files hold 1 tensors"),
-    "width": ({**LLAMA, "num_hidden_layers": 1, "hidden_size": 1 << 20}, "larger weights than these, but its files"),
-    "vocabulary": ({**LLAMA, "num_hidden_layers": 1, "vocab_size": 10**12}, "larger weights than these"),
+    "layers of a few": ({**LLAMA, "num_hidden_layers": 999}, "more layers than its files hold \\(1 tensors"),
+    "width": ({**LLAMA, "num_hidden_layers": 1, "hidden_size": 1 << 20}, "larger weights than its files hold"),
+    "vocabulary": ({**LLAMA, "num_hidden_layers": 1, "vocab_size": 10**12}, "larger weights than its files hold"),
     "labels": ({**LLAMA, "num_hidden_layers": 1, "num_labels": 10**9}, "num_labels above 100000"),
     "decoder": (
         {"model_type": "llava", "text_config": {**LLAMA, "num_hidden_layers": 10**8}, "vision_config": {}},
@@ -38,12 +38,12 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "experts": (
         {**LLAMA, "model_type": "mixtral", "num_hidden_layers": 1, "num_local_experts": 10**8},
-        "larger weights than these",
+        "larger weights than its files hold",
     ),
     "tables": (
         {"model_type": "gpt_neo", "hidden_size": 4, "num_layers": 1, "attention_types": [[["global"], 1]]}
         | {"num_heads": 1, "vocab_size": 10, "max_position_embeddings": 100_000},
-        "larger weights than these|tables of",
+        "larger weights than its files hold|tables of",
     ),
 }
 
