@@ -174,7 +174,7 @@ class SessionLost(SessionGone):
 
 
 class ResponseUnknown(HandlerError):
-    """The caller has no response or conversation of this id that is stored: it never had, or it has ended."""
+    """No response or conversation of this id is stored for this caller: it never was, or it has ended."""
 
     status = 404
 
@@ -193,7 +193,7 @@ class SessionLimitReached(HandlerError):
 
 
 class CallerBudgetReached(HandlerError):
-    """The caller's sessions take as much of the journal as one caller's may, whichever worker is asked."""
+    """The caller's sessions have reached the journal's limit per caller, which all workers share."""
 
     status = 429
 

@@ -25,7 +25,7 @@ PIECE_BYTES = 1 << 20
 
 
 class S3Error(OSError):
-    """status: of the store's answer, 0 without one. code: S3's name of the error, empty without one."""
+    """A failed request. status: HTTP status of the store's answer, 0 without one. code: S3's error code, or ""."""
 
     status = 0
     code = ""

@@ -1,1 +1,1 @@
-"""A request as a service gets it, and its reply. Imports handlers.errors only."""
+"""The request that a service gets, and its reply. Imports handlers.errors only."""

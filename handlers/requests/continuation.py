@@ -35,7 +35,7 @@ class AnswerStart:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """The part of an answer that the client has. has_begun: it includes what precedes the first token."""
+    """The part of an answer that the client has. has_begun: the client also has what precedes the first token."""
 
     start: AnswerStart
     has_begun: bool

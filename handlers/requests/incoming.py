@@ -84,12 +84,12 @@ class Caller:
 
     @property
     def line(self) -> str:
-        """Name the line in which the caller's work waits; empty for all callers that the proxy does not tell apart."""
+        """The name of the queue for the caller's work; "" for all callers that the proxy does not tell apart."""
         return self.principal or self.source
 
     @property
     def scope(self) -> str:
-        """Name the scope within which conversations share images and KV blocks."""
+        """The name of the scope within which conversations share images and KV blocks."""
         return json.dumps([self.endpoint, self.principal])  # so that no name can pass for a part of another
 
 

@@ -19,11 +19,11 @@ _BEGINNING = re.compile(rb"\s*+[{\[]")
 def load_json(text: bytes | bytearray | str, max_values: int, *, what: str = "the body", hint: str = "") -> Any:
     """Parse JSON. what: names the text in errors. hint: follows the error of text that is not JSON.
 
-    Raises InvalidRequest, without parsing it, if it may have more values; InvalidJson.
+    Raises InvalidRequest, before parsing, if the text may have more than max_values; InvalidJson.
     """
     number = count_values(text)
     if number > max_values:
-        raise InvalidRequest(f"{what} has up to {number} JSON values, and it may have {max_values}")
+        raise InvalidRequest(f"{what} has up to {number} JSON values; the limit is {max_values}")
     try:
         return from_json(text, cache_strings="keys")
     except (ValueError, TypeError):  # TypeError: a str with half a surrogate pair

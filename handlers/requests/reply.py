@@ -53,11 +53,11 @@ class _Stream:
 
 
 class PendingReply:
-    """The answer to one request. wake: called after each change but announcements, so that the pump need not poll.
+    """The answer to one request. wake: called after each change except announcements, so that the pump need not poll.
 
     request_id: the proxy's id, by which it cancels; inference_id: the client's id. Each is empty if the request has
-    none. line: in which the request's work waits, its caller's. error: why the request failed, if it did.
-    adapter: that the request names (see `Incoming`).
+    none. line: the queue of the request's caller. error: why the request failed, if it did.
+    adapter: see `Incoming`.
     fetches_end_at: when its fetches of images are cut, in monotonic seconds. received_at: in seconds since 1970.
     choice: the number of the answer, where a request has several.
     may_mark: a stream's pieces may be marked, so that another worker can continue it. continuation: what the client has
@@ -314,5 +314,5 @@ class PendingReply:
 
 
 def _kind_of(error: HandlerError) -> PieceKind:
-    """Say whether another worker may go on with a stream that ends with this error."""
+    """Say whether another worker may continue a stream that ends with this error."""
     return PieceKind.FAILURE if isinstance(error, InternalError) else PieceKind.END

@@ -211,9 +211,11 @@ class EngineSettings(HandlerGroup, title="engine"):
     max_rows: Count = Field(64, description="Sequences in one engine step.")
     prefill_chunk: Size = Field(0, description="Prompt tokens in one step; 0: 512 on a CPU, 2,048 on a GPU.")
     max_stretch: Number = Field(
-        1.7, gt=1, description="Longest time of a step with prompt tokens, relative to one without."
+        1.7, gt=1, description="Longest time of a step with prompt tokens, as a multiple of a step without them."
     )
-    gpu_step_s: Number = Field(0.05, ge=0, description="Seconds that a GPU's step with prompt tokens may always take.")
+    gpu_step_s: Number = Field(
+        0.05, ge=0, description="On a GPU, a step with prompt tokens may take this long in spite of max_stretch."
+    )
     max_prompt_tokens: Size = Field(
         0, description="Tokens of a conversation including its question; 0: the model's own limit."
     )
@@ -263,7 +265,7 @@ class PumpSettings(HandlerGroup, title="pump"):
         "each token is sent at once.",
     )
     resend_bytes_per_s: Count = Field(
-        20_000_000, description="Rate at which TorchServe may resend the bodies of unanswered requests."
+        20_000_000, description="Bytes of unanswered requests' bodies that TorchServe may resend per second."
     )
     max_response_bytes: Count = Field(
         6_000_000,
@@ -317,7 +319,9 @@ class JournalSettings(HandlerGroup, title="journal"):
         description="Bytes in the store for KV caches of idle sessions, which another worker reads instead of "
         "computing them again; 0: none are written.",
     )
-    max_caller_kv_bytes: Size = Field(0, description="The same of one caller's sessions; 0: half of `max_kv_bytes`.")
+    max_caller_kv_bytes: Size = Field(
+        0, description="The part of max_kv_bytes that one caller's sessions may use; 0: half."
+    )
     kv_idle_s: Number = Field(5.0, ge=0, description="How long a session must be idle before its KV cache is written.")
 
 

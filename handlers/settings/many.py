@@ -45,7 +45,7 @@ class ManySettings(HandlerGroup, title="many"):
         60.0, ge=0, description="How long a model that failed to load is refused, unless it is replaced."
     )
     hold_s: Positive = Field(
-        55.0, description="How long a request waits for its model; then it gets 429, and the load goes on."
+        55.0, description="How long a request waits for its model; then it gets 429, and the load continues."
     )
     load_timeout_s: Positive = Field(
         360.0, description="Time-out of a model's download and unpacking together, and again of its loading."
@@ -86,8 +86,10 @@ class AdapterSettings(HandlerGroup, title="adapters"):
         description="Where PEFT's folders are: a directory, absolute or relative to the archive, file:// or "
         's3://bucket/prefix; "": the model has no adapters.',
     )
-    max_bytes: Count = Field(GIB, description="Adapters in the device's memory; the least recently used leaves first.")
-    max_rank: Count = Field(64, description="Of an adapter's matrices.")
+    max_bytes: Count = Field(
+        GIB, description="Device memory for adapters; the least recently used adapter is evicted first."
+    )
+    max_rank: Count = Field(64, description="Largest rank of an adapter's matrices.")
 
 
 class TaskSettings(HandlerGroup, title="tasks"):

@@ -79,11 +79,11 @@ def _one_of(values: Mapping[str, str]) -> Callable[[str], str]:
 
 def _off(text: str) -> None:
     if text.lower() not in _OFF:
-        raise ValueError("it would change what the model answers and is not offered here")
+        raise ValueError("it would change the model's answers, and torchmoor does not support it; remove it")
 
 
 def _off_without_source(text: str) -> None:
-    """Refuse to switch adapters on. With a source they are on, and this is not asked."""
+    """Refuse to switch adapters on without a source. Called only if no source is set."""
     if text.lower() not in _OFF:
         raise ValueError("name the adapters' folder in TORCHMOOR_HANDLER_ADAPTERS_SOURCE (docs/adapters.md)")
 

@@ -1,1 +1,1 @@
-"""The side towards TorchServe: starts a worker's parts, passes requests and replies. May import all of handlers."""
+"""TorchServe's interface: starts a worker's parts, passes requests and replies. May import all of handlers."""

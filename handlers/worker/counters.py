@@ -1,4 +1,4 @@
-"""What a worker has done since it started, and the form of the tables that make metrics of it.
+"""Counts and times since the worker's start, and the rows of the tables that turn them into metrics.
 
 Parts only write here. The status operation and the metrics read. The tables are in handlers/chat/metrics.py and
 handlers/many/metrics.py; handlers/torchserve/metrics_publisher.py publishes them.

@@ -64,9 +64,9 @@ def _trim_always() -> None:
 
 
 class HeapTrimmer:
-    """Trims the heap when it has kept FREED_BYTES more of freed memory than after the last trim. One thread only.
+    """Trims the heap when its freed memory has grown by FREED_BYTES since the last trim. One thread only.
 
-    count_freed: returns the heap's free bytes, which a trim returns to the system but not to this count.
+    count_freed: returns the heap's free bytes. glibc still counts those that a trim has returned to the system.
     """
 
     def __init__(self, count_freed: Callable[[], int] | None = None, trim: Callable[[], None] | None = None) -> None:

@@ -27,5 +27,5 @@ def test_bodies_of_millions_of_values_are_refused_before_anything_parses_them(sm
 
     assert [each.status_code for each in others] == [200] * 5
     assert [each.status_code for each in refused] == [400] * 4
-    assert all("JSON values, and it may have" in each.json()["error"]["message"] for each in refused[:3])
+    assert all("JSON values; the limit is" in each.json()["error"]["message"] for each in refused[:3])
     assert {instance["state"] for instance in small.instances()} == {"ready"}

@@ -432,7 +432,7 @@ def test_pictures_go_through_the_checks_of_chat(tmp_path: Path, load: Load) -> N
         ({"inputs": ["x" * 300] * 3}, JSON, "800 characters in all inputs, not 900"),
         ({"inputs": [{"text": "x" * 300, "text_pair": "y" * 200}] * 2}, JSON, "800 characters in all inputs, not 1000"),
         ({"query": "x" * 500, "documents": ["y"] * 2, "model": "m"}, JSON, "800 characters in all inputs, not 1002"),
-        (b'{"inputs": [' + b"[]," * 40 + b"[]]}", JSON, "83 JSON values, and it may have 60"),
+        (b'{"inputs": [' + b"[]," * 40 + b"[]]}", JSON, "83 JSON values; the limit is 60"),
         ({"inputs": "a " * 100}, JSON, '"truncation": true'),
         (b'{"inputs": ["a", "\\ud800"]}', JSON, "valid Unicode"),
         ({"inputs": "a", "parameters": []}, JSON, "'parameters' must be"),
