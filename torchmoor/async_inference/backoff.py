@@ -11,17 +11,17 @@ MAX_DOUBLINGS = 60  # more make no difference, and would overflow
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """first_s: the wait after the first failure. longest_s: the most that a wait takes."""
+    """Settings of the waits. first_s: after the first failure, in seconds. longest_s: upper limit of a wait."""
 
     first_s: float
     longest_s: float
 
     def delay_s(self, failures: int) -> float:
-        """Return the wait after this many failures in a row."""
+        """Return the seconds to wait after this many failures in a row."""
         return self._spread(self.first_s * 2.0 ** min(failures - 1, MAX_DOUBLINGS))
 
     def delay_since_s(self, elapsed_s: float) -> float:
-        """Return the wait of a caller that has not counted its failures, but has tried for this time."""
+        """Return the seconds to wait for a caller that knows only for how long it has tried."""
         return self._spread(max(self.first_s, elapsed_s))
 
     def _spread(self, wait_s: float) -> float:

@@ -3,7 +3,7 @@
     WAITING --claim--> RUNNING --decide--> DECIDED --finish--> COMPLETED | FAILED | CANCELLED | EXPIRED
        ^                  |                   ^
        `------retry-------'                   `-- cancel, or its time to live has passed (from WAITING)
-                                                  cancel, or that and a lapsed lease    (from RUNNING)
+                                                  cancel, or the same and a lapsed lease (from RUNNING)
 
 The outcome is fixed once, when the request becomes DECIDED. What follows (publish objects, send notifications) may be
 done by any worker, and more than once. So a request never has both a result and a failure, nor two different results.
@@ -51,14 +51,14 @@ ENDS = (AsyncState.COMPLETED, AsyncState.FAILED, AsyncState.CANCELLED, AsyncStat
 
 @dataclass(frozen=True, slots=True)
 class CallerShare:
-    """What one caller may have pending in a queue: requests of all endpoints, and bytes of their inline bodies."""
+    """Limits of one caller's pending requests, over all endpoints: their number, and bytes of their inline bodies."""
 
     caller: str
     max_requests: int
     max_bytes: int
 
     def check(self, num_requests: int, num_bytes: int, body_bytes: int) -> None:
-        """Raise CallerLimited if a caller with so much pending may not have another request with such a body."""
+        """Raise CallerLimited if one more request, with body_bytes, exceeds a limit beside the pending ones."""
         if num_requests >= self.max_requests:
             raise CallerLimited(
                 f"{num_requests} asynchronous requests pending",

@@ -60,7 +60,7 @@ class Notifier:
         await self._webhooks.send(webhook, notification.message_id, int(time.time()), text.encode())
 
     async def _deliver(self, send: Callable[[], Awaitable[None]], notification: Notification) -> bool:
-        """Try until it is delivered. Returns False after a permanent failure or the last try."""
+        """Try until the notification is delivered. Returns False after a permanent failure or the last try."""
         for attempt in range(1, self._settings.max_attempts + 1):
             try:
                 async with self._in_flight:

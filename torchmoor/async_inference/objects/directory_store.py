@@ -129,7 +129,7 @@ class _Location:
     root: Path
 
     def resolve(self) -> Path:
-        """Follow symbolic links, except in the last part: that is opened with O_NOFOLLOW, or replaced."""
+        """Follow symbolic links, except in the path's last part, which is opened with O_NOFOLLOW, or replaced."""
         folder = Path(os.path.realpath(self.path.parent))
         if not folder.is_relative_to(os.path.realpath(self.root)):
             raise LocationRefused("the file's location leads out of its directory by a link")
@@ -157,7 +157,7 @@ class _Location:
             if exc.errno in DENIED:
                 raise ObjectDenied(f"{self.url} may not be read or written by this process") from exc
             if exc.errno in NOT_A_FILE:
-                raise LocationRefused(f"{self.url} cannot be a file here ({exc.strerror})") from exc
+                raise LocationRefused(f"{self.url} cannot be used as a file ({exc.strerror})") from exc
             words = "there is no room left" if exc.errno in FULL else str(exc.strerror)
             raise ObjectUnavailable(f"{self.url} cannot be read or written now: {words}") from exc
 

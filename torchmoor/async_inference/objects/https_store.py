@@ -77,7 +77,7 @@ class HttpsStore(InputStore):
         if status != 200:
             raise ObjectDenied(f"{host} answered with status {status}; has the presigned URL expired?")
         if response.content_length is None or response.headers.get("Content-Encoding", "identity") != "identity":
-            raise LocationRefused(f"{host} must say the object's length and send it as it is")
+            raise LocationRefused(f"{host} must send the object with a Content-Length and without a Content-Encoding")
         if response.content_length > self._settings.max_input_bytes:
             raise ObjectTooLarge(
                 f"the input has {response.content_length} bytes, more than {self._settings.max_input_bytes}"

@@ -71,7 +71,7 @@ NO_METADATA = ObjectMetadata()
 
 @dataclass(frozen=True, slots=True)
 class StagedObject:
-    """A staged object. tag: its identity, which it keeps under its final name; a copy by another upload has another."""
+    """A staged object. tag: its identity, kept under its final name; another upload of the same bytes has another."""
 
     num_bytes: int
     tag: str

@@ -58,7 +58,7 @@ class Outbound:
         except ValueError:
             host = None
         if not host or parts.scheme not in ("https", "http") or not url.isprintable():
-            raise LocationRefused("the location is no valid https URL")  # prose: allow
+            raise LocationRefused("the location is not a valid https URL")
         if parts.username is not None or parts.password is not None:
             raise LocationRefused("the location must not have a user name or a password in it")
         try:

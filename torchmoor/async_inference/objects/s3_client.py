@@ -27,7 +27,7 @@ RETRYABLE_CODES = {"RequestTimeTooSkewed", "ExpiredToken", "RequestTimeout", "Sl
 
 
 def make_client(settings: ObjectSettings) -> Any:
-    """Connect to the store. Raises NoCredentialsError, which a later call need not."""
+    """Connect to the store. Raises NoCredentialsError; a later call may find credentials."""
     session = boto3.session.Session()
     if session.get_credentials() is None:  # the client would never look for them again
         raise NoCredentialsError
@@ -85,7 +85,7 @@ def translated(url: str) -> Iterator[None]:
     except NoCredentialsError as exc:
         raise ObjectDenied(f"{url}: there are no AWS credentials on this machine") from exc
     except ParamValidationError as exc:
-        raise LocationRefused(f"{url} is no valid bucket and key") from exc  # prose: allow
+        raise LocationRefused(f"{url} is not a valid bucket and key") from exc
     except (BotoCoreError, Boto3Error, HTTPError, OSError) as exc:
         raise ObjectUnavailable(f"{url}: the store cannot be reached ({failure_reason(exc)})") from exc
 
@@ -119,7 +119,7 @@ def find_head(client: Any, url: str) -> dict[str, Any] | None:
 
 
 def has_bucket(client: Any, url: str) -> bool:
-    """Return whether a URL's bucket exists, as far as the store says: an answer about an object's head does not."""
+    """Return whether a URL's bucket exists; True if the store does not say. A missing object's head does not tell."""
     try:
         client.head_bucket(Bucket=bucket_and_key(url)["Bucket"])
     except ClientError as error:

@@ -46,7 +46,7 @@ class Queue(Protocol):
         """
 
     async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
-        """Claim what `claim_decided` would, or else the oldest due request of an endpoint; counts an attempt.
+        """Claim what `claim_decided` would claim, or else the endpoint's oldest due request, and count an attempt.
 
         A request is due if it waits and its delay is over, or if it runs under a lapsed lease.
         """
@@ -92,8 +92,8 @@ class Queue(Protocol):
     async def cancel(self, inference_id: str, outcome: AsyncOutcome = CANCELLED) -> AsyncState | None:
         """Decide a request as CANCELLED, unless it is decided. Its holder learns it by `extend` or `decide`.
 
-        outcome: that of the request, with another reason than the usual one.
-        Returns CANCELLED (although the failure object may not be written yet), the state that came first
+        outcome: a CANCELLED outcome, if its reason is not the usual one.
+        Returns CANCELLED (the failure object may still be missing), the state if the request was decided before
         (DECIDED, COMPLETED, FAILED, EXPIRED), or None if the request is unknown.
         """
 

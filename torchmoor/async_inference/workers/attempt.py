@@ -48,7 +48,8 @@ MAX_ERROR_BYTES = 65_536
 class RetryableFailure(Exception):
     """Raised when an attempt fails and the request will be tried again.
 
-    delay_s: least time until then; None: the settings' back-off. counts: False if the request cannot be the cause.
+    delay_s: shortest wait until the next attempt; None: by the settings' back-off. counts: whether max_attempts counts
+    this attempt; False if the request cannot be the cause.
     """
 
     def __init__(self, reason: str, *, delay_s: float | None = None, counts: bool = True) -> None:
@@ -219,7 +220,7 @@ def _model_error(status: int, text: str) -> str:
 
 
 def fail_exhausted(request: AsyncRequest, attempts: int, last: RetryableFailure) -> AsyncOutcome:
-    """Return the outcome of a request that has used up its attempts. last: the failure of the last one."""
+    """Return the outcome of a request that has used up its attempts. last: the failure of the last attempt."""
     # The reason is not logged: it may quote the model's answer.
     logger.warning("attempts exhausted inference_id=%s attempts=%d", request.inference_id, attempts)
     return _failure(f"Gave up after {attempts} attempts. The last one: {last.reason}")  # prose: allow

@@ -49,7 +49,7 @@ class Capacity(Protocol):
         """Return where requests of a session are sent; None if no instance serves it."""
 
     def is_lost(self, session_id: str, principal: str) -> bool:
-        """Return True if no instance will ever serve a session again: its id was signed with a key that is gone."""
+        """Return True if no instance can serve a session again: the key that signed its id is gone."""
 
     @property
     def num_ready(self) -> int:

@@ -18,7 +18,7 @@ FIRST_EXTENSION_S = 1.0  # most requests end sooner, and need no extension
 
 
 class ClaimLost(TorchmoorError):
-    """Raised when another worker has claimed the request, or it was cancelled: the work on it is void."""
+    """Raised when another worker has claimed the request, or it was cancelled: the work's result is not used."""
 
 
 class LeaseRenewal:

@@ -1,8 +1,8 @@
 """The end of the requests that an endpoint leaves in the queue when it is removed.
 
-They are decided as cancelled and then published like all others, so each has one object, and nothing is left that a
-later endpoint of the same name would run. Requests that arrive meanwhile are of another proxy that shares the queue and
-serves an endpoint of this name: they stay.
+They are decided as cancelled and then published like all others. So each has its failure object, and a later endpoint
+of the same name does not run them. Requests that arrive meanwhile stay: they come from another proxy that shares the
+queue and serves an endpoint of this name.
 """
 
 from __future__ import annotations
