@@ -26,7 +26,7 @@ TorchmoorError
     |   |-- UnrecognizedClient
     |   |-- IncompleteSignature
     |   `-- InvalidSignature
-    |-- ModelError           424, with what the model answered
+    |-- ModelError           424, with the model's status and message
     |-- ModelNotReady        429, with Retry-After
     |-- Throttled            429, with Retry-After
     |   `-- CallerLimited

@@ -196,7 +196,7 @@ def _serve_chat(name: str, environment: Mapping[str, str], properties: Mapping[s
 
 
 def _with_files(environment: Mapping[str, str], files: ModelFiles) -> dict[str, str]:
-    """Return an environment in which a container's model folder is that of these files."""
+    """Return the environment, with these files in place of a container's model folder."""
     found = dict(environment)
     for variable in CHECKPOINT_VARIABLES:
         if found.get(variable, "").startswith(MODEL_FOLDER):

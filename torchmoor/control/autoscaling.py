@@ -185,7 +185,7 @@ class ScalableTargets:
     async def _change(
         self, kept: dict[str, Resource], key: str, value: Resource | None, endpoint: str, variant: str
     ) -> None:
-        """Keep or drop a target or policy, and scale its variant by the result; nothing changes if that is refused."""
+        """Set or remove a target or policy, and scale its variant accordingly. Changes nothing if that is refused."""
         async with self._applying:
             self._find_variant(resource_of(endpoint, variant))  # the endpoint may have been deleted meanwhile
             if value is not None:

@@ -42,9 +42,8 @@ MAX_STEM = 48  # an instance's name has the serial and a number after it
 class Deployment:
     """An endpoint's instances, by name.
 
-    served: by variant. num_named: the number of names given so far. work: the endpoint's own folder.
-    scaled: variants whose instances the autoscaler starts and stops; their launches are those that may run.
-    start_timeouts_s: by variant.
+    served, start_timeouts_s: by variant. num_named: the number of names given so far. work: the endpoint's own folder.
+    scaled: variants whose instances the autoscaler starts and stops; `launches` has all that it may start.
     """
 
     endpoint: Endpoint
@@ -347,7 +346,7 @@ class Deployments:
         await asyncio.to_thread(remove_folder, deployment.work)
 
     async def _drain(self, names: Sequence[str]) -> None:
-        """Send instances nothing new, wait until their requests have ended or for drain_timeout_s, and end them."""
+        """Send instances no new requests, wait at most drain_timeout_s for the running ones, and end the instances."""
         instances = [instance for name in names if (instance := self._registry.find(name)) is not None]
         for instance in instances:
             self._registry.send_off(instance.name)
@@ -393,7 +392,7 @@ def _settings_of(name: str, resource: EndpointResource, served: Mapping[str, Ser
 
 
 def _stem(name: str) -> str:
-    """Return an endpoint's name as a part of its instances' names, which are unique by the serial after it."""
+    """Return the part of instances' names that comes from the endpoint's name. The serial after it is unique."""
     stem = re.sub(r"-+", "-", name.lower())
     if len(stem) <= MAX_STEM:
         return stem

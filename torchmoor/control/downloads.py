@@ -49,7 +49,7 @@ class DownloadState:
             self._num_bytes, self._total = 0, num_bytes
 
     def count(self, num_bytes: int) -> None:
-        """Count bytes that have arrived; a negative number is repeated. Raises DownloadEnded."""
+        """Count received bytes; a negative number: they are downloaded again. Raises DownloadEnded."""
         with self._lock:
             if self._is_ended:
                 raise DownloadEnded("the download was ended")

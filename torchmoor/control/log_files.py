@@ -34,9 +34,9 @@ Accepts = Callable[[LogEvent], bool]
 
 
 class LogReader:
-    """Reads the events of a file in order. offset: after those that were read. end: of those that will be read.
+    """Reads the events of a file in order, from `offset` to `end`. A read advances `offset`.
 
-    An offset beyond the file's end is one of an earlier file of this name: then the file is read from its beginning.
+    If the offset is beyond the file's end, the file was replaced and is read from its beginning.
     """
 
     def __init__(self, path: Path, offset: int = 0, end: int | None = None) -> None:
@@ -156,6 +156,6 @@ def _find_time_before(file: BinaryIO, offset: int) -> int:
 def _read_time(match: re.Match[bytes]) -> int:
     try:
         seconds = int(datetime.fromisoformat(match[1].decode()).timestamp())
-    except (ValueError, OverflowError, OSError):  # digits that are no time, or none that this system knows
+    except (ValueError, OverflowError, OSError):  # digits that are not a time, or not one that this system knows
         return 0
     return seconds * 1000 + int(match[2])

@@ -115,7 +115,7 @@ def _any(event: LogEvent) -> bool:
 
 
 def _within(values: Values) -> Callable[[LogEvent], bool]:
-    """Return whether an event is of a request's time."""
+    """Return whether an event is in the request's time range."""
     first, last = values.get("startTime", 0), values.get("endTime")
     return lambda event: event.at >= first and (last is None or event.at < last)
 
@@ -143,7 +143,7 @@ def _read_places(token: str | None) -> dict[str, int]:
     except (ValueError, RecursionError):
         places = None
     if not isinstance(places, dict) or not all(type(each) is int and 0 <= each < 1 << 60 for each in places.values()):
-        raise RequestInvalid("nextToken is not valid: use the one of the page before.")
+        raise RequestInvalid("nextToken is not valid: use the one of the previous page.")
     return places
 
 
@@ -163,7 +163,7 @@ class _Pattern:
 
 
 def _read_pattern(text: str) -> _Pattern:
-    """Raises RequestInvalid for patterns of JSON or of space-delimited fields."""
+    """Parse a filter pattern. Raises RequestInvalid for patterns of JSON or of space-delimited fields."""
     if text.lstrip().startswith(("{", "[", "%")):
         raise RequestInvalid("filterPattern has terms here: words and quoted phrases, with ? or - before them.")
     return _Pattern((match["sign"], match["phrase"] or match["word"] or "") for match in _TERM.finditer(text))
@@ -174,5 +174,5 @@ def _after(names: list[str], token: str | None) -> list[str]:
     if token is None:
         return names
     if token not in names:
-        raise RequestInvalid("nextToken is not valid: use the one of the page before.")
+        raise RequestInvalid("nextToken is not valid: use the one of the previous page.")
     return names[names.index(token) + 1 :]

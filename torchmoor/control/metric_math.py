@@ -156,7 +156,7 @@ class _Expression:
 
     def _call(self, name: str) -> Value:
         if name not in _FUNCTIONS:
-            raise self._bad(f"{name[:64]} is not served here, but {', '.join(_FUNCTIONS)}")
+            raise self._bad(f"{name[:64]} is not supported; supported: {', '.join(_FUNCTIONS)}")
         if name == "METRICS":
             return self._read_metrics()
         if name == "FILL":
@@ -297,7 +297,7 @@ def _reduce(compute: Callable[[Sequence[float]], float], value: Value) -> Value:
 
 
 def _differences(series: Series, *, is_rate: bool) -> dict[int, float]:
-    """Return the changes between neighbouring points, of a second if it is a rate."""
+    """Return the changes between neighbouring points; is_rate: per second."""
     points = sorted(series.points.items())
     return {at: (value - old) / (at - before if is_rate else 1) for (before, old), (at, value) in pairwise(points)}
 

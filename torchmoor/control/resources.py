@@ -68,7 +68,7 @@ class Resources:
     """All resources by their names, and tags by their resource's ARN."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """folder: of the file, which is written whole. max_bytes: of it, beyond which nothing is added.
+        """folder: has the file, which is always rewritten as a whole. max_bytes: size limit of the file.
 
         Raises ConfigError if the file cannot be read.
         """

@@ -72,7 +72,7 @@ def check_shared_memory(plan: FleetPlan, folder: Path = Path("/dev/shm")) -> Ite
 def check_open_files(plan: FleetPlan, descriptors: float | None = None) -> Iterator[Finding]:
     """Check the limit of open files, from which the proxy derives its number of client connections.
 
-    descriptors: instead of this machine's limit, to which the proxy raises its own at start.
+    descriptors: the limit to check; None: this machine's, to which the proxy raises its own at the start.
     """
     limits = LimitSettings() if plan.configuration is None else plan.configuration.proxy.limits
     descriptors = find_limit(is_hard=True) if descriptors is None else descriptors

@@ -136,7 +136,7 @@ def _refused_certificate(error: Exception) -> str:
 
 
 def check_clock(date: str | None, whose: str, now: float | None = None) -> Iterator[Finding]:
-    """Compare this clock with a server's, since signatures have the time. date: the server's HTTP date."""
+    """Compare this clock with a server's: signatures contain the time. date: the server's HTTP date."""
     try:
         skew_s = (time.time() if now is None else now) - parsedate_to_datetime(date or "").timestamp()
     except (ValueError, TypeError):

@@ -221,7 +221,7 @@ def find_requirements(archive: Path) -> str:
 
 
 def _read_model(archive: Path) -> dict[str, Any]:
-    """Return what an archive's manifest says of its model. Raises errors of many kinds."""
+    """Return the `model` object of an archive's manifest. Raises errors of many kinds."""
     if archive.is_dir():
         manifest = (archive / MANIFEST).read_bytes()
     else:

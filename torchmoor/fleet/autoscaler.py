@@ -100,7 +100,7 @@ class Autoscaler:
     async def remove(self, group: ScaledVariant) -> list[str]:
         """Stop scaling a variant, and return the names of its instances, which keep running.
 
-        Those that are being stopped have ended then.
+        Waits for the instances that are being stopped.
         """
         self._groups.remove(group)
         group.variant.scale = None
@@ -163,7 +163,7 @@ class Autoscaler:
         return max(waiting + outstanding, int(was_busy))
 
     def _awaited_until(self, group: ScaledVariant, now: float) -> float | None:
-        """Return when the last client that got a Retry-After for a start comes back; None if no instance starts.
+        """Return when the last client that was sent a Retry-After is due to return; None if no instance starts.
 
         A start after a failed one does not count: otherwise, instances that cannot start would be tried forever.
         """

@@ -83,7 +83,10 @@ class Drainer:
             self._timer = get_running_loop().call_later(CHECK_INTERVAL_S, self.check)
 
     def _can_remove(self, instance: Instance, order: DrainOrder, num_at: Counter[tuple[str, int]]) -> bool:
-        """num_at: number of instances at each address. If there are two, this one is down: the other uses it."""
+        """Return True if an instance can be removed. num_at: number of instances at each address.
+
+        If two instances have one address, this one is down, because the other process uses the address.
+        """
         if instance.state not in SERVING:  # its requests have failed
             return True
         must_stay = order.is_until_down and num_at[instance.host, instance.port] < 2

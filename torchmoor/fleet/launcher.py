@@ -221,7 +221,7 @@ class Launcher:
         )
 
     def _with_free_ports(self, spec: InstanceSpec, fixed: tuple[int, ...]) -> InstanceSpec:
-        """Choose free ports; the previous ones if they are free, so that other parts need not learn new ones."""
+        """Choose free ports. Previous ports are used again if they are free, so that other parts keep them."""
         if len(spec.ports) == PORTS_PER_INSTANCE and all(is_free(port) for port in spec.ports):
             return spec
         free = find_free_ports(PORTS_PER_INSTANCE - len(fixed), among=self._settings.ports)

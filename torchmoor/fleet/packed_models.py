@@ -49,7 +49,7 @@ FORMS = (
 class ModelFiles:
     """The model found in a folder. model: the directory of an unpacked archive or of a checkpoint.
 
-    properties: the directory of LMI's serving.properties, which may name a checkpoint of elsewhere.
+    properties: the directory of LMI's serving.properties, which may name a checkpoint in another place.
     """
 
     model: Path | None = None

@@ -35,7 +35,7 @@ class StatusListener(Protocol):
         """Handle that a query is being sent."""
 
     def on_status(self, instance: Instance, status: ReportedStatus) -> None:
-        """Handle the answer to it; may be missing."""
+        """Handle the query's answer. May be left out."""
 
 
 class StatusPoller:

@@ -69,9 +69,9 @@ class TorchServeSettings:
 class Launch:
     """An instance to run.
 
-    contents: of its archive, which is then written into the instance's folder; None: a model store has the archive.
+    contents: of its archive, which is written into the instance's folder; None: a model store has the archive.
     store: that model store; None: the launcher's. environment: further variables of its handler. properties: lines of
-    its config.properties. start_timeout_s: counts if it is more than the launcher's.
+    its config.properties. start_timeout_s: used if it is longer than the launcher's.
     """
 
     name: str
@@ -215,11 +215,12 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
 
 
 def find_load_failure(spec: InstanceSpec) -> str | None:
-    """Find in the log why the worker could not load its model; TorchServe itself only retries.
+    """Return from the log why the worker could not load its model; None if it may still succeed.
 
     TorchServe logs a RuntimeError and a lack of memory in one line. After any other error, such as a missing module,
     the worker dies with a traceback, whose first exception is the cause. A worker that is killed or exits writes
-    nothing; its second end is a failure. Without a readable archive or room for its files, TorchServe starts no worker.
+    nothing, and counts as failed the second time. Without a readable archive or enough disk, TorchServe starts no
+    worker.
     """
     log = _read_log(spec)
     unread = _ARCHIVE_FAILURE.search(log)

@@ -154,7 +154,7 @@ class InvocationMetrics:
         return self.decisions.setdefault(reason, Tally())
 
     def observe(self, model_s: float, overhead_s: float) -> None:
-        """Count a request's time at its instance and in the proxy. Inlined, because every request passes here."""
+        """Count a request's time at its instance and in the proxy. Inlines Histogram.observe, for speed."""
         model, overhead = self.model_latency, self.overhead_latency
         model.counts[bisect_left(BUCKETS, model_s)] += 1
         model.sum += model_s

@@ -73,7 +73,7 @@ def test_a_list_stays_a_list() -> None:
         ("calls ; 1", "'; 1' is not expected"),
         ("m9", "no query with the Id 'm9'"),
         ("e + 1", "the queries e, e name each other"),
-        ("SEARCH(calls)", "SEARCH is not served here, but ABS"),
+        ("SEARCH(calls)", "SEARCH is not supported; supported: ABS"),
         ("RATE(1)", "RATE needs a series"),
         ("IF(calls)", "IF has two or three arguments"),
         ("[1]", "a list has series"),
