@@ -27,7 +27,7 @@ _SERVED: list[tuple[Callable[..., Awaitable[web.StreamResponse]], Route, str]] =
 def serves(
     verb: str, pattern: str, operation: str, text: str, schema: Schema = JSON_VALUE, **more: Any
 ) -> Callable[[Method], Method]:
-    """Make a method answer a route, which the API reference has too.
+    """Register a method as the handler of a route, which the API reference then lists.
 
     pattern: the route's path as aiohttp matches it. schema: of the answer. more: other fields of Route.
     """

@@ -105,7 +105,7 @@ class LoadClient:
             pass  # it expires
 
     async def _ask(self, session: str, question: str, messages: list[dict[str, Any]], images: Sequence[str]) -> Sample:
-        """Ask one question. Without a session all `messages` are sent, and the answer is added to them."""
+        """Ask one question. Without a session, send all `messages` and append the answer to them."""
         if session:
             body: dict[str, Any] = {
                 "type": "send_text_prompt",
@@ -207,7 +207,7 @@ async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the words of the endpoint or of the model; "" if neither has said anything.
+    """Return the error text of the model or the endpoint; "" if there is none.
 
     Without control characters, which a terminal would obey.
     """

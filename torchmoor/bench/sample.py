@@ -10,7 +10,7 @@ class Sample:
     """A question and its answer, or its error. Times are seconds of a monotonic clock.
 
     began: when the question was sent. token_times: arrival of each part of a streamed answer; empty for a whole answer.
-    error: the kind of failure, one of a few; None for a complete answer. reason: the endpoint's words about it, if any.
+    error: the kind of failure, one of a few; None for a complete answer. reason: the endpoint's error text, if any.
     was_asked: False if the failure prevented the question from being sent.
     """
 

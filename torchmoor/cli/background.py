@@ -21,7 +21,7 @@ NUM_LOGS = 5  # logs kept of fleets that have ended
 
 
 def detach() -> None:
-    """Continue in a new process in the background; this process ends when that one has announced that it is ready.
+    """Continue in a new background process. This process ends when the new one has announced that it is ready.
 
     Until then this process passes the fleet's messages on, and Ctrl-C ends both. The messages are kept in a log. Must
     run before any thread or event loop starts. Raises TorchmoorError if the log cannot be written.
@@ -43,7 +43,7 @@ def detach() -> None:
 
 
 def end_announcement() -> None:
-    """Close the pipe to the command in the foreground, which has read all that it waits for."""
+    """Close the pipe to the foreground command, which needs no further messages."""
     sys.stdout.flush()
     _open_as(1, os.devnull, os.O_WRONLY)
 

@@ -48,7 +48,7 @@ _SAMPLING = {
 
 
 def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command the options that were given as one mapping, `parameters`, by the runtime API's names."""
+    """Pass the sampling options to the command as one mapping, `parameters`, by the runtime API's names."""
 
     @functools.wraps(command)
     def with_parameters(**arguments: Any) -> None:
@@ -64,7 +64,7 @@ def _sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def target_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command a ChatTarget as `target`, from the options of the endpoint, the caller and the sampling."""
+    """Pass a ChatTarget to the command as `target`, made of the options for endpoint, credentials and sampling."""
 
     @endpoint_option
     @url_option
@@ -81,7 +81,7 @@ def target_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command ChatOptions as `options`, without images and questions."""
+    """Pass ChatOptions to the command as `options`, without images and questions."""
 
     @click.option(
         "--session",
@@ -98,7 +98,7 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
         "--system",
         metavar="TEXT",
         default="",
-        help="A system message. It comes with a session's first question and holds for all.",
+        help="A system message for the whole session, sent with its first question.",
     )
     @click.option(
         "--adapter",

@@ -59,7 +59,7 @@ class EndpointCalls:
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
-        """Translate boto3's errors. The error of an unknown endpoint names the endpoints that there are."""
+        """Translate boto3's errors. The error for an unknown endpoint lists the endpoints."""
         try:
             with readable_errors(HINT):
                 yield
@@ -126,7 +126,7 @@ class SessionConversation:
     def __init__(
         self, calls: EndpointCalls, session_id: str | None, images: Sequence[str] = (), system: str = ""
     ) -> None:
-        """images: at the beginning of a new session. system: its system message, also of one that is open."""
+        """images: of a new session. system: the system message, sent with the questions."""
         _check_text(system)
         self._calls = calls
         self._system = system

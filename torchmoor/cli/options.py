@@ -169,5 +169,5 @@ def report_progress(line: str) -> None:
 
 
 def report_warning(line: str) -> None:
-    """Print a warning: the command goes on."""
+    """Print a warning: the command continues."""
     click.echo(f"Warning: {line}", err=True)

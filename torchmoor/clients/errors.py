@@ -4,7 +4,7 @@ CallFailed
 |-- EndpointError            the endpoint refused the call, or could not be reached
 |   |-- EndpointUnreachable      no answer from its address
 |   `-- CredentialsRefused       the endpoint needs other credentials
-|-- AdminError               the same of the admin plane
+|-- AdminError               the admin plane refused the call, or failed
 |   |-- AdminUnreachable
 |   `-- AdminRefused
 |-- StreamError              an answer broke off; `received` is the text before that

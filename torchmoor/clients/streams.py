@@ -194,7 +194,7 @@ class StreamReader:
 
 
 def _may_begin_event(line: str) -> bool:
-    """Return whether a line that cannot be read may be the beginning of one that can."""
+    """Return whether an unreadable line may be the beginning of a valid one."""
     if line[:1] in ("{", "["):
         return _try_parse(line) is None
     name = line.partition(":")[0]

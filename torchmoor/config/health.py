@@ -21,7 +21,7 @@ class HealthSettings(SettingsGroup, title="health"):
     status_interval_s: Positive = Field(
         5.0, description="Time between polls of an instance's status: sessions, models and free memory."
     )
-    busy_status_interval_s: Positive = Field(0.5, description="The same while the instance loads one of many models.")
+    busy_status_interval_s: Positive = Field(0.5, description="Time between these polls while a model is loading.")
     max_status_per_s: Positive = Field(
         20.0, description="Status polls per second over all instances; in a large fleet each is polled less often."
     )
@@ -45,7 +45,7 @@ class RecoverySettings(SettingsGroup, title="recovery"):
     )
     least_share: Fraction = Field(0.1, description="Share of work at the beginning of a slow start.")
     retry_fraction: Fraction = Field(0.2, description="Fraction of all requests that may be sent to another instance.")
-    retry_burst: SharedCount = Field(100, description="Further retries at once, as when an instance dies.")
+    retry_burst: SharedCount = Field(100, description="Retries beyond the fraction, for a burst when an instance dies.")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

@@ -49,7 +49,7 @@ class LimitSettings(SettingsGroup, title="limits"):
         "instance; a longer one is kept in a file.",
     )
     max_replay_total_bytes: SharedCount = Field(
-        64 * MIB, description="Bytes of all such bodies; above it no further body is kept."
+        64 * MIB, description="Bytes of all bodies in memory that may be sent again; above it no more are kept."
     )
     max_continued_bytes: Size = Field(
         2 * MIB,

@@ -28,9 +28,9 @@ class ListenSettings(SettingsGroup, title="listen"):
     admin_tls_key: str = Field("", description="The private key of the admin plane's certificate.")
     allowed_hosts: Texts = Field(
         (),
-        description="A host name or address, without a port, by which clients may call this server besides those of "
-        "loopback, and whose pages may call it through their own web server. On other addresses names are checked only "
-        "if there is one here. Repeatable.",
+        description="A host name or address, without a port, that requests may have in Host and Origin, in addition "
+        "to loopback's. A server that listens on loopback always checks these headers; on another address, it checks "
+        "them only if a name is set here. Repeatable.",
     )
     processes: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Proxy processes that share the port; one carries about 10,000 requests per second."

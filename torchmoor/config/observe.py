@@ -27,7 +27,7 @@ class ObserveSettings(SettingsGroup, title="observe"):
     )
     max_decisions: SharedCount = Field(6000, description="Routing decisions that are kept for GET /decisions.")
     max_decisions_per_s: SharedCount = Field(
-        20, description="Decisions kept per second, and as many again of failures and retries."
+        20, description="Decisions kept per second. Failures and retries have the same limit of their own."
     )
 
     @field_validator("traces_url")

@@ -58,7 +58,7 @@ class AffinitySettings(SettingsGroup, title="affinity"):
         16, description="An instance with fewer outstanding requests than this always keeps its keys."
     )
     load_factor: Annotated[float, Field(ge=1)] = Field(
-        1.25, description="Above that, it keeps them up to this multiple of the instances' mean load."
+        1.25, description="A busier instance keeps its keys up to this multiple of the instances' mean load."
     )
 
 

@@ -19,9 +19,8 @@ class WebSocketSettings(SettingsGroup, title="websocket"):
     )
     max_held_bytes: SharedCount = Field(
         256 * MIB,
-        description="Bytes of messages that arrive or are being answered, parsed, and of responses with "
-        "`store: false` that can be continued, over all connections. Above it a message is refused, and a response "
-        "cannot be continued.",
+        description="Memory over all connections, for messages that arrive or are being answered, and for responses "
+        "with `store: false` that can be continued. Above it a message is refused, and a response cannot be continued.",
     )
     ping_interval_s: Positive = Field(20.0, description="Time after which a silent client gets a ping.")
     ping_timeout_s: Positive = Field(

@@ -44,7 +44,7 @@ class ContainerEnvironment(
         alias="SAGEMAKER_SAFE_PORT_RANGE",
         description="`21000-21999`: the range of all other ports, 5 for each instance and one more. Unset: any ports.",
     )
-    is_multi_model: bool = Field(False, alias="SAGEMAKER_MULTI_MODEL", description="The platform loads models.")
+    is_multi_model: bool = Field(False, alias="SAGEMAKER_MULTI_MODEL", description="true: the platform loads models.")
     model_timeout_s: Seconds = like(
         TimeoutSettings,
         "model_timeout_s",

@@ -70,7 +70,7 @@ class _Ring:
         self.samples.append(sample)
 
     def before(self) -> TrafficSample:
-        """Return the newest sample that is RECENT_S older than the next one, or the oldest."""
+        """Return the sample with which the next one is compared: RECENT_S older than it, or the oldest."""
         return self.samples[max(0, len(self.samples) - max(1, round(RECENT_S / self._interval_s)))]
 
 

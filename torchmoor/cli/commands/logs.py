@@ -86,7 +86,7 @@ def _follow(path: Path, offset: int, fleet: FleetRecord) -> Iterator[bytes]:
 
 
 def _is_replaced(file: BinaryIO, path: Path) -> bool:
-    """Return whether another file has the path; False while none has it, as between two lives of an instance."""
+    """Return whether another file has the path; False while no file has it, as while an instance restarts."""
     try:
         return path.stat().st_ino != os.fstat(file.fileno()).st_ino
     except FileNotFoundError:
