@@ -784,7 +784,7 @@ def test_a_session_that_moved_says_so(make_stage: Callable[..., Stage], browser:
         turn = ask(tab.page, "two")
         expect(turn.locator(".text")).to_have_text("The circle is red.")
         expect(turn).to_contain_text(f"The session moved from {home.name} to {other}, and went on there.")
-        expect(turn.locator(".receipt")).to_contain_text("the session's own instance is away")
+        expect(turn.locator(".receipt")).to_contain_text("the session's own instance is not available")
         expect(tab.page.locator("#announcer")).to_contain_text(f"moved from {home.name} to {other}")
         assert chat.asked() == ["one", "two"]
 

@@ -121,7 +121,7 @@ def test_conversations_go_on_while_their_instance_is_killed(fleet: Fleet, browse
         moved = ask(page, "What shape is the blue object?")
         expect(moved.locator(".text")).to_have_text("The blue object is a square.")
         expect(moved).to_contain_text("The session moved from llava-0 to llava-1, and went on there.")
-        expect(moved.locator(".receipt")).to_contain_text("the session's own instance is away")
+        expect(moved.locator(".receipt")).to_contain_text("the session's own instance is not available")
         expect(moved.locator(".receipt")).to_contain_text("from the journal")
         tab.check_accessibility()
 

@@ -1,7 +1,7 @@
 """Authentication of every request, before anything else reads it.
 
 A bearer token is checked with the head alone. A signature covers the body, so a signed request gets a `BodyCheck` and
-is sent on only after the check of its whole body.
+is forwarded only after the check of its whole body.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Gate:
     def admit_again(self, request: Request) -> None:
         """Check that a caller who was admitted before still has access. Raises AccessDenied.
 
-        A token is looked up again; a signature covers the first request only, so its key must still be there.
+        A token is looked up again; a signature covers the first request only, so its key must still be configured.
         """
         try:
             authorization = _find_authorization(request)

@@ -238,7 +238,7 @@ def _read_time(text: bytes) -> float:
     try:
         return timegm(strptime(text.decode(), _TIME_FORM))
     except ValueError as error:
-        raise IncompleteSignature(f"X-Amz-Date {text.decode()} is no time.") from error  # prose: allow
+        raise IncompleteSignature(f"X-Amz-Date {text.decode()} is not a time.") from error
 
 
 def _write_time(seconds: float) -> str:

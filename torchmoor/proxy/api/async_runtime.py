@@ -88,7 +88,7 @@ class AsyncOperation:
         input_location = _read_location(request)
         if bool(input_location) == bool(body):
             given = "both" if body else "neither"
-            raise ValidationError(f"InputLocation or a Body, one of the two, is what a request has; this has {given}.")
+            raise ValidationError(f"A request must have either InputLocation or a Body; this one has {given}.")
         inference_id = _text(request, INFERENCE_ID) or str(uuid.uuid4())
         invocation_id = _text(request, INVOCATION_ID)
         if len(invocation_id) > MAX_INVOCATION_ID_CHARS:  # a shortened id could be another request's
@@ -153,12 +153,12 @@ class AsyncOperation:
 def body_too_long() -> ValidationError:
     """Refuse an inline body that must be an object instead."""
     return ValidationError(
-        f"An inline body may have up to {MAX_BODY_BYTES} bytes; put a longer one where InputLocation can say."
+        f"An inline body may have up to {MAX_BODY_BYTES} bytes; upload a longer one and send its InputLocation."
     )
 
 
 def _text(request: Request, name: bytes) -> str:
-    """Return a field's value, "" without one. The API's fields but one were checked to be ASCII."""
+    """Return a field's value, "" without one. All of the API's fields except InputLocation are ASCII."""
     return (request.find(name) or b"").decode("latin-1")
 
 

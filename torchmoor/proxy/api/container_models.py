@@ -150,7 +150,7 @@ class ContainerModelsApi:
         tried: frozenset[str],
         known: LoadedModel | None = None,
     ) -> None:
-        """Load a model. known: the model of this name that is loaded; requests for it go on meanwhile."""
+        """Load a model. known: the model of this name that is loaded; requests for it continue meanwhile."""
         model = LoadedModel(url, instance.name)
         current = self._models[name] = known or model
         current.is_busy = True

@@ -15,7 +15,7 @@ NOT_FOR_CLIENTS = frozenset((STREAM_NEXT, CONTINUABLE))
 """Fields of instances' answers that the clients of no API get."""
 
 Explain = Callable[[AnswerHead, bytes], ApiError]
-"""Makes the error that an instance's refusal means, of its head and body."""
+"""Makes the client's error from the head and the body of an instance's refusal."""
 
 
 class ApiDialect(Protocol):
@@ -23,7 +23,7 @@ class ApiDialect(Protocol):
 
     operation_name: for the access log, traces and decisions. names_sessions_in_header: a request's session header names
     its session. names_sessions_in_body: a request without that header may name one in its body. held_back: names of
-    fields that are not sent on, besides those that never are. sent_method: of all requests to instances; empty for the
+    fields that are not forwarded, besides those that never are. sent_method: of requests to instances; empty for the
     client's own. names_variant: its answers name the variant that gave them.
     """
 
@@ -39,7 +39,7 @@ class ApiDialect(Protocol):
         return
 
     def added_lines(self, request: Request) -> bytes:
-        """Render header lines for the instance, added to the client's fields that are sent on."""
+        """Render header lines for the instance, added to the client's fields that are forwarded."""
         return b""
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:

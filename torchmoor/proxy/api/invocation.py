@@ -134,7 +134,7 @@ class Invocation:
     def take_over(
         self, waiter: Waiter, choice: Choice, lease: Lease, caller_lease: CallerLease | None, sent_at: float
     ) -> Send:
-        """Go on with a request that the fast path has counted, and sent to the instance that it has leased."""
+        """Continue a request that the fast path has counted, and sent to an instance that it leased."""
         self._metrics.invocations -= 1  # counted twice
         self._waiter, self._sent_at = waiter, sent_at
         self.assignment.take_over(choice, lease, caller_lease)

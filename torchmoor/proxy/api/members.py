@@ -136,7 +136,7 @@ def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
     return ValidationError(f"Endpoint {endpoint} {problem}")
 
 
-# Never sent on: credentials, and the fields that the proxy writes itself.
+# Never forwarded: credentials, and the fields that the proxy writes itself.
 PRIVATE_FIELDS = frozenset((b"authorization", b"cookie", b"x-amz-security-token", INFERENCE_ID))
 
 

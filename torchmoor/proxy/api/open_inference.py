@@ -89,7 +89,7 @@ class OpenInferenceApi:
 
 
 class OpenInferenceDialect(ApiDialect):
-    """Answers are sent on unchanged; every error becomes the protocol's error object."""
+    """Answers are forwarded unchanged; every error becomes the protocol's error object."""
 
     operation_name = "ModelInfer"
     names_sessions_in_header = False

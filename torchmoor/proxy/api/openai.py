@@ -248,7 +248,7 @@ class OpenAIApi:
     ) -> Invocation:
         """Make the call of an endpoint.
 
-        session: that its resource has, if it has one. body: what was read of it. model: that only the body names.
+        session: of its resource, if it names one. body: the bytes that were read. model: the name in the body.
         """
         operation = self._operations[endpoint][dialect]
         placed = None if model is None else placed_name(model, endpoint)

@@ -37,7 +37,7 @@ _STATUS_SHOWN_AS = {507: 503}
 
 
 class OpenAIDialect(ApiDialect):
-    """Answers are sent on unchanged; every error becomes OpenAI's error object."""
+    """Answers are forwarded unchanged; every error becomes OpenAI's error object."""
 
     names_sessions_in_body = False
 
@@ -67,7 +67,7 @@ class OpenAIDialect(ApiDialect):
 
 
 class ResourceDialect(OpenAIDialect):
-    """The resource of a request determines its session, so the session header is not sent on."""
+    """The resource of a request determines its session, so the session header is not forwarded."""
 
     names_sessions_in_header = False
     held_back = frozenset((SESSION_ID, ACCEPT))
@@ -94,7 +94,7 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
 
 
 class _HandlerRefusal(ApiError):
-    """The handler's error object, sent on unchanged. code, param: the object's fields."""
+    """The handler's error object, forwarded unchanged. code, param: the object's fields."""
 
     def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
         self.kind = self.code = kind

@@ -53,7 +53,7 @@ class Operation:
     ) -> list[bytes]:
         """Render the beginning of a request's head for an instance; the caller adds its other lines and the end.
 
-        framing: the lines that frame the body. held_back: names of fields that are not sent on.
+        framing: the lines that frame the body. held_back: names of fields that are not forwarded.
         """
         places = request.layout.places
         parts = [

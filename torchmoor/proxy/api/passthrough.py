@@ -23,7 +23,7 @@ _DROPPED_FIELDS = NOT_FOR_CLIENTS | {REQUEST_ID}
 
 
 class PassThroughDialect(ApiDialect):
-    """Answers are sent on unchanged. A stream that breaks off ends the client's connection."""
+    """Answers are forwarded unchanged. A stream that breaks off ends the client's connection."""
 
     operation_name = "PassThrough"
 
@@ -58,7 +58,7 @@ def defer(
 
 
 class PassThrough:
-    """Has these dialects' operation of each endpoint."""
+    """Keeps one operation for each endpoint that is served."""
 
     def __init__(self, dispatchers: Dispatchers) -> None:
         self._dispatchers = dispatchers

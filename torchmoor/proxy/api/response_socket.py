@@ -195,9 +195,7 @@ class ResponseSocket:
         """Read a message as the body of its request. Raises ValidationError, ServiceUnavailable."""
         num_values = count_values(message)
         if num_values > self._max_values:
-            raise ValidationError(
-                f"The message has up to {num_values} JSON values, and it may have {self._max_values}."
-            )
+            raise ValidationError(f"The message has up to {num_values} JSON values; the limit is {self._max_values}.")
         num_bytes = len(message) + num_values * BYTES_PER_VALUE
         if not self._budget.try_take(num_bytes):
             raise ServiceUnavailable("Too many messages are being answered. Try again later.")

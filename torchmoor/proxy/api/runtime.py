@@ -155,7 +155,7 @@ def invoke_path(endpoint: Endpoint) -> bytes:
 
 
 class RuntimeDialect(ApiDialect):
-    """InvokeEndpoint: a success is sent on unchanged, an error is rendered in the API's form."""
+    """InvokeEndpoint: a success is forwarded unchanged, an error is rendered in the API's form."""
 
     operation_name = "InvokeEndpoint"
     names_variant = True
@@ -228,7 +228,7 @@ def _as_aws_says(error: ApiError, request_id: bytes) -> ApiError:
 def answer_lines(
     status_line: bytes, head: AnswerHead, dropped: frozenset[bytes], request_id: bytes
 ) -> tuple[bytes, ...]:
-    """Render the answer's head in this API's form. dropped: names of fields that are not sent on."""
+    """Render the answer's head in this API's form. dropped: names of fields that are not forwarded."""
     places = head.layout.places
     session_line = b""
     if NEW_SESSION_ID in places or SESSION_ID in places:

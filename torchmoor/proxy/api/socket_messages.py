@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-MAX_EVENT_BYTES = 64 << 20  # of a longer event or error, only the end is read; it is not sent on
+MAX_EVENT_BYTES = 64 << 20  # of a longer event or error, only the end is read; it is not forwarded
 _EVENT_END = b"\n\n"
 _DATA = b"data: "
 _BEGINNING = 256  # bytes of an event with a response that have the field's name

@@ -1,4 +1,4 @@
-"""Continues a stream whose instance was lost at another, which gets the request, the answer's start and its notes."""
+"""Continues a stream at another instance after its own was lost: sends it the request, the start and the notes."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Assignment:
             self._take(choice)
 
     def take_over(self, choice: Choice, lease: Lease, caller_lease: CallerLease | None) -> None:
-        """Go on with an instance that was chosen, counted and leased already, for a caller that was counted."""
+        """Use an instance that is chosen, counted and leased already. The caller is counted, too."""
         self.choice, self._lease, self._caller_lease = choice, lease, caller_lease
 
     def _follow(self) -> None:
@@ -196,7 +196,7 @@ class Assignment:
         return True
 
     def try_continue(self, resume: Resume, loss: Loss) -> bool:
-        """Lease another instance to go on with an answer that has begun, or wait for it. False if there is none."""
+        """Lease another instance, or wait for one, to continue an answer that has begun. False if there is none."""
         assert self.choice is not None
         instance = self.choice.instance
         self.complete_at = monotonic()  # the time of the answer so far does not count as a wait

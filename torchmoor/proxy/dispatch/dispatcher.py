@@ -27,7 +27,7 @@ from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, Variant
 from torchmoor.proxy.routing.waiting import Ticket, WaitingBytes, WaitingQueue
 
-PROBE_S = 3.0  # in which the health check finds that an instance is gone which has lost a request
+PROBE_S = 3.0  # until the health check has found that an instance that lost a request is gone
 
 
 class Dispatcher:
@@ -163,7 +163,7 @@ class Dispatcher:
         return max((each.max_body_bytes for each in candidates), default=None)
 
     def longest_body(self, request: DispatchRequest) -> int | None:
-        """Return how long the body of such a request can be for an instance to hold it; None without an instance."""
+        """Return the longest body that an instance can hold for such a request; None without an instance."""
         holder = None
         if request.session is not None:
             holder = self.chooser.find_holder(request.session, request.strategy_request.excluded)

@@ -15,7 +15,7 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId, mint
 
-# in lower case; never sent on from clients
+# in lower case; never forwarded from clients
 SEQUENCE_FIELDS = frozenset((SESSION_ID, SEQUENCE_START))
 _ID_LINE = f"{headers.SEQUENCE_ID}: ".encode()  # TorchServe compares the names of fields with their case
 _START_LINE = f"{headers.SEQUENCE_START}: true\r\n".encode()

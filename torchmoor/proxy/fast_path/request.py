@@ -37,7 +37,7 @@ _SPECIAL = frozenset((NEW_SESSION_ID, CLOSED_SESSION_ID, CONTINUABLE))
 class FastOperation:
     """The data that all requests of an operation share.
 
-    end_of_turn, end_of_other: of the heads that instances get, with a session and without.
+    end_of_turn, end_of_other: the last lines of heads for instances: of a session's turn, and of any other request.
     """
 
     def __init__(self, operation: Operation, means: HttpMeans) -> None:
@@ -179,7 +179,7 @@ class FastRequest:
         lease.release()
 
     def _become_exchange(self) -> Exchange:
-        """Let the general path go on from here."""
+        """Let the general path continue from here."""
         shared, client, request = self._shared, self._client, self._request
         shared.budget.give_back(len(self._body))  # the exchange takes it again
         call = Invocation(

@@ -156,7 +156,7 @@ class WatchedAnswer(Answer):
     __slots__ = ("began_at", "num_bytes")
 
     def __init__(self, answer: Answer) -> None:
-        """answer: the one that this replaces, before it begins."""
+        """answer: not yet begun; this object replaces it."""
         super().__init__(answer.lines, answer.encoder)
         self.on_body = answer.on_body
         self.began_at = 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class ByteBudget:
-    """Counts the bytes that are kept, and refuses more than the most."""
+    """Counts the bytes that are kept, and refuses bytes above the limit."""
 
     max_total_bytes: int
     used_bytes: int = 0

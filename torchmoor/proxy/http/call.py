@@ -67,11 +67,11 @@ class ReadRefusal:
 
 
 class Hold:
-    """Keep the answer until the call resumes the exchange, mostly to pass it on."""
+    """Keep the answer until the call resumes the exchange, usually to deliver it."""
 
 
 class PassOn:
-    """Judge the answer that is held again, and go on with it."""
+    """Stop holding the answer: judge it again, and follow the new verdict."""
 
 
 WAIT, HOLD, PASS_ON = Wait(), Hold(), PassOn()
@@ -139,7 +139,7 @@ class Call(Protocol):
 
     @property
     def wait_ends_at(self) -> float:
-        """When a wait ends without success."""
+        """When a wait times out, in monotonic seconds."""
         ...
 
     def route(self, body: bytes, waiter: Waiter) -> NextStep:
@@ -155,7 +155,7 @@ class Call(Protocol):
         ...
 
     def limit_body(self, waiter: Waiter) -> None:
-        """Lower max_body_bytes to what a target can hold. Called before a body is received that did not come whole."""
+        """Lower max_body_bytes to what a target can hold. Called before the rest of an incomplete body is received."""
         ...
 
     def on_body_dropped(self) -> Reply:
@@ -186,7 +186,7 @@ class Forwarding(Protocol):
         ...
 
     def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
-        """Place a request again that its target will not answer. Send and Wait are allowed only if can_replay."""
+        """Place the request again: its target will not answer. Send and Wait are allowed only if can_replay."""
         ...
 
 
@@ -228,7 +228,7 @@ class MessageHandler(Protocol):
     farewell: bytes
 
     def hold(self, num_bytes: int) -> bool:
-        """Count what is held of messages that were received. Returns False if all connections hold too much."""
+        """Set the bytes of held messages. Returns False if all connections together hold too much."""
         ...
 
     def begin(self, message: bytes) -> MessageRequest | bytes:

@@ -54,7 +54,7 @@ class Delivery:
         return self._upstream is not None and self._upstream.is_sending
 
     def find_loss(self, target: Target) -> Loss | None:
-        """Return how the request is lost if this target is down; None if it is not on its way there."""
+        """Return the loss to report if this target is down; None if the request is not on its way there."""
         if self._target is not target or not self.is_active:
             return None
         return Loss.UNREACHABLE if self._upstream is None else Loss.RESET
@@ -73,7 +73,7 @@ class Delivery:
         self._connecting = asyncio.get_running_loop().create_task(self._connect(receiver, target))
 
     def take_over(self, receiver: AnswerReceiver, target: Target, upstream: UpstreamConnection, sent_at: float) -> None:
-        """Go on with a request that was written whole to this connection, which may be lost by now."""
+        """Continue with a request that is already written to this connection, which may be lost by now."""
         self._outgoing.note_sent()
         self._target, self._upstream, self._sent_at = target, upstream, sent_at
         self._is_sent = True
@@ -130,14 +130,14 @@ class Delivery:
             upstream.release(can_reuse=can_reuse)
 
     def hold(self, held: HeldAnswer) -> None:
-        """Let this receive the answer until `pass_on`."""
+        """Send the answer to `held` until `pass_on`."""
         self._held = held
         if self._upstream is not None:
             self._upstream.exchange = held
             self._upstream.pause_reading()
 
     def pass_on(self, receiver: AnswerReceiver) -> None:
-        """Give the answer that is held to its receiver."""
+        """Deliver the held answer to its receiver."""
         held, self._held = self._held, None
         assert held is not None
         if self._upstream is not None:
@@ -148,7 +148,7 @@ class Delivery:
         held.pass_on(receiver)
 
     def pause_answer(self, is_paused: bool) -> None:
-        """Hold the target back while the client does not take more, or let it go on."""
+        """Pause the target while the client does not read, or let it continue."""
         upstream = self._upstream
         if upstream is not None and self._held is None:
             if is_paused:
@@ -161,7 +161,7 @@ class Delivery:
 
 
 def _loss_of(error: OSError) -> Loss:
-    """Return the kind of loss that a failed connection means."""
+    """Return the kind of loss for a connection error."""
     if is_shortage(error):
         return Loss.SHORTAGE
     return Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNREACHABLE

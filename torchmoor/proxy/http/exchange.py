@@ -49,7 +49,7 @@ class Exchange:
     _answer: Answer | None = None
     _marked: MarkedAnswer | None = None
     _refusal: CollectedRefusal | None = None
-    _progress_at = 0.0  # when something of the answer's body was last passed on
+    _progress_at = 0.0  # when a part of the answer's body was last sent
     complete_at = 0.0  # the instance's time counts from then on
 
     def __init__(
@@ -124,7 +124,7 @@ class Exchange:
             self._follow(call.route(outgoing.begin_of_body(call.num_read_bytes), self))
 
     def take_over(self, sending: Send, upstream: UpstreamConnection, sent_at: float) -> None:
-        """Go on with a whole request that was sent to sending.target on this connection, and is not answered."""
+        """Continue with a request that is already sent to sending.target on this connection, and not answered yet."""
         self.complete_at, self._sending = self.request.received_at, sending
         self._delivery.take_over(self, sending.target, upstream, sent_at)
 
@@ -234,7 +234,7 @@ class Exchange:
             client.deadline = self._due
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """Pass a piece of the body on, through the encoder if there is one; finish with the answer's end."""
+        """Forward a piece of the body, through the encoder if there is one; finish with the answer's end."""
         answer = self._answer
         if answer is None:
             if self._refusal is not None and (self._refusal.is_full_with(piece) or is_complete):

@@ -10,7 +10,7 @@ from torchmoor.proxy.http.message import Reply, Request
 
 
 class RunningRequest(Protocol):
-    """A client's request that is sent on and answered: an Exchange, or the fast path's in its place."""
+    """A client's request that is forwarded and answered: an Exchange, or the fast path's in its place."""
 
     is_answered: bool
 
@@ -34,7 +34,7 @@ class FastPath(Protocol):
     """Serves some requests in fewer steps, with the same result."""
 
     def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
-        """Send a whole request on as the client's exchange, or change nothing and return False."""
+        """Forward a whole request as the client's exchange, or change nothing and return False."""
         ...
 
     def may_take(self, request: Request) -> bool:

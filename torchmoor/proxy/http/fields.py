@@ -37,7 +37,7 @@ _NOT_KEPT = frozenset(
 
 
 class FieldKind(Enum):
-    """The meaning of a field for a connection; only PLAIN fields are sent on.
+    """The meaning of a field for a connection; only PLAIN fields are forwarded.
 
     UPGRADE: to a WebSocket. A server may ignore all others: Java's client offers h2c with each of its requests.
     """
@@ -82,9 +82,10 @@ class BadMessage(Exception):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class FieldNote:
-    """How the application treats a name: whether its fields are sent on, and whether their values are read.
+    """How the application treats a name: whether its fields are forwarded, and whether their values are read.
 
-    find_problem: returns why a request with that value is refused, or None; itself None if every value is valid.
+    find_problem: returns why a value is invalid, or None if it is valid; None instead of a function: all values are
+    valid.
     """
 
     is_passed: bool = True
@@ -113,7 +114,7 @@ class FieldRole:
 
 
 class Field:
-    """A header field; never changed. name: lower case; line: as it is sent on; number: of a Content-Length."""
+    """A header field; never changed. name: lower case; line: as it is forwarded; number: of a Content-Length."""
 
     __slots__ = ("name", "value", "line", "role", "number")
 

@@ -1,7 +1,7 @@
 """The heads of messages: the meaning of their fields together, computed once for each sequence of names.
 
 Clients and instances repeat the same few names in the same order; only values differ. A `Layout` has everything that
-follows from the names alone: where the message ends, which fields are sent on, at which place a field is. Layouts hold
+follows from the names alone: where the message ends, which fields are forwarded, where each field is. Layouts hold
 no values, so they cannot mix the values of two clients.
 """
 
@@ -35,12 +35,12 @@ _NOTHING: frozenset[bytes] = frozenset()
 
 
 class Layout:
-    """What follows from the roles of a head's fields, in their order. Raises BadMessage.
+    """What the names of a head's fields, in their order, determine. Raises BadMessage.
 
-    plain: whether each field is not the connection's own. places: of the first such field of each name. host, length:
-    the places of those fields, None without. options: the names in Connection but keep-alive. repeated: a name that is
-    read and given twice; problem: what is wrong with a value that is read. is_usual: a request's, with one Host, and
-    nothing that makes it differ from the next.
+    plain: for each field, whether it does not concern the connection. places: by name, of the first plain field. host,
+    length: the places of Host and Content-Length; None without. options: the names in Connection except keep-alive.
+    repeated: a name whose value is read and that occurs twice. problem: what is wrong with a value that is read.
+    is_usual: a request's head with one Host, and without fields that change how the connection treats it.
     """
 
     def __init__(self, roles: Sequence[FieldRole]) -> None:
@@ -104,9 +104,9 @@ class Layout:
 
 
 def _mask(passed: Sequence[bytes | None], held_back: frozenset[bytes]) -> tuple[bool, ...]:
-    """Return which fields are sent on.
+    """Return which fields are forwarded.
 
-    passed: their names, None for one that never is. held_back: names that are not.
+    passed: the names, None for a field that is never forwarded. held_back: names that are not forwarded.
     """
     return tuple(name is not None and name not in held_back for name in passed)
 
@@ -141,7 +141,7 @@ class Head:
 
     @property
     def headers(self) -> list[Field]:
-        """The fields that are not the connection's own, whether they pass on or not."""
+        """The fields that do not concern the connection, forwarded or not."""
         return [*compress(self.fields, self.layout.plain)]
 
     def find(self, name: bytes) -> bytes | None:
@@ -155,5 +155,5 @@ class Head:
         return int(value) if value is not None and value.isdigit() and len(value) <= MAX_DIGITS else None
 
     def lines(self, held_back: frozenset[bytes] = _NOTHING) -> bytes:
-        """Return the lines of all fields that are sent on, except those of these names."""
+        """Return the lines of all fields that are forwarded, except those of these names."""
         return b"".join(map(_LINE, compress(self.fields, self.layout.masks[held_back])))

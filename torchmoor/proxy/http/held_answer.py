@@ -1,4 +1,4 @@
-"""An answer that waits for its call: it receives, in the place of the exchange, what the target has sent already."""
+"""An answer that waits for its call: receives, in place of the exchange, what the target has already sent."""
 
 from __future__ import annotations
 

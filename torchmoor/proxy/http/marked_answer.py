@@ -17,7 +17,7 @@ class MarkedAnswer:
     is_ended: the answer's last piece has passed. num_tokens: of the whole answer, if that piece says it.
 
     It keeps the request's body and the notes of all pieces while the budget allows, and the parts of an incomplete
-    piece: as long as another target could continue the answer, only whole pieces are sent on.
+    piece: as long as another target could continue the answer, only whole pieces are forwarded.
     """
 
     __slots__ = (
@@ -94,9 +94,9 @@ class MarkedAnswer:
         return self._pass_on(together) if together else b""
 
     def _join(self, part: bytes, kind: PieceKind, *, is_whole: bool) -> bytes:
-        """Keep a part of a piece; return the bytes to send on: none until the piece is whole or is not kept."""
+        """Keep a part of a piece; return the bytes to forward: none until the piece is whole or is not kept."""
         self._parts.append(part)
-        is_failure = kind is PieceKind.FAILURE  # sent on only at the end, and short
+        is_failure = kind is PieceKind.FAILURE  # forwarded only at the end, and short
         if not is_failure:
             self._keep(len(part))
         if not is_whole and (is_failure or self._continuer is not None):

@@ -14,11 +14,11 @@ from torchmoor.proxy.http.upstream import Connector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpMeans:
-    """Means of the connections.
+    """Limits, budgets and caches that all connections share.
 
-    max_connections: of clients, which the limit of open files allows. arriving: bodies that are not whole yet. spool:
-    has the long ones. budget: of bodies that are kept in memory until their answers begin. continuations: of requests
-    and notes that are kept until marked answers have ended.
+    max_connections: client connections that the limit of open files allows. arriving: bodies that are not whole yet.
+    spool: keeps long bodies in files. budget: for bodies that are kept in memory until their answers begin.
+    continuations: budget for requests and notes that are kept until marked answers have ended.
     """
 
     limits: LimitSettings

@@ -87,7 +87,7 @@ class Request(Head):
 
     @property
     def framing_line(self) -> bytes:
-        """The header line that frames a body of declared length, or none, as it is sent on."""
+        """The header line that frames a body of declared length, or none, as it is forwarded."""
         place = self.layout.length
         if place is not None:
             return self.fields[place].line

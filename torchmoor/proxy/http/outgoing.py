@@ -10,7 +10,7 @@ from torchmoor.proxy.http.spool import SpooledBody
 
 @dataclass(kw_only=True)
 class ReplayBudget(ByteBudget):
-    """Limits the bytes that are kept to send requests again: of each body, and of all."""
+    """Limits the bytes that are kept so that requests can be sent again: per body, and in total."""
 
     max_body_bytes: int
 
@@ -19,10 +19,10 @@ SENT_ONCE = ReplayBudget(max_body_bytes=-1, max_total_bytes=0)  # keeps nothing
 
 
 class OutgoingRequest:
-    """A request that was received whole.
+    """A request whose body has arrived completely.
 
-    It can be sent from its beginning again while nothing of it was written, or while its body is kept.
-    file: has a long body, until `close`.
+    It can be sent again from its beginning if none of it was written yet, or while its body is kept. file: a long body,
+    until `close`.
     """
 
     __slots__ = ("num_body_bytes", "file", "_budget", "_head", "_body", "_is_kept", "_has_begun")
@@ -56,7 +56,7 @@ class OutgoingRequest:
         self._has_begun = True
 
     def begin_of_body(self, num_bytes: int) -> bytes:
-        """Return a body that was not written yet; of one in a file, its first bytes. Raises OSError."""
+        """Return a body that was not written yet, or the first bytes of one in a file. Raises OSError."""
         return self._body if self.file is None else self.file.read(0, num_bytes)
 
     def take(self) -> bytes:

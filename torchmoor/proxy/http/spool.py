@@ -137,7 +137,7 @@ class SpoolSender:
         self.is_paused = False
 
     def go_on(self) -> None:
-        """Write the next piece, then the others, each in a step of the loop of its own; stop when paused."""
+        """Write the next piece, then the others, one per iteration of the event loop; stop when paused."""
         if self.is_paused or self._transport.is_closing():
             return
         try:

@@ -46,7 +46,7 @@ def accept(request: Request, max_message_bytes: int) -> tuple[ServerProtocol, by
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """Has the messages that wait, at most one that is being answered, and the deadlines of both sides' silence."""
+    """Queues a client's messages, answers one at a time, and closes when either side is silent for too long."""
 
     def __init__(self, server: SocketServer, transport: asyncio.Transport, upgrade: Upgrade) -> None:
         self.transport = transport

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Keeps `breaker` and `share` of all instances."""
+    """Updates `breaker` and `share` of all instances."""
 
     def __init__(self, registry: Registry, settings: RecoverySettings, *, clock: Callable[[], float]) -> None:
         self._registry = registry

@@ -54,7 +54,7 @@ class PrefixIndex:
         self._now = 0
 
     def matches(self, hashes: list[int]) -> dict[str, int]:
-        """Return how many of the chain's first blocks instances have: the longest matches, at most MAX_HOLDERS."""
+        """Return, by instance, how many of the chain's first blocks it has: the MAX_HOLDERS longest matches."""
         found: dict[str, int] = {}
         for num_blocks in range(len(hashes), 0, -1):
             holders = self._holders.get(hashes[num_blocks - 1])
@@ -66,7 +66,7 @@ class PrefixIndex:
         return found
 
     def record(self, name: str, hashes: list[int]) -> HeldBlocks | None:
-        """Note a chain that an instance was sent. Returns the part that it had before, or None."""
+        """Record a chain that is sent to an instance. Returns the part that it had before, or None."""
         blocks = self._blocks.setdefault(name, OrderedDict())
         self._now += 1
         held: HeldBlocks | None = None

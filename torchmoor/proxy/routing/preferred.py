@@ -10,10 +10,10 @@ MAX_WALKED = 16  # preferred instances that are tried
 
 
 def find_preferred(pool: Pool[C], key: int, limit: int, excluded: frozenset[str]) -> tuple[C, bool] | None:
-    """Return the instance that a 64-bit key prefers of those below a limit of outstanding requests.
+    """Return the first instance in a key's order with fewer outstanding requests than the limit. key: 64 bits.
 
-    The flag is True for the first in the key's order. None if none of the first MAX_WALKED is below the limit. An
-    instance in slow start has empty caches; its keys return gradually: those whose place is below its share.
+    The flag is True for the first in the key's order. None if the first MAX_WALKED all reach the limit. An instance in
+    slow start has empty caches and gets its keys back gradually: first those whose place is below its share.
     """
     for number, instance in enumerate(islice(pool.walk(key), MAX_WALKED)):
         if (

@@ -14,7 +14,7 @@ def add_reason(name: str, sentence: str) -> str:
 
 SESSION = add_reason("session", "it holds this session")
 SESSION_FAILOVER = add_reason(
-    "session-failover", "the session's own instance is away; this one goes on from the journal"
+    "session-failover", "the session's own instance is not available; this one continues from the journal"
 )
 SESSION_ROOM = add_reason("session-room", "it has the most room for new sessions")
 AFFINITY = add_reason("affinity", "it has had requests with this affinity key")

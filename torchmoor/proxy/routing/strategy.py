@@ -63,7 +63,7 @@ class Strategy:
         return None if roomiest is None else Pick(roomiest, SESSION_ROOM)
 
     def note_sent(self, request: StrategyRequest, name: str, *, body_bytes: int) -> Any:
-        """Note a request that goes to an instance. Returns what `check` gets with the answer; None for no check."""
+        """Note a request that goes to an instance. Returns a value for `check`; None: do not call `check`."""
         return None
 
     def check(self, name: str, expected: Any, *, num_kept: int, num_tokens: int) -> None:

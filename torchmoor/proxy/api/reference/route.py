@@ -14,7 +14,7 @@ EVENT_STREAM = "text/event-stream"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A request's or an answer's body, by its media types. texts: those that have no JSON."""
+    """A request's or an answer's body, by its media types. texts: media types that are not JSON."""
 
     schema: dict[str, Any]
     types: tuple[str, ...] = (JSON,)
