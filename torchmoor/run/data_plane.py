@@ -53,7 +53,7 @@ SUBREQUEST_GRACE_S = 1.0
 
 
 class DataPlane:
-    """Takes connections from `listen` on, until the stack that it is given is closed."""
+    """Accepts connections from `listen` until the exit stack passed to it is closed."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class DataPlane:
         registry.listen(self._on_change)
 
     def _make_means(self, settings: ProxySettings, clock: Callable[[], float]) -> HttpMeans:
-        """Make what all connections share. Raises ConfigError if the limit of open files allows no connection."""
+        """Make the connections' shared resources. Raises ConfigError if too few files may be open for a connection."""
         limits = settings.limits
         descriptors, reserved = find_limit(), limits.reserved_descriptors
         max_connections = limit_connections(limits.max_connections, descriptors=descriptors, reserved=reserved)

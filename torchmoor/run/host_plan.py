@@ -121,7 +121,7 @@ def plan_instances(endpoints: Sequence[str], num_instances: int, gpus: Sequence[
 
 
 def equip(launches: Sequence[Launch], settings: LaunchSettings, checkpoints: Sequence[Checkpoint]) -> list[Launch]:
-    """Return the instances with the contents of archives that no model store has, and with their checkpoints.
+    """Complete instances: with the contents of archives that no model store has, and with their checkpoints.
 
     Raises LaunchError.
     """

@@ -33,9 +33,9 @@ def find_model_store(launch: LaunchSettings) -> Path:
 
 
 def find_archive(launch: LaunchSettings, name: str) -> ArchiveContents | None:
-    """Return what the archive of an endpoint is written from; None if it must be in the model store.
+    """Return the contents of an endpoint's archive; None if the archive must be in the model store.
 
-    The demo model and many models are built in, and a configured directory has all archives itself. Raises LaunchError.
+    The demo model and `many` are built in. A configured directory must have all archives itself. Raises LaunchError.
     """
     if "model_store" in launch.model_fields_set or (find_model_store(launch) / archive_name(name)).exists():
         return None

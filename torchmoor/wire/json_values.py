@@ -18,7 +18,7 @@ def count_values(text: bytes | bytearray | str) -> int:
 
 
 def _count(text: Any, mark: Any) -> int:
-    """Count a mark: 0.3 ms for 6 MB with few of them, such as an image in base64; `count` takes 4 ms."""
+    """Count a mark. With few marks, such as in 6 MB of base64, `find` takes 0.3 ms and `count` 4 ms."""
     at = text.find(mark)
     for number in range(MAX_SKIPS):
         if at < 0:

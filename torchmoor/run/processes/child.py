@@ -173,7 +173,7 @@ class ChildProxy:
         self._link.send("report", report=report)
 
     async def _tick(self) -> None:
-        """Advance breakers and shares, and report; by the reports the parent knows that this process is alive."""
+        """Advance breakers and shares, and send a report, which also shows the parent that this process is alive."""
         interval_s = self._assignment.settings.health.starting_interval_s
         reported = 0.0
         while True:

@@ -36,7 +36,7 @@ ANSWER_TIMEOUT_S = 1.0  # for a report or for decisions; after it the child's la
 
 
 class ProcessGroup:
-    """Runs one data plane in `listen.processes` children, until the stack that `start` is given is closed."""
+    """Runs one data plane in `listen.processes` children, until the exit stack passed to `start` is closed."""
 
     def __init__(self, settings: ProxySettings, registry: Registry, suspect: Callable[[Instance], None]) -> None:
         """suspect: called with an instance that seems to be dead, so that it is probed at once.
@@ -187,7 +187,7 @@ class ProcessGroup:
         self._send_all("asked", name=instance.name)
 
     def on_status(self, instance: Instance, status: ReportedStatus) -> None:
-        """Send on an instance's answer to a status query."""
+        """Forward an instance's answer to a status query."""
         message = self._statuses[instance.name] = {"name": instance.name, "status": to_text(status)}
         self._send_all("status", **message)
 

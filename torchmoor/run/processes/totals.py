@@ -103,7 +103,7 @@ class Totals:
         self.show_instances()
 
     def show_instances(self) -> None:
-        """Update the registry's instances: outstanding requests are summed, of breakers and shares the worst counts."""
+        """Update the registry's instances: the sum of outstanding requests, and the worst breaker and share."""
         reports = list(self._running.values())
         for instance in self._registry.instances():
             seen = [found for report in reports if (found := report["instances"].get(instance.name)) is not None]
