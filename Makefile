@@ -73,7 +73,7 @@ demo: setup  ## two TorchServe instances, the proxy, and boto3 talking to a pict
 docs: setup  ## the documentation as a site with a search field, in build/site
 	@$(BIN)/zensical build --strict
 
-reference: setup  ## write the generated pages anew: settings, commands, metrics, routes, modules
+reference: setup  ## rewrite the generated pages: settings, commands, metrics, routes, modules
 	@for name in reference command_reference api_reference module_table; do $(BIN)/python scripts/make_$$name.py || exit; done
 
 check: setup  ## ruff, mypy, import contracts, rules for modules and names, wording, the module table, and every link of the documentation
