@@ -83,7 +83,7 @@ class AdapterUse:
         return {wire.MODEL_CACHE: lease.found, wire.MODEL_LOAD_MS: str(round(lease.load_s * 1000))}
 
     def must_wait(self, name: str) -> bool:
-        """Return whether `wait` must come before the answer. name: of the adapter; empty for the base model.
+        """Return whether `wait` must come before the answer. name: the adapter's; "" for the base model.
 
         Raises ModelUnknown if this worker has no adapters.
         """

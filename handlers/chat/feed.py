@@ -36,7 +36,7 @@ class FollowedForm(AnswerForm, Protocol):
         ...
 
     def fail(self, fields: dict[str, Any]) -> bytes:
-        """Encode the end of a response without an answer. fields: of the object."""
+        """Encode the end of a response without an answer. fields: of the response object."""
         ...
 
 
@@ -101,7 +101,7 @@ class AnswerFeed:
                 follower.reply.write(follower.form.end_like(form, token), is_end=True)
 
     def fail(self, fields: dict[str, Any]) -> None:
-        """End an answer that will not be generated. fields: of its object."""
+        """End an answer that will not be generated. fields: of the response object."""
         with self._lock:
             self._form = None
             for follower in tuple(self._followers):

@@ -131,7 +131,7 @@ def write_items(items: Sequence[Item]) -> str:
 def messages_of(items: Sequence[Item], num_images: int) -> list[dict[str, Any]]:
     """Make the messages for the chat template.
 
-    num_images: of the turn. Images that no item contains were added before the turn: they precede the first question.
+    num_images: the turn's. Images that no item contains were added before the turn: they precede the first question.
     """
     messages = [message.for_template() for message in joined([item.message for item in items])]
     num_added = num_images - sum(part["type"] == "image" for each in messages for part in each["content"])
@@ -258,7 +258,7 @@ _OTHERS = {"function_call": _call, "function_call_output": _result, "reasoning":
 def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]], field: str = "input") -> None:
     """Raise InvalidRequest if an item is the result of a call that no earlier item or message makes.
 
-    earlier: messages for the chat template. field: of the request, which has the items.
+    earlier: messages for the chat template. field: the request's field with the items.
     """
     called = {call["id"] for message in earlier for call in message.get("tool_calls", ())}
     for item in items:

@@ -266,7 +266,7 @@ class AnswerRequest:
     with a position that the conversation's cache does not have. deadline: by the monotonic clock; the answer then ends
     with TurnTimedOut. on_event: called on the engine's thread for each token; it returns False to end the answer there.
     wake: called on the engine's thread after events, once for all answers with the same `wake`. given: the beginning of
-    the answer, which another worker has generated. adapter: that computes the answer; the cache has matched the prompt
+    the answer, which another worker has generated. adapter: computes the answer; the cache has matched the prompt
     with its version as the variant.
     """
 

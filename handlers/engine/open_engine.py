@@ -10,8 +10,8 @@ from handlers.settings.handler import HandlerSettings
 def open_engine(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -> tuple[PromptFormat, ChatEngine]:
     """Load the checkpoint into the engine. Return the checkpoint's prompt format, and the engine, which is not started.
 
-    gpu_id: that TorchServe assigned; None for the CPU. Raises SettingsError. Each engine's libraries are loaded here,
-    since an environment has those of its own engine only.
+    gpu_id: the GPU that TorchServe assigned; None for the CPU. Raises SettingsError. Each engine's libraries are
+    loaded here, since an environment has those of its own engine only.
     """
     if settings.engine.name == "vllm":
         from handlers.engine.vllm.start import open_vllm

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class BoundedJournal:
-    """timeout_s: of an operation. max_in_flight: operations at once, including those that timed out and still hang."""
+    """timeout_s: for one operation. max_in_flight: operations at once, including timed-out ones that still hang."""
 
     def __init__(self, journal: Journal, timeout_s: float, max_in_flight: int) -> None:
         self._journal = journal

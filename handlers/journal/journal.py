@@ -58,7 +58,7 @@ class Listed(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What a store keeps."""
+        """The entry's name in a store."""
         return f"{self.session_id}.{self.label}"
 
 
@@ -117,7 +117,7 @@ class Journal(Protocol):
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
         """Read up to `count` parts of the session's KV cache from this number on, none after a missing one.
 
-        max_bytes: of each. Raises DamagedRecord for a larger one.
+        max_bytes: size limit of a part. Raises DamagedRecord for a larger one.
         """
         ...
 

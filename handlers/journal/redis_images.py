@@ -4,8 +4,8 @@
     {owner}:sessions:HASH     the sessions that have it, by the time until which they need it
 
 Both expire when the last of these sessions does. An image is stored before its session names it, and released after
-its session is closed. So no image that a session has is deleted, and one that a killed worker has not released is
-deleted when its session expires.
+its session is closed. So an image is never deleted while a session has it. An image that a killed worker
+has not released is deleted when its session expires.
 """
 
 from collections.abc import Iterable

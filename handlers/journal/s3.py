@@ -9,9 +9,9 @@
     and images, see handlers/journal/s3_images.py
 
 A turn costs two requests: a GET of the next event, which usually does not exist, and the PUT of its own. So closing is
-an event, too: it takes the next number, so that it and a turn cannot both succeed, and then replaces every earlier
-event, so that a reader finds it first wherever it starts. The expiry precedes the id, so that a sweep finds expired
-sessions at the beginning of one listing.
+an event, too. It takes the next number, so a close and a turn cannot both succeed. Then it replaces every earlier
+event, and a reader finds it wherever it starts. The expiry precedes the id, so a sweep finds expired sessions at the
+beginning of one listing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -158,7 +158,7 @@ class S3Journal(StoredJournal):
         self._objects.delete([key for key in keys if self._kind(key) in ("events", "owner", CLOSED)])
 
     def _release(self, session_id: str, keys: list[str]) -> int:
-        """Delete a session's images and its KV cache. keys: of its objects. Return the images' bytes."""
+        """Delete a session's images and its KV cache. keys: the session's objects. Return the images' bytes."""
         self._objects.delete([key for key in keys if self._kind(key) == KV])
         return self._images.release(session_id, [key for key in keys if self._kind(key) == "pictures"])
 

@@ -8,7 +8,7 @@ from handlers.settings.handler import JournalSettings
 
 
 class StoredJournal:
-    """keys: see EventCodec. max_bytes: of all that the store holds; 0 if only shares of it are limited."""
+    """keys: see EventCodec. max_bytes: limit of the whole store; 0 if only shares of it are limited."""
 
     def __init__(self, settings: JournalSettings, keys: Mapping[str, bytes], max_bytes: int = 0) -> None:
         self._settings = settings

@@ -23,13 +23,13 @@ class TaskForm(Protocol):
         ...
 
     def answer(self, result: Any, num_tokens: int) -> dict[str, Any]:
-        """Convert the task's result. num_tokens: of all inputs."""
+        """Convert the task's result. num_tokens: the sum over all inputs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """inputs: in the task's form; bytes of an image. form: of the answer; None for the task's own."""
+    """inputs: in the task's form; bytes of an image. form: the answer's; None for the task's own."""
 
     inputs: Any
     parameters: Mapping[str, Any]

@@ -28,7 +28,7 @@ class AnswerStyle:
     knows_effort: bool = False
 
     def after(self, prompt_end: str) -> "AnswerStyle":
-        """Return the style of an answer to a prompt with this end: it may begin or end the reasoning."""
+        """Return the style of an answer to a prompt with this end, which may open or close the reasoning."""
         if self.thought is None:
             return self
         begin, end = self.thought

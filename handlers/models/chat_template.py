@@ -107,7 +107,7 @@ class ChatTemplate:
     ) -> str:
         """Return the conversation as text, up to the beginning of the assistant's next answer.
 
-        messages: with a text or a list of parts as content, as this template reads it. tools: that the answer may call.
+        messages: with a text or a list of parts as content, as this template reads it. tools: the answer may call them.
         variables: for the template. Variables that this method sets itself win over them.
         Raises InvalidRequest without a template, if it refuses the messages, or if it exceeds its limits.
         """

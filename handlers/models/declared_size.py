@@ -1,8 +1,8 @@
 """Bounds on what a checkpoint declares: its files for configuration, and the model that they describe.
 
 A configuration of a few bytes can describe a model of any size. Counts that transformers uses before it makes a module
-are checked by their names. The model itself is built without weights, under a limit that follows from the tensors that
-the checkpoint holds, so that a description beyond them ends early, whatever its family calls the size.
+are checked by their names. The model itself is built without weights. The size of the checkpoint's tensors limits this
+build, so a larger description is refused early, whatever its family calls the size.
 """
 
 from collections.abc import Mapping

@@ -90,7 +90,7 @@ class AdaptedLayers:
     """
 
     def __init__(self, decoder: Any, max_rank: int) -> None:
-        """Wrap the layers. max_rank: of an adapter's matrices. Raises SettingsError if there are none."""
+        """Wrap the layers. max_rank: largest rank of an adapter's matrices. Raises SettingsError if there are none."""
         self._max_rank = max_rank
         self.shares: Sequence[tuple[slice, LoraAdapter]] = ()
         found = {

@@ -1,8 +1,8 @@
 """Attention of one new token per sequence to the blocks of its KV cache, as Triton kernels for GPUs.
 
 `attend` starts a program for each sequence, key-value head and sixteenth of the context. Each part keeps its own
-largest score and sum; a second kernel joins them. The grid depends on the number of sequences only, never on their
-lengths, so that a CUDA graph with these kernels stays valid while contexts grow, and a short sequence beside a long one
+largest score and sum; a second kernel joins them. The grid depends on the number of sequences only, not on their
+lengths. So a CUDA graph with these kernels stays valid while contexts grow, and a short sequence beside a long one
 costs only its own positions.
 
 Source: Dao, Haziza, Massa and Sizov 2023, "Flash-Decoding for long-context inference".

@@ -58,7 +58,7 @@ class PromptFormat:
         """Return the token ids of a conversation, up to the beginning of the assistant's next answer.
 
         image_sizes: the number of tokens of each image, in order; each of its positions holds `image_token_id`.
-        tools: that the answer may call, as OpenAI defines them. variables: of the template.
+        tools: the answer may call them; in OpenAI's form. variables: for the template.
         Raises InvalidRequest without a template, or if it refuses the messages; ContextTooLong.
         """
         text = self.template.render(self._as_template_expects(messages), tools, variables)
@@ -105,7 +105,7 @@ class PromptFormat:
         num_places = sum(token == self.image_token_id for token in ids)
         if num_places != len(image_sizes):
             raise InvalidRequest(
-                f"the model's chat template gives {len(image_sizes)} images {num_places} places: ask about other "
+                f"the model's chat template has {num_places} places for {len(image_sizes)} images: ask about other "
                 "images in another conversation, or correct the template"
             )
         sizes = iter(image_sizes)

@@ -30,7 +30,7 @@ class TemplateProcess(LimitedProcess):
         self.render({"compiled": template})
 
     def render(self, request: dict[str, Any]) -> str:
-        """Return the rendered text. request: of the form in limited_child.py. Raises TemplateFailed."""
+        """Return the rendered text. request: as limited_child.py describes it. Raises TemplateFailed."""
         try:
             answer = self.ask(request)
         except WorkTooCostly as exc:

@@ -31,7 +31,7 @@ MAX_ATTRIBUTES = 1024  # characters; SageMaker's own limit
 class Incoming:
     """A request with its header names in lower case and its body as TorchServe read it: a long one is a bytearray.
 
-    fingerprint: of the model that answers, for answers that name it.
+    fingerprint: the model's, for answers that name it.
     """
 
     headers: Mapping[str, str]

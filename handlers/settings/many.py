@@ -100,7 +100,7 @@ class TaskSettings(HandlerGroup, title="tasks"):
     prepare_threads: Count = Field(2, description="Threads that read and tokenize requests.")
     max_rows: Count = Field(32, description="Inputs in one batch.")
     max_tokens: Count = Field(16_384, description="Tokens in one batch, padding included.")
-    max_inputs: Count = Field(256, description="Inputs in one request of other tasks than those of `max_texts`.")
+    max_inputs: Count = Field(256, description="Inputs in one request, unless `max_texts` applies.")
     max_texts: Count = Field(
         2048,
         description="Texts in one request for embeddings, rerank or text classification, whose results are small; "

@@ -68,7 +68,7 @@ class BatchReader:
         return row
 
     def _next_known(self) -> KnownRow | None:
-        """Return the row of the last batch whose bytes come next again, all of them in this part."""
+        """Return the row of the last batch that is sent again next, if this part has all of its bytes."""
         id_at = self._at + INT_BYTES
         if id_at > len(self._data):
             return None

@@ -7,9 +7,9 @@ three answers (measured on 0.12, see docs/decisions/0001-continuous-batching-pum
     whole answer   status, headers, body; the criterion returns None: sent with its Content-Length
     stream         headers with the first piece; the criterion returns False for more to come, True for the end
 
-The client of a request that is missing from a step's ids has left. TorchServe detects that only for rows that it
-answers in a step, so for the others the proxy sends a cancel operation (docs/decisions/0011-cancel-and-metrics.md),
-which names the requests by the proxy's ids and is answered here. No exception may escape `handle`, because it would
+If a request is missing from a step's ids, its client has left. TorchServe detects that only for rows that it answers in
+a step. For other rows, the proxy sends a cancel operation, which names requests by the proxy's ids
+(docs/decisions/0011-cancel-and-metrics.md); the pump answers it. No exception may escape `handle`, because it would
 fail every request in flight.
 """
 

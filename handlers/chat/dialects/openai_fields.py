@@ -87,7 +87,7 @@ def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
 class OpenAIAnswer(ABC):
     """What both APIs write alike: the fields that each object of an answer begins with, errors, and a stream's end.
 
-    created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens. index: of the choice.
+    created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens. index: the choice's.
     chunk_kind: the type of a stream's objects. Implements `ChoicesForm`.
     """
 
@@ -137,7 +137,7 @@ class OpenAIAnswer(ABC):
 
 
 def read_answer(prefix: str, given: Mapping[str, Any], incoming: Incoming, now: float) -> dict[str, Any]:
-    """Return the fields of an OpenAIAnswer but has_logprobs. prefix: of the answer's id."""
+    """Return the fields of an OpenAIAnswer but has_logprobs. prefix: begins the answer's id."""
     return {
         "id": make_answer_id(prefix, incoming),
         "created": int(now),
@@ -157,7 +157,7 @@ def name_finish_reason(summary: Summary) -> str:
 
 
 def write_usage(summaries: Sequence[Summary]) -> dict[str, Any]:
-    """Encode what a request has used. summaries: of its choices, which have one prompt."""
+    """Encode what a request has used. summaries: one per choice; all choices have the same prompt."""
     prompt, answers = summaries[0].num_prompt_tokens, sum(each.num_tokens for each in summaries)
     num_reasoning = sum(each.message.num_reasoning_tokens for each in summaries if each.message is not None)
     return {

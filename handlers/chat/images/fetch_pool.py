@@ -1,9 +1,9 @@
 """Threads for requests whose images are fetched: callers take turns, and a slow address delays its own caller only.
 
-a request waits in its caller's line; the lines take turns, each request in the order of its arrival
-a caller has at most half of the threads, so that one whose addresses do not answer leaves the rest to others
-the images must arrive within a part of the request's time: a slow address ends as the client's error, before the
-proxy's own deadline counts it as a fault of the instance
+* A request waits in its caller's queue. Threads take from the queues in turn, and from each in the order of arrival.
+* A caller has at most half of the threads, so a caller whose addresses do not answer leaves the rest to others.
+* The images must arrive within a part of the request's time. A slow address is then reported as the client's error,
+  before the proxy's deadline counts it as a fault of the instance.
 """
 
 import threading

@@ -78,8 +78,8 @@ class SessionLifecycle:
 
         Worker threads only.
 
-        place: None for a malformed id. unknown: raised if there is no such session, or another caller owns it. kind: of
-        the resource; "" accepts any session. Raises Overloaded, JournalUnavailable.
+        place: None for a malformed id. unknown: raised if there is no such session, or another caller owns it. kind:
+        the resource's; "" accepts any session. Raises Overloaded, JournalUnavailable.
         """
         if place is None:
             raise unknown

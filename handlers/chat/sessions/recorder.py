@@ -283,7 +283,7 @@ class SessionRecorder:
     def find_answer(self, session: Session, name: str, question: str) -> Event | None:
         """Return the recorded turn of a request that the client retries, or None. Call `catch_up` first.
 
-        name: of the request, by `name_request`. The question is compared too, because a client may use one id for all
+        name: the request's, by `name_request`. The question is compared too, because a client may use one id for all
         its requests.
         """
         for event in reversed(session.replays):

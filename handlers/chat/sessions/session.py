@@ -19,7 +19,7 @@ from torchmoor.wire.session_ids import SessionId
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """The state of one conversation. Only `SessionStore` changes it.
+    """The state of one conversation. `SessionStore` changes it.
 
     scope: conversations of one scope share images and KV blocks. owner: see `owner_of`. opened_at, used_at: at this
     worker, in seconds since 1970.
@@ -43,7 +43,7 @@ class Session:
     adapter: str = ""  # that answers unless a request names another; empty for the base model
     num_events: int = 0  # events of the journal that this session has applied
     num_chars: int = 0  # characters of the texts of all events
-    entries: list[Event] = field(default_factory=list)  # its turns, and the "queue" of each that is to come
+    entries: list[Event] = field(default_factory=list)  # its turns; of a queued response, its "queue" event
     order: list[int] = field(default_factory=list)  # numbers of the turns, in the conversation's order
     deleted: set[int] = field(default_factory=set)  # numbers of entries whose responses are not shown
     deleted_items: set[tuple[int, int]] = field(default_factory=set)  # number of the entry, position in it

@@ -148,8 +148,8 @@ class SessionStore(SessionTable):
     def drop_repeated(self, session: Session) -> None:
         """Remove and release pending images that equal those that came with the turn just committed.
 
-        The journal does not say which images came with a turn, so other workers assign an image that was added while
-        the turn ran to the turn.
+        The journal does not say which images came with a turn. So other workers count an image that was added during
+        the turn as the turn's own.
         """
         with self._lock:
             pending = session.images_for(None)

@@ -126,7 +126,7 @@ class SessionTable:
         return True
 
     def _full(self, message: str) -> Overloaded:
-        """Return an error that says, without a journal, when the first session ends."""
+        """Return the error for a full worker. Without a journal, it says when the first session ends."""
         if self.is_durable:
             return Overloaded(message)
         first, idle = self._expiries.first() or 0, self._idle.first()

@@ -41,7 +41,7 @@ class Question(Protocol):
     def restore(self, keys: Sequence[int]) -> int:
         """Read more of the prompt's KV cache from the journal, if it is there. Return the length of the cache.
 
-        keys: of the prompt, see `AnswerRequest`.
+        keys: the prompt's, see `AnswerRequest`.
         """
         ...
 

@@ -30,7 +30,7 @@ class Draw:
         self._places: dict[int, int] = {}  # of the rows in `StepResult.drawn`
 
     def begin(self, logits: Tensor) -> Tensor | None:
-        """Launch the draw, and return what `finish` needs of it. logits: of the whole batch."""
+        """Launch the draw, and return what `finish` needs of it. logits: the whole batch's."""
         rows = [row for row, sampler in self._samplers.items() if self._prepare(row, sampler)]
         if not rows:
             return None

@@ -222,10 +222,10 @@ class SequenceCache:
         self.pool = pool
         self.scope = scope
         self.variant = ""
-        self.tokens: list[int] = []  # what each valid position holds
+        self.tokens: list[int] = []  # the key at each valid position
         self.table: list[int] = []  # its blocks in order
         self.run: int | None = None  # where in storage it begins, if its blocks lie side by side
-        self._names: list[object] = []  # of its full blocks' beginnings
+        self._names: list[object] = []  # of its full blocks' prefixes
         self._blocks: Tensor | None = None  # its table on the device
         self._slots: Tensor | None = None  # where in storage each position is, up to capacity
 

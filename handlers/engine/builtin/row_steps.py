@@ -96,7 +96,7 @@ class RowSteps:
     def takes(self, shares: Sequence[tuple[Sequence[int], SequenceCache]]) -> bool:
         """Return True if the step can run here, and is not slower than with all kernels launched one by one.
 
-        shares: as in `run`. Rows have no image's tokens, which are negative.
+        shares: as in `run`. A step with an image's tokens, which are negative, is refused.
         """
         if sum(len(tokens) for tokens, _ in shares) > self._sizes[-1]:
             return False

@@ -43,7 +43,7 @@ def open_builtin(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None
 def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel, max_rows: int, adapter_bytes: int = 0) -> int:
     """Return the device memory for keys and values: by the settings, else what is left of this worker's GPU share.
 
-    adapter_bytes: that adapters may take. Raises SettingsError if nothing is left.
+    adapter_bytes: reserved for adapters. Raises SettingsError if nothing is left.
     """
     if settings.kv_bytes:
         return settings.kv_bytes

@@ -63,7 +63,7 @@ class _RunningAnswer:
 class VllmEngine:
     """Implements `ChatEngine`.
 
-    max_adapter_bytes: of an adapter's file. on_dead: called when vLLM's processes have failed for good.
+    max_adapter_bytes: size limit of an adapter's file. on_dead: called when vLLM's processes have failed for good.
     """
 
     def __init__(

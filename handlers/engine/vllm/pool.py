@@ -28,7 +28,7 @@ class VllmCache:
 
 
 class VllmPool:
-    """Implements `KvPool`. token_bytes: of a position's keys and values; used_bytes: as vLLM has reported last."""
+    """Implements `KvPool`. token_bytes: size of a position's keys and values; used_bytes: vLLM's last report."""
 
     can_pin = False
     num_evicted = 0

@@ -48,7 +48,7 @@ class TensorForm:
     """The form of the answer that a request asks for.
 
     model: its name. id: the request's, or None. names: of the requested outputs; empty for all. are_binary: by output,
-    whether it is raw, if the request says so. is_binary: whether the other outputs are raw. is_sagemakers: a binary
+    whether the request wants it raw. is_binary: the default for the other outputs. is_sagemakers: a binary
     answer has SageMaker's content type.
     """
 

@@ -48,7 +48,7 @@ class TextTask:
         max_answer_bytes: int,
         max_tokens: int = 0,
     ) -> None:
-        """max_tokens: of one input; 0 for the model's own limit."""
+        """max_tokens: limit of one input; 0 for the model's own."""
         self.model = model
         self.shared = tokenizer
         self.tokenizer = tokenizer.tokenizer
@@ -67,7 +67,7 @@ class TextTask:
     ) -> TaskWork:
         """Prepare a text or a list of texts; the reply has the answer of each, in the form of the request.
 
-        is_truncated: the default of the parameter "truncation". options: of the tokenizer.
+        is_truncated: the default of the parameter "truncation". options: for the tokenizer.
         """
         texts = texts_of(request.inputs, self.settings)
         is_truncated = request.get("truncation", is_truncated)

@@ -83,4 +83,4 @@ def test_a_template_must_give_each_image_one_place(
     answer = client.call(chat(user(QUESTION, red)))
 
     assert (answer.status, answer.error) == (400, "InvalidRequest")
-    assert f"gives 1 images {text.count('<image>')} places" in answer.json["error"]["message"]
+    assert f"has {text.count('<image>')} places for 1 images" in answer.json["error"]["message"]
