@@ -99,7 +99,7 @@ class InstanceAverage:
 
 
 class FleetCollector:
-    """Collects all metrics of the proxy. connections: of the admin plane."""
+    """Collects all metrics of the proxy. connections: the admin plane's."""
 
     def __init__(self, registry: Registry, data: DataPlaneView, connections: AdminConnections) -> None:
         self._registry = registry

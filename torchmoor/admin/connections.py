@@ -96,7 +96,7 @@ class AdminConnection(asyncio.Protocol):
 class AdminConnections:
     """Admits connections up to a number, and closes those that wait too long.
 
-    open: by transport. num_refused: since the start.
+    open: connections by their transports. num_refused: since the start.
     """
 
     def __init__(self, limits: LimitSettings, *, clock: Callable[[], float] = monotonic) -> None:

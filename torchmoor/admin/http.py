@@ -29,7 +29,7 @@ def serves(
 ) -> Callable[[Method], Method]:
     """Register a method as the handler of a route, which the API reference then lists.
 
-    pattern: the route's path as aiohttp matches it. schema: of the answer. more: other fields of Route.
+    pattern: the route's path as aiohttp matches it. schema: the answer's. more: other fields of Route.
     """
 
     def note(method: Method) -> Method:

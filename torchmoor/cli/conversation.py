@@ -94,7 +94,7 @@ class EndpointCalls:
         return sorted(each["EndpointName"] for each in found["Endpoints"])
 
     def call(self, session_id: str, body: Mapping[str, Any], **members: str) -> dict[str, Any]:
-        """Send a request and return its whole answer. members: others of InvokeEndpoint."""
+        """Send a request and return its whole answer. members: further members of InvokeEndpoint."""
         with self._explained_errors(), self._watch.waiting():
             answer: dict[str, Any] = self.client.invoke_endpoint(
                 EndpointName=self.target.endpoint,

@@ -20,7 +20,7 @@ GIVEN = "torchmoor.settings"
 def setting(root: type[SettingsGroup], path: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     """Declare an option for a field.
 
-    path: the field from the root settings, such as "listen.port". attributes: of click.option, to replace the field's.
+    path: the field from the root settings, such as "listen.port". attributes: for click.option, instead of the field's.
     An option with `flag_value` sets this value. `given_settings` returns the values that the user gave.
     """
     field = field_at(root, path)

@@ -127,7 +127,7 @@ def _read_step(given: object, where: str) -> StepScaling:
     values = read_mapping(given, where, _OF_STEP)
     kind = values.get("AdjustmentType")
     if kind not in ("ChangeInCapacity", "ExactCapacity"):
-        raise ConfigError(f"{where}.AdjustmentType must be ChangeInCapacity or ExactCapacity (from none), not {kind!r}")
+        raise ConfigError(f"{where}.AdjustmentType must be ChangeInCapacity or ExactCapacity, not {kind!r}")
     for step in values.get("StepAdjustments", ()):
         if step.get("MetricIntervalLowerBound", 0) <= 0 < step.get("MetricIntervalUpperBound", 1):
             cooldown_s = values.get("Cooldown", DEFAULT_COOLDOWN_S)

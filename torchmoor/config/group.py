@@ -81,7 +81,7 @@ class SettingsGroup(BaseModel):
 
 
 def like(group: type[SettingsGroup], key: str, **changes: Any) -> Any:
-    """Return a field with the default and the description of another group's field. changes: of pydantic's Field."""
+    """Return a field with the default and the description of another group's field. changes: to the field."""
     field = group.model_fields[key]
     return Field(**{"default": field.default, "description": field.description, **changes})
 

@@ -21,7 +21,7 @@ MAX_VARIANT_STATUSES = 5  # the service's own limit
 class EndpointViews:
     """Describes endpoints.
 
-    created: those of clients, by name. deployments: their instances; None if clients create none.
+    created: endpoints of clients, by name. deployments: their instances; None if clients create none.
     """
 
     def __init__(

@@ -206,7 +206,7 @@ class Endpoints:
         raise RequestInvalid(f'Cannot update in-progress endpoint "{arn}".')
 
     async def _run_start(self, name: str, resource: EndpointResource, failure: str = "") -> None:
-        """Start an endpoint. failure: of an update before."""
+        """Start an endpoint. failure: the reason for which an update before it failed."""
         try:
             await self._deployments.start(name, resource)
         except Exception as error:

@@ -174,7 +174,7 @@ def add_file(
     *,
     compression: int = zipfile.ZIP_STORED,
 ) -> None:
-    """Add a file to an archive. name: in the archive. count: receives the bytes of each step."""
+    """Add a file to an archive. name: its name in the archive. count: receives the bytes of each step."""
     member = _member(name)
     member.compress_type = compression
     member.file_size = path.stat().st_size

@@ -96,7 +96,7 @@ def outlives_fleet(options: UpSettings) -> bool:
 
 
 def _endpoints(options: UpSettings, names: Sequence[str], environ: Mapping[str, str]) -> tuple[EndpointSettings, ...]:
-    """Return the settings of the endpoints. environ: of their instances."""
+    """Return the settings of the endpoints. environ: their instances'."""
     asynchronous = AsyncEndpointSettings(output_path=options.async_output, failure_path=options.async_failure)
     scaling = options.variant_scaling()
     return tuple(

@@ -1,8 +1,8 @@
 """Responses in the background: the requests of the proxy's queue to an instance about a response, by its id.
 
 A handler stores such a response in a session, and names it in the answer's header BACKGROUND. The proxy queues it
-before the client gets the answer. The queue's worker sends the request RUN, which generates the response, until one
-succeeds, or END, which reports that it will not be generated. Both replace the method in a request for the resource.
+before the client gets the answer. The queue's worker sends RUN, which generates the response, until one succeeds. If
+the response will not be generated, it sends END. Both replace the method in a request for the resource.
 """
 
 from __future__ import annotations

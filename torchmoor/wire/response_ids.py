@@ -30,7 +30,7 @@ _ITEM_FORM = re.compile(rf"(?:{'|'.join((_ITEM, *_ITEMS.values()))}){_SESSION}_{
 class Place(NamedTuple):
     """The session and entry that an id names.
 
-    session_id: not verified. number: of an entry, 0 for all. item: in that entry.
+    session_id: not verified. number: the entry's, 0 for all entries. item: its place in the entry.
     """
 
     session_id: str

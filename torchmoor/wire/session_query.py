@@ -27,7 +27,7 @@ class SessionQueryError(ValueError):
 class SessionQuery:
     """Which sessions to list, in the order of their hashes. The fields are the keys of the operation's body.
 
-    after: the hash that the page follows. prefix: of the hashes. Raises SessionQueryError.
+    after: the hash that the page follows. prefix: the hashes begin with it. Raises SessionQueryError.
     """
 
     after: str = ""

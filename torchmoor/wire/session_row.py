@@ -12,7 +12,7 @@ MAX_TEXT_CHARS = 16
 
 @dataclass(frozen=True, slots=True)
 class RowField:
-    """A value of a session. kind: PAST and FUTURE are seconds since 1970. column: the command's, if it has one."""
+    """A value of a session. kind: PAST and FUTURE are seconds since 1970. column: its heading in the command."""
 
     name: str
     kind: str = COUNT

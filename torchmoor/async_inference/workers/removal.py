@@ -48,7 +48,7 @@ class NoCapacity:
 
 
 class Removal:
-    """Ends a removed endpoint's requests. worker: without capacity; not started. outcome: of undecided requests."""
+    """Ends a removed endpoint's requests. worker: without capacity; not started. outcome: for undecided requests."""
 
     def __init__(self, worker: Worker, queue: Queue, outcome: AsyncOutcome) -> None:
         self._worker = worker

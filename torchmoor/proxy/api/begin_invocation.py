@@ -26,7 +26,7 @@ def begin_invocation(
 ) -> Invocation:
     """Make the invocation of a request, or count its refusal. Raises ApiError.
 
-    session, variant, model: in place of those that the header names. path: at the instance, if not its model's.
+    session, variant, model: instead of those in the header. path: at the instance; None: that of its model.
     """
     dispatchers, endpoint, dialect = operation.dispatchers, operation.endpoint, operation.dialect
     places = request.layout.places

@@ -119,7 +119,7 @@ def _torchserve_error(status: int, body: bytes) -> ApiError:
 
 
 def openai_error(error: ApiError, request_id: bytes, status: int | None = None) -> Reply:
-    """Render an error of the proxy itself. status: in place of the error's."""
+    """Render an error of the proxy itself. status: instead of the error's own."""
     status = status or error.status
     code: str | None = error.kind
     param: Any = None

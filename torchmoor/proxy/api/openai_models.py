@@ -45,7 +45,7 @@ def unknown_model(model: str, known: Sequence[str]) -> UnknownModel:
 def _describe(endpoint: Endpoint) -> list[dict[str, Any]]:
     """Describe an endpoint, and those of its adapters that its instances have reported.
 
-    What an operator's own handler can do is not known.
+    The capabilities of an operator's own handler are not known.
     """
     is_own = bool(endpoint.instances) and not any(each.can_be_operated for each in endpoint.instances)
     capabilities = () if is_own else _OF_MANY if endpoint.settings.has_many else _OF_ONE
@@ -73,7 +73,7 @@ def find_many(endpoints: Sequence[Endpoint]) -> Endpoint:
 
 
 def read_target_model(body: bytes, endpoint: Endpoint) -> str:
-    """Return the name of the model, of an endpoint with many, in the beginning of a body.
+    """Return the model that the beginning of a body names. endpoint: has many models.
 
     Raises WrongModel if there is none, and ValidationError if it cannot be a model's name.
     """

@@ -36,7 +36,7 @@ _SEARCHED_BYTES = 16_384  # of a form; its file is among its first parts
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The fields of a request that determine its session. place: of the response or conversation that it continues.
+    """The fields of a request that determine its session. place: the response or conversation that it continues.
 
     is_stored: the answer is to be stored.
     """

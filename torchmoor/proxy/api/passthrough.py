@@ -43,7 +43,7 @@ class PassThroughDialect(ApiDialect):
 def defer(
     dispatchers: Dispatchers, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float
 ) -> DeferredReply:
-    """Make the call of a container's own operation. timeout_s: of the operation."""
+    """Make the call of a container's own operation. timeout_s: the operation's own."""
     too_large = ValidationError(f"The body may have up to {MAX_OPERATION_BYTES} bytes.", status=413)
     return DeferredReply(
         dispatchers,

@@ -67,5 +67,5 @@ def refusal(status: int, message: str, request_id: bytes) -> Reply:
 
 
 def retry_after(error: ApiError) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the header line that says when to try again, if the error knows."""
+    """Return the header line with the seconds until the next try, if the error has them."""
     return () if error.retry_after_s is None else ((b"retry-after", b"%d" % error.retry_after_s),)

@@ -1,8 +1,9 @@
 """POST /v1/responses: a response in the background is queued before its client gets the instance's answer.
 
-An answer that names the response means that the instance has accepted it. The instance generates it when the queue's
-request arrives, which may be sent several times. If the queue refuses the request, the instance ends the response, and
-the client gets the queue's error. A response in a conversation opens no session; then only the response is deleted.
+An answer that names the response means that the instance has accepted it. The instance generates it when it
+receives the queue's request, which may be sent several times. If the queue refuses the request, the client gets the
+queue's error, and the proxy closes the session that the response has opened, or deletes the response if it is in a
+conversation.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _TOO_OLD = {
 class Unstored:
     """A response that only its connection stores.
 
-    base: the fields that name the context before the items. num_bytes: of their memory.
+    base: the field that refers to the context before the items, if any. num_bytes: memory of the items.
     """
 
     id: str
@@ -53,7 +53,7 @@ class Unstored:
 
 @dataclass(slots=True)
 class _Asked:
-    """The message that is being answered. num_bytes: of its memory; named: the unstored response that it continues."""
+    """The message that is being answered. num_bytes: its memory. named: the unstored response that it continues."""
 
     is_stored: bool
     base: dict[str, Any]
@@ -120,8 +120,8 @@ class ResponseSocket:
     ) -> None:
         """upgrade: the request that opened the connection, whose fields and access its messages have.
 
-        handle: makes the call for a message's request. budget: of the bytes that all connections keep. max_values: of a
-        message.
+        handle: makes the call for a message's request. budget: for the bytes that all connections keep. max_values:
+        JSON values of a message.
         """
         self._upgrade = upgrade
         self._handle = handle
@@ -272,7 +272,7 @@ def _items(given: Any) -> list[Any]:
 
 
 def _base(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the field that names the context before the input."""
+    """Return the field that refers to the context before the input."""
     return {name: value for name, value in body.items() if name == "previous_response_id" and value}
 
 

@@ -20,8 +20,8 @@ def error_message(status: int, error: dict[str, Any]) -> bytes:
 class SocketMessages:
     """Reads one answer.
 
-    last: the response of its last event, None before the end. num_bytes: of that event. is_failed: the answer is an
-    error, or ends with one.
+    last: the response in its last event, None before the end. num_bytes: size of that event. is_failed: the answer is
+    an error, or ends with one.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Open sessions of each caller: counted from their opening until they are closed or expire.
 
-A session may be opened through one process and closed through another. The process that sees only the close allows the
-caller one more opening until that session would have expired, so that the sum over all processes is right.
+A session may be opened through one process and closed through another. So that the sum over all processes is right,
+the process that sees only the close allows the caller one more opening until that session would have expired.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class _Expiring:
 class _OneCaller:
     """The sessions of one caller.
 
-    openings: the keys of sessions by the ids of the invocations that opened them; some of them may have ended.
-    opened_elsewhere: opened through another process and closed here. ended: the last ones that were opened and closed
-    here, so that an answer that is sent again counts once.
+    openings: sessions' keys by the ids of the invocations that opened them, ended sessions included. opened_elsewhere:
+    sessions that were opened through another process and closed here. ended: the last sessions that were opened and
+    closed here, so that an answer that is sent again counts once.
     """
 
     __slots__ = ("num_opening", "open", "openings", "opened_elsewhere", "ended")

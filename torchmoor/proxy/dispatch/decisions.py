@@ -114,7 +114,7 @@ def _errors_of(record: RequestRecord) -> tuple[str | None, ...]:
 
 
 def join_decisions(answers: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Join the answers of several processes. oldest: of the process that goes back farthest."""
+    """Join the answers of several processes. oldest: the earliest time of any process."""
     rows = sorted((row for each in answers for row in each["decisions"]), key=lambda row: -row["time"])
     begun = [each["oldest"] for each in answers if each["oldest"] is not None]
     left_out = sum(each["left_out"] for each in answers)

@@ -27,7 +27,7 @@ class IdOperations:
     """
 
     def __init__(self, subrequests: Subrequests, operation: str, key: str) -> None:
-        """key: of the ids in the operation's body."""
+        """key: names the ids in the operation's body."""
         self._subrequests = subrequests
         self._operation = operation
         self._operation_line = f"{headers.OPERATION}: {operation}\r\n".encode()

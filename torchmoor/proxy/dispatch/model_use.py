@@ -1,7 +1,7 @@
 """The use of one of an endpoint's many models by one request.
 
-Instances are chosen by the models that they hold (torchmoor.proxy.routing.model_placement). ModelUse reports to that
-bookkeeping where a request was sent, and whether its answer shows that the instance has the model.
+Instances are chosen by the models that they hold (torchmoor.proxy.routing.model_placement). ModelUse tells the
+placement which instance got a request, and whether the answer shows that this instance has the model.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def complete_record(
 ) -> None:
     """Add the names and numbers that only logs and traces need. Failures are logged.
 
-    head: of the instance's last answer. num_tokens: those that the client got of a stream that was continued.
+    head: the instance's last answer. num_tokens: of a continued stream, as the client got it.
     """
     try:
         record.model = variant.settings.model

@@ -22,7 +22,7 @@ _START_LINE = f"{headers.SEQUENCE_START}: true\r\n".encode()
 
 
 class Sequences:
-    """Renders a session's header lines for such an instance.
+    """Renders a session's header lines for an instance that batches sequences.
 
     ttl_s: of new ids; the handler tells the client when its session expires.
     """

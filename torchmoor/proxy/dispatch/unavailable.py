@@ -51,7 +51,7 @@ def none_started_in_time(variant: Variant) -> ServiceUnavailable:
 
 
 def body_dropped() -> ServiceUnavailable:
-    """Return the answer to a request whose body makes room for others before it is whole."""
+    """Return the answer to a request whose incomplete body was dropped to make room for others."""
     return ServiceUnavailable("Too many request bodies are being received. Try again later.")
 
 

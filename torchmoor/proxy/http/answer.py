@@ -63,7 +63,7 @@ class Answer:
     lines: the status line and the header lines except those that frame the body, each with its line end; an item may
     have several. Empty once they are written.
     encoder: None passes the body through as it is. on_body: called once, before the body's first bytes are written.
-    continuer: of a body with the marks of torchmoor/wire/continuation.py; None if it has none.
+    continuer: for a body with the marks of torchmoor/wire/continuation.py; None for any other.
     """
 
     __slots__ = ("encoder", "on_body", "continuer", "lines", "_is_chunked")

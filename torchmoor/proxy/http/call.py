@@ -159,7 +159,7 @@ class Call(Protocol):
         ...
 
     def on_body_dropped(self) -> Reply:
-        """Answer a request whose body makes room for others before it is whole."""
+        """Answer a request whose incomplete body was dropped to make room for others."""
         ...
 
     def finish(self, outcome: Outcome) -> None:
@@ -198,7 +198,7 @@ class Continuer(Protocol):
         ...
 
     def request(self, notes: bytes, body: bytes, time_left_s: float | None) -> tuple[bytes, bytes]:
-        """Render head and body of the request for the rest. notes: of the answer; body: of the original request."""
+        """Render head and body of the request for the rest. notes: the answer's; body: the original request's."""
         ...
 
     def accepts(self, head: AnswerHead) -> bool:

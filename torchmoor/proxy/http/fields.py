@@ -130,7 +130,7 @@ class Field:
 
 
 def note_nothing(name: bytes) -> FieldNote:
-    """Send every field on."""
+    """Forward every field."""
     return PASSED
 
 

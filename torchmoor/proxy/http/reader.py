@@ -124,7 +124,7 @@ class RequestReader:
         self._is_waiting = True
 
     def stop_waiting(self) -> bytes:
-        """Allow the next request, and return what was held of it, to be fed."""
+        """Allow the next request, and return the held bytes, which the caller must feed."""
         self._is_dealt_with, self._is_waiting = True, False
         held, self._held = self._held, b""
         return held

@@ -74,7 +74,7 @@ class SpooledBody:
 
 
 class Spool:
-    """Makes the files, in a folder. num_bytes: in all of them. num_files: that are open, or being deleted.
+    """Makes the files, in a folder. num_bytes: total size. num_files: files that are open or being deleted.
 
     max_kept_bytes: shorter bodies stay in memory.
     """

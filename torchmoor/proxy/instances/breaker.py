@@ -28,7 +28,7 @@ SEVERITIES = tuple(BreakerState)
 
 
 class Breaker:
-    """One instance's breaker. num_failures: in a row, up to now."""
+    """One instance's breaker. num_failures: successive failures up to now."""
 
     __slots__ = ("state", "num_failures", "_settings", "_open_s", "_until")
 

@@ -154,7 +154,7 @@ class Registry:
     """
 
     def __init__(self, endpoints: Iterable[EndpointSettings], *, is_copy: bool = False) -> None:
-        """is_copy: of a registry in another process, which logs the instances that go down."""
+        """is_copy: the original is in another process, which logs the instances that go down."""
         self._is_copy = is_copy
         self._down: set[str] = set()  # names of instances that went down and have not come back
         self._endpoints: dict[str, Endpoint] = {}  # served

@@ -195,7 +195,7 @@ class ModelPlacement:
                 self._forget_note(model, name)
 
     def loaded(self, model: str, name: str) -> None:
-        """Take the model as loaded: the instance has answered with it, ahead of its next report."""
+        """Count the model as loaded, before the next report says so: the instance has answered with it."""
         holders = self._memory.get(model)
         if holders is not None and holders.get(name) is ReportedTier.LOADING and self._is_cached:
             self._note(model, name, ReportedTier.DEVICE)

@@ -34,9 +34,9 @@ def place_of(session_id: str) -> float:
 def find_roomiest(pool: Pool[C], excluded: frozenset[str], rng: Random) -> C | None:
     """Return the instance for a new session: the open one with the most session room, then the least load.
 
-    Of more than MAX_COMPARED instances only two, drawn at random, are compared. Each of many instances reports its room
-    rarely, so the roomiest would get the new sessions of all proxies until its next report (in benchmarks/scale.py, the
-    fullest of 1,000 instances then has 1.6 times the mean; with two drawn, 1.1 times).
+    Of more than MAX_COMPARED instances, only two are compared, drawn at random. In a large fleet an instance reports
+    its room rarely, and the roomiest one would get all new sessions until its next report: in benchmarks/scale.py, the
+    fullest of 1,000 instances then has 1.6 times the mean, and 1.1 times with two drawn.
 
     Rooms within an eighth of the largest count as equal; otherwise one more place would outweigh any load. An unknown
     room counts as the largest. The room of an instance in slow start is multiplied by its share. None if no room is
