@@ -186,7 +186,7 @@ class ResponseCancelled(HandlerError):
 
 
 class SessionLimitReached(HandlerError):
-    """The proxy has forbidden this caller another session."""
+    """The caller has as many open sessions as the proxy allows."""
 
     status = 429
     retry_after_s = 1

@@ -341,7 +341,7 @@ class CloseInJournal:
 
 @dataclass(frozen=True, slots=True)
 class EndClosed:
-    """End the sessions of these ids that another instance has closed: an operation for the proxy."""
+    """End sessions, by their ids, that another instance has closed. An operation for the proxy."""
 
     session_ids: tuple[str, ...]
 

@@ -90,7 +90,7 @@ class ChoicesForm(AnswerForm, Protocol):
     """Encodes several answers to one request, each with its index."""
 
     def part(self, token: Token, summary: Summary | None) -> bytes:
-        """Encode one more token of the answer of this index. The last one comes with the summary."""
+        """Encode one more token of an answer. The answer's last token comes with its summary."""
         ...
 
     def end(self, summaries: Sequence[Summary]) -> bytes:
@@ -125,7 +125,7 @@ class ResponseDraft(AnswerForm, Protocol):
         ...
 
     def branch(self, num_turns: int) -> None:
-        """Let the turn follow this many turns of a new session, which copies them."""
+        """Let the turn follow the `num_turns` turns that a new session has copied."""
         ...
 
     def place(self, session_id: str, number: int) -> None:
@@ -141,7 +141,7 @@ class ResponseDraft(AnswerForm, Protocol):
         ...
 
     def has_begun_as_restored(self) -> bool:
-        """Return whether what was written of the answer is the start of the restored one."""
+        """Return whether the output so far is the start of the restored answer."""
         ...
 
 

@@ -261,7 +261,7 @@ class DirectoryJournal(StoredJournal):
                 raise
 
     def _count(self, folder: Path, owner: str, num_bytes: int, num_sessions: int = 0) -> None:
-        """Count bytes in a session's folder, or in the one of claims; fewer with negative numbers."""
+        """Count bytes in a session's folder or in the folder of claims. Negative numbers subtract."""
         expires_at = expiry(folder.name) if is_session_id(folder.name) else NEVER
         self._budget.add(owner, expires_at, num_bytes, num_sessions)
 

@@ -39,7 +39,7 @@ def read_beginning(path: Path, num_bytes: int) -> bytes:
 
 
 def create(path: Path, data: bytes) -> bool:
-    """Create a file with all of its content. Raises FileExistsError if it exists with other content.
+    """Create a file and its content atomically. Raises FileExistsError if it exists with other content.
 
     Return False if it exists with this content, as after a link(2) that NFS repeated.
     """
@@ -57,7 +57,7 @@ def create(path: Path, data: bytes) -> bool:
 
 
 def replace(path: Path, data: bytes) -> bool:
-    """Create a file with all of its content in place of another one. Return True."""
+    """Replace a file by one with this content, atomically. Return True."""
     partial = _write_partial(path.parent, data)
     try:
         partial.replace(path)

@@ -26,7 +26,7 @@ RELEASED = ".released"
 
 
 class StoredImage(NamedTuple):
-    """One object with an image: numbers distinguish those that follow each other."""
+    """One object with an image. number: distinguishes successive objects of the same image."""
 
     owner: str
     name: str
@@ -153,7 +153,7 @@ class S3SharedImages:
             yield 1
 
     def _uses(self, expired_before: float) -> Iterator[tuple[StoredImage, int]]:
-        """Yield the image and the session's expiry of each use; delete those of earlier sessions, of expiry 0."""
+        """Yield each use's image and its session's expiry. Uses by expired sessions are deleted; their expiry is 0."""
         for page in self._objects.pages(f"{self._prefix}uses/"):
             uses = [(item["Key"], *self._read_use(item["Key"])) for item in page]
             self._objects.delete([key for key, _, expires_at in uses if expires_at < expired_before])

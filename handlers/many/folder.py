@@ -42,7 +42,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def read_own_config(folder: Path) -> dict[str, Any]:
-    """Read the model's torchmoor.json; {} if it has none. Raises ModelBroken, also for keys that it does not have."""
+    """Read the model's torchmoor.json; {} if it has none. Raises ModelBroken, also for unknown keys."""
     found = dict(read_json(folder, OWN_CONFIG)) if (folder / OWN_CONFIG).is_file() else {}
     unknown = ", ".join(ascii(key)[:100] for key in sorted(found.keys() - OWN_KEYS)[:MAX_NAMED])
     if unknown:

@@ -33,12 +33,12 @@ class ResidentModel(Protocol):
 
     @property
     def device_bytes(self) -> int:
-        """Device memory of this model alone, as measured now; on a CPU its private memory."""
+        """This model's own device memory, as measured now; on a CPU, its private memory."""
         ...
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of this model alone, as measured now; 0 on a CPU, where device_bytes counts it."""
+        """This model's own host memory, as measured now; 0 on a CPU, where device_bytes counts it."""
         ...
 
     @property

@@ -16,7 +16,7 @@ MAX_VALUES = 100  # of the body of an operation
 
 
 def manage_models(registry: ModelRegistry, incoming: Incoming, reply: PendingReply) -> None:
-    """Do what the body says: answer load and unload when they are done, the others at once. Raises HandlerError.
+    """Do the body's action. A load or unload is answered when it is done, other actions at once. Raises HandlerError.
 
     A pin or prewarm of an unknown model fails, so its answer waits for the source if the model is not in memory.
     """

@@ -137,7 +137,7 @@ def as_list(inputs: Any, max_inputs: int, param: str = "inputs") -> list[Any]:
 
 
 def check_text(text: Any, max_chars: int, what: str = "'inputs'", param: str = "inputs") -> None:
-    """Raise InvalidRequest unless it is a text within the limit. what: names it; param: its field."""
+    """Raise InvalidRequest unless the value is a text within the limit. what: names it; param: its field."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{what} must be a text, or several in a list, for this model", param=param)
     if len(text) > max_chars:

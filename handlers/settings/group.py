@@ -86,7 +86,7 @@ def _describe(group: type[HandlerGroup], error: ValidationError) -> str:
 
 
 def _requirement(field: FieldInfo, details: ErrorDetails) -> str:
-    """Return what a value must be, and what it is unless it is a secret."""
+    """Return what a value must be and, unless it is a secret, what it is."""
     limits = {type(each): each for each in field.metadata}
     kind = details["type"]
     if kind == "literal_error":

@@ -362,7 +362,7 @@ class HandlerSettings(HandlerGroup):
 
     @model_validator(mode="after")
     def _check_journal(self) -> Self:
-        """Let the journal read whatever clients may send."""
+        """Refuse limits with which the journal could not read back what clients may send."""
         if self.journal.url == "off":
             return self
         if self.journal.max_image_bytes < self.intake.max_bytes:

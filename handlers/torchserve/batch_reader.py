@@ -21,7 +21,7 @@ PARSES = "TS_DECODE_INPUT_REQUEST"  # TorchServe sets it for its workers, and re
 
 
 class KnownRow(NamedTuple):
-    """A row of the last batch as it was sent, and what is returned for it if it comes again."""
+    """A row of the last batch: its bytes, and the parsed row to return if the same bytes are sent again."""
 
     sent: bytes
     again: dict[str, Any]
@@ -91,7 +91,7 @@ class BatchReader:
         return self._data[at:end]
 
     def _read_long(self, length: int) -> bytearray:
-        """Read into one block: a body takes its own length of memory, not several times as much."""
+        """Read into one block, so that a body takes memory of its own length, not several times as much."""
         data = bytearray(length)
         left = memoryview(data)
         num_given = len(self._data) - self._at

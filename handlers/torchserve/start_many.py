@@ -40,7 +40,7 @@ def start_many(
 
 
 def check_engine(settings: HandlerSettings) -> None:
-    """Raise SettingsError unless the engine is the built-in one, of which each model has its own, without adapters."""
+    """Raise SettingsError unless the settings select the built-in engine without adapters."""
     if settings.adapters.source:
         raise SettingsError("handler.adapters.source is for a chat archive, whose one model has the adapters")
     if settings.engine.name != "builtin":

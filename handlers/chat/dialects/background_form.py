@@ -43,7 +43,7 @@ class BackgroundForm(ResponseForm):
         return self.begin() + self._repeat() + self._end()
 
     def fail(self, fields: dict[str, Any]) -> bytes:
-        """Write the last event. A client gets it even if it has more events than this generation has made."""
+        """Write the last event, with a number after all events that the client has."""
         self._num_events = self._first_event = self.resume_after + 1
         return self._event("response.failed", response=self._show({**self._fields, **fields}))
 

@@ -99,7 +99,7 @@ def _scaled(image: Image.Image, size: tuple[int, int]) -> bytes:
 
 
 def _reduce(image: Image.Image, side: int | None) -> int:
-    """Let the decoder reduce the image as far as it can; return the factor by which it can be reduced after that."""
+    """Let the decoder reduce the image as far as it can. Return the factor that is left for a later reduction."""
     if side is None:
         return 1
     least = side * REDUCING_GAP

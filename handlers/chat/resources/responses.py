@@ -44,7 +44,7 @@ class StoredResponse:
 
     @property
     def num_turns(self) -> int:
-        """The turns of the conversation up to this one."""
+        """Number of the conversation's turns up to this response, included."""
         return self.session.order.index(self.number) + 1
 
     @property

@@ -30,8 +30,8 @@ def list_sessions(store: SessionStore, query: SessionQuery) -> dict[str, Any]:
 def describe(store: SessionStore, session: Session) -> dict[str, Any]:
     """Describe a session.
 
-    bytes: of its KV blocks and images; shared ones count for each session. tier: `device` if it has KV blocks, else the
-    slowest tier of its images.
+    bytes: memory of its KV blocks and images; shared memory counts for each session. tier: `device` if it has KV
+    blocks, else the slowest tier of its images.
     """
     num_bytes, tier = store.measure(session)
     kv_bytes = session.cache.num_bytes

@@ -187,7 +187,7 @@ class SessionRecorder:
                 self._remember(target, copied)
 
     def _share(self, session: Session, images: Sequence[Image]) -> None:
-        """Add images of another session, which holds them."""
+        """Add images to a session. They belong to another session, which holds them."""
         for image in images:
             self._images.share(image)
         try:
@@ -230,7 +230,7 @@ class SessionRecorder:
                     self._journal.enlist(session.id.text, session.label, session.owner)
 
     def list_owned(self, caller: Caller) -> list[Listed]:
-        """Return the caller's listed sessions: the journal's, or without one those of this worker.
+        """Return the caller's listed sessions: from the journal; without a journal, from this worker.
 
         Some may have ended. Raises JournalUnavailable.
         """
@@ -317,7 +317,7 @@ class SessionRecorder:
     def try_close(self, session_id: str, session: Session | None, invocation_id: str) -> bool:
         """Delete the session's journal, but remember which request closed it.
 
-        session: if this worker has it. Return False if another request was first. Raises JournalUnavailable.
+        session: None if not on this worker. Return False if another request was first. Raises JournalUnavailable.
         """
         event = Event(kind="close", invocation_id=invocation_id)
         if self._journal is not None:

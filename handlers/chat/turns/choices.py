@@ -77,7 +77,7 @@ class Choices:
     # Beginning
 
     def begin(self, headers: Mapping[str, str]) -> None:
-        """Let the other answers begin: the first has its first token, so that the prompt is in the cache."""
+        """Let the other answers begin. The first answer has its first token, so the prompt is in the cache."""
         with self._lock:
             if self._is_begun:
                 return
@@ -158,7 +158,7 @@ class Choices:
 
 
 class _Choice(Completion):
-    """One answer. All but the first take the prompt that the first has made."""
+    """One answer. The first composes the prompt, the others use it."""
 
     def __init__(self, choices: Choices, parts: GenerationParts, request: Generate, reply: PendingReply) -> None:
         super().__init__(parts, request, reply)

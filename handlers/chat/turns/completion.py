@@ -106,7 +106,7 @@ class Completion:
         return [TextPart(truncate(model, text, limit, is_raw=True)) for text in texts]
 
     def tokenize(self) -> Sequence[int]:
-        """Return the prompt's tokens, with those of its images, without answering it. Raises as `compose`."""
+        """Return the prompt's tokens, image tokens included. No answer is generated. Raises as `compose`."""
         try:
             return self.compose(self._reply.raise_if_cancelled).ids
         finally:

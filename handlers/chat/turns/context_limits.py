@@ -72,7 +72,7 @@ class ContextLimits:
 
 
 def truncate(model: PromptFormat, text: str, max_tokens: int | None, *, is_raw: bool = False) -> str:
-    """Return the text's last `max_tokens` tokens. is_raw: keep its special tokens, which have a meaning there."""
+    """Return the text's last `max_tokens` tokens. is_raw: keep special tokens, which a raw prompt may use."""
     if max_tokens is None:
         return text
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -360,7 +360,7 @@ class Generation:
             self.fail(InternalError("the answer could not be recorded; the worker's log has the reason"))
 
     def _commit(self, summary: Summary) -> None:
-        """Record the answer, unless the worker that began it has recorded it meanwhile. Raises as `commit` does."""
+        """Record the answer, unless the worker that began it has already recorded it. Raises as `commit` does."""
         try:
             self._question.commit(summary)
         except AnsweredBefore as answered:

@@ -190,7 +190,7 @@ class RowSteps:
 
 
 def _time(action: Callable[[], object]) -> float:
-    """Return the seconds that the device takes for it, the shorter of two measurements."""
+    """Return the seconds that the device takes for an action: the shorter of two measurements."""
     times = []
     for _ in range(2):
         torch.cuda.synchronize()

@@ -145,7 +145,7 @@ def _place_features(embeds: Tensor, batch: Sequence[StepShare]) -> None:
 
 
 def _find_adapted(batch: Sequence[StepShare]) -> list[tuple[slice, LoraAdapter]]:
-    """Return which of the batch's tokens have which adapter; neighbours with the same one are joined."""
+    """Return the runs of the batch's tokens that have an adapter, each with its adapter."""
     found: list[tuple[slice, LoraAdapter]] = []
     end = 0
     for share in batch:

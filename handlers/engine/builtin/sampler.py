@@ -179,8 +179,8 @@ def choose_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int
 def draw_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int], Tensor]:
     """Draw the tokens of `choose_tokens`. A repeated call draws the same ones. `note_token` must follow.
 
-    Returns rows, and for each of them (rows, 2) float64 on the device: its token, and that token's probability. Waits
-    for the device only where top_p is the first cut.
+    Returns the rows in the order of the draws, and (rows, 2) float64 on the device: each row's token and its
+    probability. Waits for the device only if top_p is the first cut.
     """
     groups: dict[tuple[Cuts | None, bool], list[int]] = defaultdict(list)
     for row, sampler in enumerate(samplers):

@@ -39,7 +39,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def remove(self, sequence: TokenSequence) -> None:
-        """Remove a sequence that has ended, whether it runs or waits."""
+        """Remove an ended sequence from the running or the waiting ones."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:

@@ -29,8 +29,8 @@ def make_prompt(
 ) -> dict[str, Any]:
     """Return vLLM's prompt: one placeholder for each image, which vLLM expands, and each image by its key.
 
-    keys: see `AnswerRequest`; images: all of the prompt's. vLLM shares a computed beginning only between prompts of
-    one scope. It reads each image once, and knows it by its key afterwards.
+    keys: see `AnswerRequest`; images: all of the prompt's. vLLM shares a computed prefix only between prompts of
+    one scope. It reads each image once, and recognises it by its key afterwards.
     """
     ids: list[int] = []
     names: list[str] = []

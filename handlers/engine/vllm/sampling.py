@@ -13,7 +13,7 @@ from handlers.errors import InternalError
 
 
 def to_vllm(params: SamplingParams, num_given: int, eos_token_ids: Collection[int]) -> VllmParams:
-    """Return vLLM's parameters of an answer that has `num_given` tokens already."""
+    """Return vLLM's parameters for an answer whose first `num_given` tokens exist already."""
     return VllmParams(
         max_tokens=params.max_new_tokens - num_given,
         stop_token_ids=sorted(eos_token_ids),

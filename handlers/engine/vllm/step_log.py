@@ -12,7 +12,7 @@ from handlers.engine.vllm.pool import VllmPool
 class StepLog(PrometheusStatLogger):
     """vLLM calls `record` on the loop's thread after each step.
 
-    It takes the place of vLLM's own Prometheus metrics, which cost time in each step and which no page shows here.
+    It replaces vLLM's own Prometheus metrics, which take time in each step and are not shown on any page.
     """
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:

@@ -23,7 +23,7 @@ def host_victims(entries: Entries) -> Iterator[ModelEntry]:
 
 
 def plan_eviction(entries: Entries, budget: MemoryBudget) -> list[tuple[LoaderStep, ModelEntry]]:
-    """Choose what to demote or close so that the device gets room; empty if nothing can leave it now.
+    """Choose models to demote or close, so that the device gets room. Empty if none can leave it now.
 
     The victim goes to the host if others can make room for it there, and is closed otherwise.
     """

@@ -228,7 +228,7 @@ class TritonTask:
         """Return the outputs that the configuration names, which may be a part of the model's."""
         places = _places(self._config.outputs)
         if max(places) >= len(found):
-            raise RuntimeError(f"the model gives {len(found)} outputs, {CONFIG} names number {max(places)}, from 0")
+            raise RuntimeError(f"the model gives {len(found)} outputs, but {CONFIG} names output {max(places)}, from 0")
         return [found[place] for place in places]
 
     def _output_names(self, num_outputs: int) -> list[str]:

@@ -234,7 +234,7 @@ def test_configuration_that_names_more_than_the_model_gives_is_an_error(folder: 
     (folder / "config.pbtxt").write_text(CONFIG.replace("DIFFERENCE__1", "DIFFERENCE__2"))
     task = TritonTask.load(folder, CPU, is_allowed=True)
 
-    with pytest.raises(RuntimeError, match=r"gives 2 outputs, config\.pbtxt names number 2"):
+    with pytest.raises(RuntimeError, match=r"gives 2 outputs, but config\.pbtxt names output 2"):
         answer(task, {"inputs": [tensor("A__0", [1.0]), tensor("B__1", [3.0])]})
 
 
