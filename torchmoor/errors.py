@@ -271,7 +271,7 @@ class CallerLimited(Throttled):
     def __init__(
         self, used: str, setting: str, limit: int, *, retry_after_s: int = BUSY_RETRY_S, remedy: str = ""
     ) -> None:
-        """used: what the caller has, such as "512 requests in flight". remedy: a way to have less."""
+        """used: the caller's current use, such as "512 requests in flight". remedy: how to reduce it."""
         advice = f"{remedy}, or try" if remedy else "Try"
         super().__init__(
             f"The caller has {used}, and callers.{setting} is {limit}. {advice} again in {retry_after_s} s.",
@@ -325,7 +325,7 @@ class RequestInvalid(ApiError):
 
 
 class LimitExceeded(ApiError):
-    """This host holds as many resources or instances of the control plane as it may."""
+    """The control plane has reached a limit of its resources or instances on this host."""
 
     status = 400
     kind = "ResourceLimitExceeded"

@@ -147,7 +147,7 @@ class AsyncRequest:
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def stamped(self, received_at: float) -> AsyncRequest:
-        """Return the request as the queue stores it."""
+        """Return the request with the time at which the queue received it."""
         return replace(self, received_at=received_at)
 
     def to_json(self) -> str:

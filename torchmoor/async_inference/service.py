@@ -56,7 +56,7 @@ REMOVAL_S = 900.0  # of an endpoint, while a store refuses its objects; boto3 wa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncParts:
-    """Functions that open what lies outside this process."""
+    """Functions that connect to stores outside this process."""
 
     queue: Callable[[], Queue]
     store: Callable[[], ObjectStore]  # for inputs and results of requests

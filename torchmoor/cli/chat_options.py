@@ -133,7 +133,7 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _interrupt(number: int, _: object) -> None:
-    """Act as Ctrl-C, once: `timeout` signals a process and then its group, and must not interrupt the close."""
+    """Act as Ctrl-C, but only once: the program `timeout` sends two signals, and the second must not stop the close."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 

@@ -64,7 +64,7 @@ def reported_by_exit_status() -> Iterator[None]:
 
 
 def is_of_output(error: OSError) -> bool:
-    """Return whether a write has failed, which `reported_by_exit_status` explains."""
+    """Return whether the error is a failed write of the output; `reported_by_exit_status` then explains it."""
     return isinstance(error, BrokenPipeError) or error.errno in UNWRITABLE
 
 

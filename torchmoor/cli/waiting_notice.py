@@ -31,7 +31,7 @@ class EndpointWatch:
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """show: called with each status message. A proxy without this API has none."""
+        """show: called with each status message, never for a proxy without this API."""
         self._url = f"{endpoint_url.rstrip('/')}/endpoints/{endpoint}"
         self._signer = signer
         self._show = show

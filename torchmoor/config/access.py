@@ -16,7 +16,7 @@ _SECRET = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
 class AccessSettings(SettingsGroup, title="access"):
-    """The checks of credentials, if there are any."""
+    """How credentials are checked, if any are configured."""
 
     keys_file: str = Field("", description="File of access keys and tokens (access.md).")
     region: str = Field("", description="Only region that signatures may name. Empty: any.")

@@ -167,7 +167,7 @@ def _describe(group: type[SettingsGroup], error: ValidationError, where: str) ->
 
 
 def _allowed(details: ErrorDetails, field: FieldInfo | None) -> str:
-    """Return what a value must be, and what it is unless it is a secret."""
+    """Return what a value must be and, unless it is a secret, what it is."""
     value = details["input"]
     kind = details["type"]
     if kind == "literal_error":

@@ -203,7 +203,7 @@ class ScalableTargets:
             await self._resources.save()
 
     async def _apply(self, endpoint: str, variant: str) -> None:
-        """Let the autoscaler decide about a variant that is deployed, or stop it: then the variant keeps its number."""
+        """Let the autoscaler scale a deployed variant. Without a policy, the variant keeps its number of instances."""
         settings, found = self._read(endpoint, variant), self._resources.endpoints.get(endpoint)
         if found is not None and found.status == "InService":
             was_scaled = self._deployments.is_scaled(endpoint, variant)

@@ -288,7 +288,7 @@ class Deployments:
             raise
 
     def _plan(self, deployment: Deployment, variant: str, count: int) -> list[Launch]:
-        """Return `count` new instances of a variant, each on the GPU that has the fewest."""
+        """Return `count` new instances of a variant, each on the GPU with the fewest instances."""
         served, endpoint = deployment.served[variant], deployment.endpoint
         used = Counter(launch.gpu for launch in self._running.values())
         planned = []

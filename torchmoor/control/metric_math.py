@@ -81,7 +81,7 @@ class MetricMath:
         if name not in self.expressions:
             raise RequestInvalid(f"Expression: there is no query with the Id {name!r}.")
         if name in self._open or len(self._open) >= MAX_DEPTH:
-            raise RequestInvalid(f"Expression: the queries {', '.join((*self._open, name))} name each other.")
+            raise RequestInvalid(f"Expression: the queries {', '.join((*self._open, name))} refer to each other.")
         self._open.append(name)
         try:
             self._found[name] = _Expression(self, self.expressions[name]).read()
@@ -267,7 +267,7 @@ def _compute(compute: Number, left: float, right: float) -> float | None:
 
 
 def _choose(condition: Value, then: Value, otherwise: Value | None) -> Value:
-    """Return the points of one value where a condition is not 0, and of the other where it is."""
+    """Return points of `then` where the condition is not 0, and of `otherwise` where it is 0."""
     if isinstance(condition, list) or isinstance(then, list) or isinstance(otherwise, list):
         raise RequestInvalid("Expression: IF takes numbers and series, not lists.")
     if isinstance(condition, float):
@@ -284,7 +284,7 @@ def _choose(condition: Value, then: Value, otherwise: Value | None) -> Value:
 
 
 def _reduce(compute: Callable[[Sequence[float]], float], value: Value) -> Value:
-    """Return the number of one series, or the series of several."""
+    """Reduce one series to a number, or several series to one, point by point."""
     if isinstance(value, float):
         return value
     if isinstance(value, Series):

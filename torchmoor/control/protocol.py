@@ -33,7 +33,7 @@ CBOR_HEADERS = ((b"content-type", b"application/cbor"), (b"smithy-protocol", b"r
 
 
 class Service:
-    """One of AWS's services, as far as it is served.
+    """The operations of one of AWS's services that this host serves.
 
     operations: by their names in botocore's model. hint: for the error about any other operation.
     """

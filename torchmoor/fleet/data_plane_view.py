@@ -29,7 +29,7 @@ class VariantTraffic(Protocol):
 
     @property
     def waiting_turns(self) -> Mapping[str, int]:
-        """Session turns among them, by the instance that they wait for."""
+        """Waiting turns of sessions, by the instance that they wait for."""
         ...
 
 

@@ -19,7 +19,7 @@ _HEADING = "the end of its log:\n"
 
 
 def describe_exit(status: int) -> str:
-    """Describe the exit status of an instance's supervisor, which has that of TorchServe's own command."""
+    """Describe the exit status of an instance's supervisor, which exits with the status of TorchServe's command."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"has ended with exit status {status}" if status else "has ended"

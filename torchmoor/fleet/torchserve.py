@@ -96,7 +96,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec(Launch):
-    """One instance to prepare, with what the launcher has chosen for it.
+    """One instance to prepare, with the ports and folder that the launcher has chosen for it.
 
     environment: with the variables of all its instances.
     """

@@ -88,7 +88,7 @@ def read_properties(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the lines that may be set of the config.properties that TS_CONFIG_FILE names; the log names the others.
+    """Return the supported lines of the config.properties file that TS_CONFIG_FILE names, and log the other lines.
 
     For an operator's own environment: the file is one of this host. Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""Responses in the background: the requests of the proxy's queue to an instance about a response, by its id.
+"""Responses in the background: requests about a response that the proxy's queue sends to an instance.
 
 A handler stores such a response in a session, and names it in the answer's header BACKGROUND. The proxy queues it
 before the client gets the answer. The queue's worker sends RUN, which generates the response, until one succeeds. If

@@ -30,7 +30,7 @@ class RedisAddress:
     tls: bool
 
     def options(self, *, connect_timeout_s: float, timeout_s: float) -> dict[str, Any]:
-        """Return the arguments that all of redis-py's connections to it have."""
+        """Return the arguments for every redis-py connection to this address."""
         return {
             "host": self.host,
             "port": self.port,

@@ -14,7 +14,7 @@ UNKNOWN = -1.0
 
 
 class _LoadRing:
-    """The last rows of one range: of each field the highest value since the row before."""
+    """The last rows of one range. A row has each field's highest value since the previous row."""
 
     def __init__(self, interval_s: float) -> None:
         self.times = array("d")
@@ -63,7 +63,7 @@ class InstanceHistory:
 
 
 def find_gpu(instance: Instance, gpus: Mapping[str, GpuUse]) -> GpuUse | None:
-    """Return the use of an instance's GPU, by the number or UUID that the launcher gave it; of several as one."""
+    """Return the use of an instance's GPUs, joined. Each is found by the number or UUID that the launcher assigned."""
     names = [] if instance.gpu is None else instance.gpu.split(",")
     found = [gpus[name] for name in names if name in gpus]
     if not found or len(found) < len(names):

@@ -61,7 +61,7 @@ class ObjectUnavailable(ObjectError):
 
 @dataclass(frozen=True, slots=True)
 class ObjectMetadata:
-    """What an object has besides its bytes. content_type: "" if it is not known."""
+    """An object's properties besides its bytes. content_type: "" if it is not known."""
 
     content_type: str = ""
 

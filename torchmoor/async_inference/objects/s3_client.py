@@ -59,7 +59,7 @@ def bucket_and_key(url: str) -> dict[str, str]:
     if not url.startswith("s3://") or not bucket or not key:
         raise LocationRefused("an object's location must be s3://bucket/key")
     if not url.isprintable():
-        raise LocationRefused("an object's location must have printable characters and no spaces but the usual one")
+        raise LocationRefused("an object's location must have printable characters, and ASCII spaces only")
     if any(part in (".", "..") for part in key.split("/")):
         raise LocationRefused("an object's key must not have /./ or /../ in it: stores disagree on what it means")
     return {"Bucket": bucket, "Key": key}

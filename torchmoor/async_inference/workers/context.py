@@ -19,7 +19,7 @@ from torchmoor.metrics.backlog import AsyncMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """output_path: parent of the results. wall: epoch seconds. ends_at: then objects are abandoned, by that clock."""
+    """output_path: parent of the results. wall: epoch seconds. ends_at: when objects are abandoned, by `wall`."""
 
     settings: AsyncInferenceSettings
     queue: Queue

@@ -136,7 +136,7 @@ def _plain(value: str) -> str:
 
 
 class InstanceClient:
-    """Sends requests within its context, each on its own connection: the peer of a kept one may be gone."""
+    """Sends requests within its context, each on a new connection: the peer of a kept connection may be gone."""
 
     def __init__(self, *, connect_timeout_s: float) -> None:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)

@@ -163,7 +163,7 @@ def _text(request: Request, name: bytes) -> str:
 
 
 def _read_stored(request: Request) -> dict[str, Any]:
-    """Return the fields of an AsyncRequest that are members as they were sent; one that was not sent is left out."""
+    """Return the fields of an AsyncRequest that keep members as they were sent, without members that were not sent."""
     found: dict[str, Any] = {}
     for field, name in STORED.items():
         if text := _text(request, name):

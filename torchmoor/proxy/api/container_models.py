@@ -226,7 +226,7 @@ class ContainerModelsApi:
 
 
 class LoadedModelDialect(PassThroughDialect):
-    """Names a loaded model as the path does; the client's own TargetModel is for logs only."""
+    """Sends the path's model name as TargetModel. The client's own TargetModel is for logs only."""
 
     held_back = frozenset((TARGET_MODEL,))
 

@@ -107,7 +107,7 @@ class OpenInferenceDialect(ApiDialect):
             raise ValidationError(problem)
 
     def added_lines(self, request: Request) -> bytes:
-        """Name the path's model and version, and which question about it the request asks."""
+        """Render the path's model and version, and the question that the request asks about the model."""
         found = _find_model(request)
         assert found is not None
         question = _QUESTIONS.get(found["verb"] or "")

@@ -65,7 +65,7 @@ def read_named(body: bytes) -> Named:
 
 
 def resource_lines(request: Request, subpath: bytes) -> bytes:
-    """Render the header lines by which an instance knows the request, which it gets as a POST with one length."""
+    """Render the header lines with the original method and path: the instance gets the request as a POST."""
     query = b"?" + request.query if request.query else b""
     length = b"" if request.is_chunked or request.framing_line else b"content-length: 0\r\n"
     return b"%b%b %b%b\r\n%b" % (_LINE, request.method, subpath, query, length)

@@ -42,7 +42,7 @@ class BackgroundQueue:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A response in the background that an instance has accepted. head: of its answer.
+    """A response in the background that an instance has accepted. head: the answer's.
 
     opened: the id and expiry of the session that it has opened; empty if it is in a conversation.
     """

@@ -201,7 +201,7 @@ class StreamDialect(RuntimeDialect):
         return True
 
     def added_lines(self, request: Request) -> bytes:
-        """Render the model's own Accept."""
+        """Render the Accept for the model."""
         accept = request.find(SAGEMAKER_ACCEPT)
         return b"" if accept is None else b"accept: %b\r\n" % accept
 

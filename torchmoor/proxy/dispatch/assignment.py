@@ -96,7 +96,7 @@ class Assignment:
         session: SessionId | None,
         model: ModelUse | None,
     ) -> None:
-        """model: the one that is used, of an endpoint with many."""
+        """model: of an endpoint with many models, the one that the request uses."""
         self.head = request
         self.complete_at = request.received_at
         self.dispatcher = dispatcher
@@ -122,7 +122,7 @@ class Assignment:
         self.strategy_request = replace(self.strategy_request, prefix=prefix, prefix_id=prefix_id)
 
     def prefer(self, affinity: int) -> None:
-        """Keep the request with the earlier ones of its affinity key, given as a hash."""
+        """Prefer the instance of earlier requests with the same affinity key. affinity: the key's hash."""
         self.strategy_request = replace(self.strategy_request, affinity=affinity)
 
     def join(self, session: SessionId, dispatcher: Dispatcher) -> None:

@@ -51,7 +51,7 @@ class _Expiring:
             del self.lifetimes[heappop(self._heap)[2]]
 
     def first_expiry(self) -> float | None:
-        """Return when the first of them expires; None if there is none."""
+        """Return when the first session expires; None without sessions."""
         heap = self._heap
         while heap:
             at, number, key, lifetime = heap[0]

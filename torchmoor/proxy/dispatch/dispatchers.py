@@ -92,7 +92,7 @@ class Dispatchers:
         self.on_held()
 
     def _successor_of(self, dispatcher: Dispatcher, endpoint: Endpoint) -> Dispatcher:
-        """Return the dispatcher of the variant that has the same name in an updated endpoint, or of its first."""
+        """Return the dispatcher of the updated endpoint's variant of the same name, or else of its first variant."""
         successors = self._by_endpoint[endpoint]
         return next((each for each in successors if each.variant.name == dispatcher.variant.name), successors[0])
 

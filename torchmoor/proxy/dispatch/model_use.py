@@ -48,7 +48,7 @@ class ModelUse:
             self._models.failed(self.name, instance)
 
     def _count(self, head: AnswerHead, sent_at: float) -> None:
-        """Count a hit or the wait for the model: as the handler reports it, else as the proxy saw it."""
+        """Count a hit or the wait for the model: as the handler reports it or, without report, as the proxy saw it."""
         found, load_ms = head.find(MODEL_CACHE), head.find_number(MODEL_LOAD_MS)
         if self._was_held if found is None else found in _IN_MEMORY:
             self._metrics.model_hits += 1

@@ -38,8 +38,8 @@ _AT_LINE, _AT_DATA, _AT_DATA_END, _AT_TRAILER, _OVER = _State
 class ChunkedBody:
     """Decodes the bytes of one body.
 
-    After each feed: is_complete says whether the body has ended, rest what followed it, fault what is wrong with it.
-    num_unparsed: the most bytes between two pieces of data so far in this feed; the caller limits them.
+    Valid after each feed: is_complete: the body has ended. rest: the bytes after it. fault: what is wrong with it.
+    num_unparsed: the largest number of bytes between two pieces of data in this feed; the caller limits it.
     """
 
     __slots__ = ("rest", "fault", "num_unparsed", "is_complete", "_state", "_left", "_line", "_num_outside")

@@ -41,7 +41,7 @@ class ClientServer(SocketServer, Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """Has a reader, at most one exchange, and one deadline."""
+    """A client's connection: its reader, its exchange (one at a time), and its deadline."""
 
     transport: asyncio.Transport
 

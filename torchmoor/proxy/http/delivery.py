@@ -101,9 +101,9 @@ class Delivery:
         self._is_sent = True
 
     def lose_connection(self) -> bool:
-        """Forget a connection that has ended. True if its peer had closed it before the request came.
+        """Forget a connection that has ended. True if the peer had closed it before the request was sent.
 
-        At most one lost connection per request counts as such.
+        True at most once per request.
         """
         upstream, self._upstream = self._upstream, None
         is_stale = upstream is not None and upstream.is_reused and monotonic() - self._sent_at < STALE_WINDOW_S

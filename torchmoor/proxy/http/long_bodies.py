@@ -18,8 +18,8 @@ MAX_TURN_S = 1.0
 class LongBodies:
     """The bodies in files on their way to one target.
 
-    A body is written as fast as its connection takes it. The next one, if it has waited, begins when the bytes of this
-    one would have been written at max_bytes_per_s. A body that takes longer than max_turn_s no longer holds up others.
+    A body is written as fast as its connection takes it. If the next body waits, it begins when this body would have
+    been written at max_bytes_per_s. A body that takes longer than max_turn_s no longer delays others.
     """
 
     def __init__(

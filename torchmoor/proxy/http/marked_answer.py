@@ -55,7 +55,7 @@ class MarkedAnswer:
 
     @property
     def is_malformed(self) -> bool:
-        """Whether a piece was malformed, so that no more can be read of this target's answer."""
+        """Whether a piece was malformed; then no more can be read of this target's answer."""
         return self._reader.is_malformed
 
     def place(self, loss: Loss) -> NextStep | None:
@@ -114,7 +114,7 @@ class MarkedAnswer:
         return b"" if self._encoder is None else self._encoder.finish()
 
     def fail(self, loss: Loss) -> bytes | None:
-        """End the answer with the failure that the instance has reported, else as its own encoder does."""
+        """End the answer with the failure that the instance reported; without one, as the answer's own encoder does."""
         if self._failure:
             failure, tail = self._pass_on(self._failure), self.finish()
             return None if tail is None else failure + tail

@@ -1,6 +1,6 @@
 """The exchange of one WebSocket message, which writes its answer as to an HTTP/1.0 client.
 
-So a message takes the way of any other request; only the bytes of its answer are parsed here.
+So a message takes the path of every other request. Only the bytes of its answer are parsed here.
 """
 
 from __future__ import annotations

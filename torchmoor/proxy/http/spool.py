@@ -80,7 +80,7 @@ class Spool:
     """
 
     def __init__(self, limits: LimitSettings, *, max_files: float = float("inf")) -> None:
-        """max_files: what the limit of open files allows."""
+        """max_files: number of files that the limit of open files allows."""
         self.num_bytes = self.num_files = 0
         self.max_files = max_files
         self.max_kept_bytes = limits.max_replay_body_bytes

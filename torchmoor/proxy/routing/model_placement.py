@@ -152,7 +152,7 @@ class ModelPlacement:
         return max(equal, key=lambda instance: _weight(model, instance.name))
 
     def _free_parts(self, name: str) -> int:
-        """Return an instance's free memory, less what its noted models need if they are like its present ones."""
+        """Return an instance's free memory, less an estimate for its noted models: the mean of its present ones."""
         used, most, number = self._reported_memory.get(name, _FRESH)
         if not most:
             return FREE_PARTS

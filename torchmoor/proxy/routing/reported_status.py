@@ -18,7 +18,7 @@ class ReportedTier(IntEnum):
 
 
 class ModelReport(NamedTuple):
-    """An instance's models. used_bytes, max_bytes: of its device's budget; 0 if it does not report them."""
+    """An instance's models. used_bytes, max_bytes: its device's budget; 0 if it does not report them."""
 
     models: Mapping[str, ReportedTier]
     used_bytes: int = 0

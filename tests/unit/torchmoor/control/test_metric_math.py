@@ -72,7 +72,7 @@ def test_a_list_stays_a_list() -> None:
         ("calls calls", "'calls' is not expected"),
         ("calls ; 1", "'; 1' is not expected"),
         ("m9", "no query with the Id 'm9'"),
-        ("e + 1", "the queries e, e name each other"),
+        ("e + 1", "the queries e, e refer to each other"),
         ("SEARCH(calls)", "SEARCH is not supported; supported: ABS"),
         ("RATE(1)", "RATE needs a series"),
         ("IF(calls)", "IF has two or three arguments"),
