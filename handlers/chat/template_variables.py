@@ -22,7 +22,7 @@ _SPECIAL_TOKEN = re.compile(r".*_tokens?")
 
 
 def read_template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a body whose fields are not null; empty without any. Raises InvalidRequest."""
+    """Return the body's template variables; empty without any. given: without null fields. Raises InvalidRequest."""
     variables = given.get(FIELD, {})
     if not isinstance(variables, dict) or len(variables) > MAX_VARIABLES:
         raise InvalidRequest(f"'{FIELD}' must be an object of at most {MAX_VARIABLES} variables", param=FIELD)

@@ -1,7 +1,7 @@
 """Application Auto Scaling for the variants of created endpoints: scalable targets, policies and activities.
 
-A target with a policy gives its variant to the autoscaler (torchmoor.fleet.autoscaler), by the settings that the group
-Autoscaling of the configuration file also becomes.
+The autoscaler (torchmoor.fleet.autoscaler) scales each variant that has a target with a policy. Its settings are those
+of the configuration file's group Autoscaling.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ INTERRUPTED = "The update to {} was interrupted by a restart; the endpoint serve
 
 
 class Endpoints:
-    """Changes endpoints within its context, which begins with those of the last run.
+    """Creates, changes and deletes endpoints while its context lasts. Continues with those of the last run.
 
-    asynchronous: the data plane's; set before.
+    asynchronous: the data plane's; set before the context begins.
     """
 
     asynchronous: AsyncInference | None

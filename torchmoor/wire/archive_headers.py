@@ -29,7 +29,7 @@ class BoundedTarInfo(tarfile.TarInfo):
 
 
 class BoundedZip(io.FileIO):
-    """A zip whose directory has at most max_read_bytes, as one read can have. Raises zipfile.BadZipFile."""
+    """A zip whose directory, which is read at once, has at most max_read_bytes. Raises zipfile.BadZipFile."""
 
     def __init__(self, path: os.PathLike[str], max_read_bytes: int) -> None:
         super().__init__(path)

@@ -175,7 +175,7 @@ def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat
 
 
 def _fingerprint(checkpoint: Path, arguments: Mapping[str, Any]) -> str:
-    """Name the weights by their files' headers, and what changes their results."""
+    """Return a name that depends on the weight files' headers and on the arguments that change results."""
     digest = hashlib.blake2b((checkpoint / "config.json").read_bytes(), digest_size=16)
     digest.update(repr(read_headers(checkpoint)).encode())
     digest.update(repr([arguments["dtype"], arguments.get("quantization")]).encode())

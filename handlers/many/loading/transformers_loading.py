@@ -42,7 +42,7 @@ MAX_NAMED = 5  # keys that an error names
 class UnloadedModel:
     """A model without weights.
 
-    keys: the names of its weights. renamings: from their names in files, by transformers.
+    keys: the names of its weights. renamings: transformers' own, from names in files.
     """
 
     model: Any

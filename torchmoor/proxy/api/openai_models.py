@@ -86,8 +86,8 @@ def read_target_model(body: bytes, endpoint: Endpoint) -> str:
 def read_adapter(body: bytes, endpoint: Endpoint) -> str | None:
     """Return the adapter that the beginning of a body names, with or without the endpoint's name before it.
 
-    The endpoint's own name is its model's; None if the body names nothing. Raises WrongModel, and ValidationError if it
-    cannot be an adapter's name.
+    The endpoint's own name is returned as it is: it means the model without an adapter. None if the body names nothing.
+    Raises WrongModel, and ValidationError if it cannot be an adapter's name.
     """
     model = find_model(body)
     return _checked(model.removeprefix(f"{endpoint.name}/")) if model else None

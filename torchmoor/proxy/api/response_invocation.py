@@ -59,8 +59,8 @@ class Accepted:
 class ResponseInvocation(Invocation):
     """An Invocation whose answer may be held until the queue has the response that it names.
 
-    If the instance is lost meanwhile, another one may accept the request, as another response unless the client's
-    invocation id names the same. The first is then closed.
+    If the instance is lost meanwhile, another instance may accept the request. Without the client's invocation id this
+    makes another response, and the first one is closed.
     """
 
     _held: AnswerHead | None = None

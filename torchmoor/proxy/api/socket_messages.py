@@ -47,7 +47,7 @@ class SocketMessages:
         return [error_message(502, _BROKEN) if status == 200 else error_message(status, self._read_error())]
 
     def _read_event(self, event: bytes, previous: str | None) -> bytes:
-        """Return the data of an event. Only those with a response are decoded, and those without a name."""
+        """Return the data of an event. Only events with a response or without a name are decoded."""
         name, _, data = event.rpartition(b"\n")
         if not data.startswith(_DATA):
             return b""

@@ -68,8 +68,8 @@ class Assignment:
 
     expected: what the strategy expects of the chosen instance's answer. has_failed: the chosen instance has failed the
     request. was_lost: see DispatchRequest. ticket: its place in the queue while it waits. waited_s: seconds until an
-    instance was free. num_retries: choices after the first. num_repeats: those after an instance that had perhaps begun
-    the request; at most MAX_REPEATS, because the request may be what ends the instances. num_body_bytes: of the
+    instance was free. num_retries: choices after the first. num_repeats: choices after an instance that had perhaps
+    begun the request; at most MAX_REPEATS, because the request may be what ends the instances. num_body_bytes: of the
     request's body, as far as known, times body_weight.
 
     A plain class without slots: attributes that most requests never change are not set.

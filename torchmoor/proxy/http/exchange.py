@@ -218,7 +218,7 @@ class Exchange:
             self._follow(judgement)
 
     def _begin_answer(self, answer: Answer, head: AnswerHead, *, is_whole: bool) -> None:
-        """Drop the kept body and count the answer's time. is_whole: the answer ends here, so neither matters."""
+        """Drop the kept body and count the answer's time. is_whole: the answer is complete; then do neither."""
         client, outgoing = self.client, self._outgoing
         self.is_answered = True
         self._answer = answer
