@@ -49,6 +49,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     f"Also read from {ACCESS_KEYS} and {TOKENS}.",
 )
 @option("listen.allowed_hosts", "--allow-host", metavar="NAME")
+@option("listen.allowed_origins", "--allow-origin", metavar="ORIGIN")
 @option("listen.tls_certificate", "--tls-cert", metavar="FILE")
 @option("listen.tls_key", "--tls-key", metavar="FILE")
 @click.option("--no-auth", is_flag=True, help="Allow an address other than loopback without credentials.")
