@@ -281,6 +281,7 @@ async (base) => {
 """
 
 
+@pytest.mark.browser
 def test_a_page_in_a_browser_uses_the_apis(make_stage: MakeStage, page_port: int) -> None:
     """Requests with preflights, header fields, a stream, an error and a WebSocket."""
     origin = f"http://localhost:{page_port}"
