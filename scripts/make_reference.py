@@ -42,7 +42,8 @@ INTRODUCTION = """# Configuration reference
 out of range are refused with the key, the value and what is allowed; `torchmoor serve --config FILE --check` tries a
 file. Numbers without an "Allowed" range must be positive where they are sizes, counts or times.
 
-* [The proxy's file](#the-proxys-file), which `torchmoor serve` reads. `torchmoor up` has options for these groups.
+* [The proxy's file](#the-proxys-file), which `torchmoor serve` reads. `torchmoor up` has options for some
+  of the settings, and uses the defaults of the others.
 * [The handlers' settings](#the-handlers-settings), in an archive or in an instance's environment.
 """
 PROXY = """## The proxy's file

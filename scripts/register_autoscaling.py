@@ -5,13 +5,15 @@ python scripts/register_autoscaling.py --endpoint llava --variant AllTraffic    
 python scripts/register_autoscaling.py --endpoint llava --dry-run          print the requests and send none
 python scripts/register_autoscaling.py --endpoint llava --delete           remove the alarm, the policies and the target
 
-Credentials and region come from the usual places of AWS's tools. May be run again: the same names are written over.
+Credentials and region come from the usual places of AWS's tools, AWS_REGION included. May be run again: the same names
+are written over.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -199,7 +201,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if (options.config is None) is (options.endpoint is None):
         parser.error("give either --config or --endpoint")
-    aws = partial(boto3.client, region_name=options.region, endpoint_url=options.endpoint_url, config=CONFIG)
+    # boto3 itself does not read AWS_REGION, which AWS's other tools take first.
+    region = options.region or os.environ.get("AWS_REGION") or None
+    aws = partial(boto3.client, region_name=region, endpoint_url=options.endpoint_url, config=CONFIG)
     client_of = cache(aws)
     try:
         if options.config is not None:

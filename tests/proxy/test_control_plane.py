@@ -45,6 +45,43 @@ def test_describes_and_lists_the_configured_endpoints_on_both_ports(stage: Stage
     assert client.list_endpoints(NameContains="other")["Endpoints"] == []
 
 
+def test_what_an_endpoint_names_can_be_described(make_stage: Callable[..., Stage]) -> None:
+    """Clients follow the names: the SageMaker SDK's Predictor asks for the configuration, then for its models."""
+    variants = (
+        VariantSettings(name="blue", model="llava", weight=3.0, routing_strategy="RANDOM"),
+        VariantSettings(name="green", model="other", weight=1.0),
+    )
+    stage = make_stage(variants=variants, homes={"a": "blue", "b": "green"})
+    client = sagemaker(stage.proxy.runtime_url)
+    endpoint = client.describe_endpoint(EndpointName="llava")
+    config = client.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
+
+    assert config["EndpointConfigArn"] == "arn:aws:sagemaker:us-east-1:000000000000:endpoint-config/llava"
+    assert config["CreationTime"] == endpoint["CreationTime"]
+    assert config["ProductionVariants"] == [
+        {
+            "VariantName": name,
+            "ModelName": model,
+            "InitialInstanceCount": 1,
+            "InitialVariantWeight": weight,
+            "RoutingConfig": {"RoutingStrategy": strategy},
+        }
+        for name, model, weight, strategy in (
+            ("blue", "llava", 3.0, "RANDOM"),
+            ("green", "other", 1.0, "LEAST_OUTSTANDING_REQUESTS"),
+        )
+    ]
+    for variant in config["ProductionVariants"]:
+        model = client.describe_model(ModelName=variant["ModelName"])
+        assert model["ModelArn"] == f"arn:aws:sagemaker:us-east-1:000000000000:model/{variant['ModelName']}"
+        assert model["PrimaryContainer"] == {"Mode": "SingleModel"}
+
+    with pytest.raises(ClientError, match="Could not find endpoint configuration"):
+        client.describe_endpoint_config(EndpointConfigName="gone")
+    with pytest.raises(ClientError, match="Could not find model"):
+        client.describe_model(ModelName="gone")
+
+
 def test_a_missing_endpoint_has_the_services_error_and_ends_the_waiter(stage: Stage) -> None:
     client = sagemaker(stage.proxy.runtime_url)
     with pytest.raises(ClientError, match=r'Could not find endpoint "arn:aws:sagemaker:.*:endpoint/gone"') as caught:
@@ -71,7 +108,9 @@ def test_input_is_checked_against_the_services_model(stage: Stage) -> None:
 
 def test_other_operations_name_those_that_are_served(stage: Stage) -> None:
     client = sagemaker(stage.proxy.runtime_url)
-    with pytest.raises(ClientError, match="Served are DescribeEndpoint, ListEndpoints") as caught:
+    with pytest.raises(
+        ClientError, match="Served are DescribeEndpoint, DescribeEndpointConfig, DescribeModel, ListEndpoints"
+    ) as caught:
         client.create_training_job(
             TrainingJobName="job",
             AlgorithmSpecification={"TrainingInputMode": "File"},

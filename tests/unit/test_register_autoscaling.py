@@ -24,6 +24,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.start()
     for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
         monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.delenv("AWS_REGION", raising=False)
     yield "http://{}:{}".format(*server.get_host_and_port())
     server.stop()
 
@@ -72,6 +73,19 @@ def test_registers_the_published_policies_and_removes_them(aws: str, capsys: pyt
     alarms = ask(aws, "cloudwatch", "describe_alarms", AlarmNamePrefix="HasBacklogWithoutCapacity")["MetricAlarms"]
     assert alarms == []
     assert "nothing was there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("option", "region"), [((), "eu-west-1"), (("--region", "us-west-2"), "us-west-2")])
+def test_the_region_is_that_of_awss_tools(
+    aws: str, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...], region: str
+) -> None:
+    """AWS_REGION, which SageMaker and the deployment scripts set, precedes AWS_DEFAULT_REGION."""
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+
+    assert main(["--endpoint", "llava", "--endpoint-url", aws, *option]) == 0
+
+    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
+    assert [target["ResourceId"] for target in targets(aws)] == [RESOURCE]
 
 
 def test_registers_what_a_configuration_file_says(aws: str, tmp_path: Path) -> None:

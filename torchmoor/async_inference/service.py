@@ -51,7 +51,6 @@ from torchmoor.tasks import BackgroundTasks
 logger = logging.getLogger(__name__)
 
 BACKLOG_INTERVAL_S = 1.0  # between two readings of the backlog
-REMOVAL_S = 900.0  # of an endpoint, while a store refuses its objects; boto3 waits for a deletion for half an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +149,10 @@ class AsyncInference:
             self._draining[task] = worker
             task.add_done_callback(self._draining.pop)
 
-    async def end_requests(self, name: str, settings: AsyncEndpointSettings, reason: str) -> None:
+    async def end_requests(self, name: str, settings: AsyncEndpointSettings, reason: str, timeout_s: float) -> None:
         """Cancel what a removed endpoint has left in the queue, and write the failure objects.
 
-        Abandons objects that cannot be written within REMOVAL_S. Returns when the last request has ended; may be
+        Abandons objects that cannot be written within timeout_s. Returns when the last request has ended; may be
         repeated after a crash. Does nothing if an endpoint of this name accepts requests. reason: for the client.
         """
         if name in self.endpoints or self._notifier is None:
@@ -163,7 +162,7 @@ class AsyncInference:
         metrics = AsyncMetrics(name, {"": InvocationMetrics(name, "")}, lambda: 0)  # counts that no page shows
         capacity = NoCapacity()
         endpoint = AsyncEndpointContext(settings, metrics, capacity, root=self.settings.output_root)
-        worker = self._make_worker(endpoint, capacity, self._notifier, ends_at=self._wall() + REMOVAL_S)
+        worker = self._make_worker(endpoint, capacity, self._notifier, ends_at=self._wall() + timeout_s)
         outcome = AsyncOutcome(state=AsyncState.CANCELLED, reason=reason)
         await Removal(worker, self.queue, outcome).run()
 

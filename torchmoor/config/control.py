@@ -31,10 +31,16 @@ class ControlSettings(SettingsGroup, title="control"):
         8 * MIB, description="Size limit of all resources with their tags, which are written at each change."
     )
     max_instances: Count = Field(8, description="Instances of all created endpoints, those that are stopping included.")
-    max_model_bytes: Count = Field(64 * GIB, description="Size limit of a downloaded model.")
+    max_model_bytes: Count = Field(64 * GIB, description="Size limit of a created endpoint's downloaded model.")
     max_body_bytes: Count = Field(MIB, description="Longest request.")
     max_requests: Count = Field(64, description="Requests that are answered at a time; further ones get 503.")
     metric_minutes: Count = Field(180, description="Minutes for which metrics are kept.")
     drain_timeout_s: Positive = Field(
-        120.0, description="Time for the running requests of a stopping instance; then it is stopped."
+        120.0,
+        description="Time for the running requests of a created endpoint's stopping instance; then it is stopped.",
+    )
+    removal_timeout_s: Positive = Field(
+        900.0,
+        description="Time in which a deleted endpoint's asynchronous results must be written; those that cannot be "
+        "written by then are abandoned, so that the deletion ends. boto3 waits for a deletion for half an hour.",
     )

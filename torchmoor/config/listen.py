@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from torchmoor.config.group import OptionalPort, SettingsGroup, Texts, refusal
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class ListenSettings(SettingsGroup, title="listen"):
@@ -32,9 +36,27 @@ class ListenSettings(SettingsGroup, title="listen"):
         "to loopback's. A server that listens on loopback always checks these headers; on another address, it checks "
         "them only if a name is set here. Repeatable.",
     )
+    allowed_origins: Texts = Field(
+        (),
+        description="An origin whose pages may use the runtime API from the browser (CORS): scheme://host or "
+        "scheme://host:port, as browsers send it. They may call nothing of the control plane or the admin plane. "
+        "Repeatable.",
+    )
     processes: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Proxy processes that share the port; one carries about 10,000 requests per second."
     )
+
+    @model_validator(mode="after")
+    def _check_origins(self) -> Self:
+        for origin in self.allowed_origins:
+            default_port = _DEFAULT_PORTS.get(origin.partition(":")[0])
+            if not _ORIGIN.fullmatch(origin) or (default_port and origin.endswith(default_port)):
+                raise refusal(
+                    "allowed_origins",
+                    "must be origins as browsers send them, such as https://chat.example or http://localhost:3000 "
+                    f"(lower case, no path, no default port, no *), not {origin!r}",
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

@@ -1,4 +1,7 @@
-"""DescribeEndpoint and ListEndpoints, for endpoints of clients, of the command line and of the configuration file."""
+"""DescribeEndpoint and ListEndpoints, for endpoints of clients, of the command line and of the configuration file.
+
+The configuration of an endpoint that no client created has the endpoint's name; it and its models can be described.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.models import as_time, primary_container
-from torchmoor.control.names import ENDPOINT, Names
+from torchmoor.control.names import CONFIG, ENDPOINT, MODEL, Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource
 from torchmoor.proxy.api.describe import describe_variant, status_of
-from torchmoor.proxy.instances.registry import Registry, Variant
+from torchmoor.proxy.instances.registry import Endpoint, Registry, Variant
 
 MAX_VARIANT_STATUSES = 5  # the service's own limit
 
@@ -39,7 +42,41 @@ class EndpointViews:
 
     def operations(self) -> dict[str, Operation]:
         """Return the operations by their names."""
-        return {"DescribeEndpoint": self._describe, "ListEndpoints": self._list}
+        return {
+            "DescribeEndpoint": self._describe,
+            "DescribeEndpointConfig": lambda values: self.describe_config(values["EndpointConfigName"]),
+            "DescribeModel": lambda values: self.describe_model(values["ModelName"]),
+            "ListEndpoints": self._list,
+        }
+
+    def describe_config(self, name: str) -> Values:
+        """Describe the configuration of an endpoint that no client created. Raises RequestInvalid if there is none."""
+        endpoint = next((each for each in self._served() if each.name == name), None)
+        if endpoint is None:
+            raise self._names.missing(CONFIG, name)
+        return {
+            "EndpointConfigName": name,
+            "EndpointConfigArn": self._names.arn(CONFIG, name),
+            "ProductionVariants": [_configured(variant) for variant in endpoint.variants],
+            "CreationTime": as_time(self._started_at),
+        }
+
+    def describe_model(self, name: str) -> Values:
+        """Describe a model of an endpoint that no client created. Raises RequestInvalid if there is none."""
+        for endpoint in self._served():
+            if any(variant.settings.model == name for variant in endpoint.variants):
+                return {
+                    "ModelName": name,
+                    "ModelArn": self._names.arn(MODEL, name),
+                    "PrimaryContainer": {"Mode": "MultiModel" if endpoint.settings.has_many else "SingleModel"},
+                    "EnableNetworkIsolation": False,
+                    "CreationTime": as_time(self._started_at),
+                }
+        raise self._names.missing(MODEL, name)
+
+    def _served(self) -> list[Endpoint]:
+        """Return the endpoints that no client created."""
+        return [each for each in self._registry.endpoints() if each.name not in self._created]
 
     def _describe(self, values: Values) -> Values:
         name = values["EndpointName"]
@@ -105,8 +142,7 @@ class EndpointViews:
         ]
         rows += [
             self._row(endpoint.name, status_of(endpoint), self._started_at, self._started_at)
-            for endpoint in self._registry.endpoints()
-            if endpoint.name not in self._created
+            for endpoint in self._served()
         ]
         return list_page(rows, values, "Endpoints")
 
@@ -119,6 +155,17 @@ class EndpointViews:
             "EndpointStatus": status,
         }
         return ListedResource(name, created, modified, status, summary)
+
+
+def _configured(variant: Variant) -> Values:
+    """Return a variant in the form of AWS's CreateEndpointConfig."""
+    return {
+        "VariantName": variant.name,
+        "ModelName": variant.settings.model,
+        "InitialInstanceCount": describe_variant(variant)["DesiredInstanceCount"],
+        "InitialVariantWeight": variant.settings.weight,
+        "RoutingConfig": {"RoutingStrategy": variant.settings.routing_strategy},
+    }
 
 
 def _desired_count(variant: Variant | None, count: int) -> int:

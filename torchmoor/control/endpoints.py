@@ -265,7 +265,7 @@ class Endpoints:
         try:
             settings = read_async_inference(resource.config.get("AsyncInferenceConfig"), name)
             if settings is not None and self.asynchronous is not None:
-                await self.asynchronous.end_requests(name, settings, reason)
+                await self.asynchronous.end_requests(name, settings, reason, self._settings.removal_timeout_s)
         except Exception:
             logger.exception("asynchronous requests could not be ended endpoint=%s", name)
 

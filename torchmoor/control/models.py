@@ -25,7 +25,8 @@ _UNSERVED_OF_CONTAINER = ("ModelPackageName", "InferenceSpecificationName", "Add
 class Models:
     """Serves the operations on models and endpoint configurations.
 
-    check_container: raises ApiError for a container that cannot be served here.
+    check_container: raises ApiError for a container that cannot be served here. describe_served_model,
+    describe_served_config: describe those of endpoints that no client created.
     """
 
     def __init__(
@@ -34,11 +35,15 @@ class Models:
         resources: Resources,
         names: Names,
         check_container: Callable[[Mapping[str, Any]], None],
+        describe_served_model: Callable[[str], Values],
+        describe_served_config: Callable[[str], Values],
     ) -> None:
         self._settings = settings
         self._resources = resources
         self._names = names
         self._check_container = check_container
+        self._describe_served_model = describe_served_model
+        self._describe_served_config = describe_served_config
 
     def operations(self) -> dict[str, Operation]:
         """Return the operations by their names."""
@@ -65,7 +70,9 @@ class Models:
 
     def _describe_model(self, values: Values) -> Values:
         name = values["ModelName"]
-        model = self._find(MODEL, name)
+        model = self._resources.models.get(name)
+        if model is None:
+            return self._describe_served_model(name)
         return {
             "EnableNetworkIsolation": False,
             **model.values,
@@ -99,7 +106,9 @@ class Models:
 
     def _describe_config(self, values: Values) -> Values:
         name = values["EndpointConfigName"]
-        config = self._find(CONFIG, name)
+        config = self._resources.configs.get(name)
+        if config is None:
+            return self._describe_served_config(name)
         return {
             **config.values,
             "CreationTime": as_time(config.created),

@@ -81,10 +81,12 @@ class LaunchingPlane:
         )
         self._endpoints = Endpoints(control, resources, names, registry, deployments, targets)
         self._deployments, self._targets = deployments, targets
+        views = EndpointViews(registry, names, resources.endpoints, deployments)
+        models = Models(control, resources, names, artifacts.check, views.describe_model, views.describe_config)
         operations = {
-            **Models(control, resources, names, artifacts.check).operations(),
+            **views.operations(),
+            **models.operations(),
             **self._endpoints.operations(),
-            **EndpointViews(registry, names, resources.endpoints, deployments).operations(),
             **tags.operations(),
         }
         self._cloudwatch = CloudWatch(control, resources, names)

@@ -87,9 +87,8 @@ class StoredResponses:
             raise unknown_response(response_id, param) from error
 
     def _find_turn(self, session: Session, number: int) -> Event | None:
-        """Return an entry that is a turn, also if another worker has recorded it."""
-        if session.find_turn(number) is None:
-            self._recorder.catch_up(session)
+        """Return an entry that is a turn, after applying what other workers have recorded, deletions included."""
+        self._recorder.catch_up(session)
         return session.find_turn(number)
 
     def find_items(self, caller: Caller, names: Sequence[str]) -> dict[str, Item]:

@@ -1,6 +1,5 @@
 """The source that a setting names."""
 
-import os
 from pathlib import Path
 
 from handlers.errors import ModelUnknown, SettingsError
@@ -32,8 +31,9 @@ def open_source(settings: ManySettings, worker_dir: Path, setting: str = SOURCE)
 def identify_source(settings: ManySettings, worker_dir: Path) -> str:
     """Return what tells a source from others: a directory's path, or the URL and the endpoint of its store."""
     if settings.source.startswith("s3://"):
-        store = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-        return f"{settings.source} {store}".rstrip()
+        from handlers.many.sources.s3 import open_s3
+
+        return f"{settings.source} {open_s3(settings).store}".rstrip()
     return str(_root(settings, worker_dir)) if settings.source else ""
 
 

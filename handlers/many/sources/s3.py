@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
 
 from handlers.errors import SettingsError, SourceUnavailable
 from handlers.many.model import LoadProgress
@@ -34,6 +35,12 @@ class S3Source:
         self._bucket = bucket
         self._prefix = prefix
         self._max_files = max_files
+
+    @property
+    def store(self) -> str:
+        """The store's URL, wherever the client has it from; empty for AWS, where no two buckets have one name."""
+        url = str(self._client.meta.endpoint_url)
+        return "" if (urlsplit(url).hostname or "").endswith(".amazonaws.com") else url
 
     def find(self, name: str) -> SourceModel:
         if is_archive(name):

@@ -499,6 +499,30 @@ def test_a_source_is_told_by_its_place(store: str, tmp_path: Path, monkeypatch: 
     assert identify_source(ManySettings(source=""), tmp_path) == ""
 
 
+@pytest.mark.parametrize(
+    ("config", "store"),
+    [
+        ("[default]\nendpoint_url = http://one.example:9000\n", "http://one.example:9000"),
+        (
+            "[default]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = http://two.example\n",
+            "http://two.example",
+        ),
+        ("[default]\nregion = eu-west-1\n", ""),
+        ("[default]\nregion = us-east-1\nendpoint_url = https://s3.us-east-1.amazonaws.com\n", ""),
+    ],
+)
+def test_a_source_has_the_store_of_awss_files(
+    config: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one configuration would use what another one has cached of a bucket of the same name elsewhere."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text(config)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+    assert identify_source(ManySettings(source="s3://b/x"), tmp_path) == f"s3://b/x {store}".rstrip()
+
+
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_no_unknown_model(bucket: Place) -> None:
     """A missing bucket is an error of its own, because the model may exist."""

@@ -260,3 +260,43 @@ def test_input_is_required_elsewhere(client: Client) -> None:
 
 def text_of(answer: Exchange) -> str:
     return str(answer.json["output"][0]["content"][0]["text"])
+
+
+def test_a_worker_knows_what_another_one_has_deleted(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """After a failover and back: in a path, as what a response follows, and as an item."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    home, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
+    first = home.call(BODY, CREATE).json
+    second = home.call({**BODY, "previous_response_id": first["id"]}, CREATE).json["id"]
+    assert other.call({}, {wire.RESOURCE: f"DELETE responses/{first['id']}"}).status == 200
+
+    shown = [home.call({}, {wire.RESOURCE: f"GET responses/{each}"}).status for each in (first["id"], second)]
+    follower = home.call({**BODY, "previous_response_id": first["id"]}, CREATE)
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    referring = home.call({**BODY, "input": [reference]}, CREATE)
+
+    assert shown == [404, 200]
+    assert (follower.status, follower.json["error"]["code"]) == (404, "previous_response_not_found")
+    assert referring.status == 404
+
+
+def test_a_response_is_deleted_with_the_last_one_of_its_session(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """Another worker has closed the session, because nothing was left in it."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    home, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
+    only = home.call(BODY, CREATE).json["id"]
+    assert other.call({}, {wire.RESOURCE: f"DELETE responses/{only}"}).status == 200
+
+    assert home.call({}, {wire.RESOURCE: f"GET responses/{only}"}).status == 404
+
+
+def test_a_response_that_another_worker_has_continued_gets_a_branch(
+    make_client: ServiceFactory, tmp_path: Path
+) -> None:
+    """The worker does not know of the successor; it answered 409."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    home, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
+    first = home.call(BODY, CREATE).json["id"]
+    assert other.call({**BODY, "previous_response_id": first}, CREATE).status == 200
+
+    assert home.call({**BODY, "previous_response_id": first}, CREATE).status == 200

@@ -18,6 +18,7 @@ from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.config.file import MAX_FILE_BYTES, parse, read_file
 from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.listen import ListenSettings
 from torchmoor.config.notifications import Webhook
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
@@ -227,6 +228,34 @@ def test_settings_are_shown_without_secrets() -> None:
 
     shown = repr((queue, credentials, webhook, UpSettings(journal=f"redis://:{SECRET}@a/0")))
     assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost:3000", "https://chat.example", "http://[::1]:8000", "http://10.0.0.7", "app://obsidian.md"],
+)
+def test_origins_are_taken_as_browsers_send_them(origin: str) -> None:
+    assert ListenSettings(allowed_origins=(origin,)).allowed_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "*",
+        "null",
+        "localhost:3000",
+        "http://a/",
+        "http://A",
+        "http://a:80",
+        "https://a:443",
+        "https://*.a",
+        "http://a\n",
+    ],
+)
+def test_origins_that_no_browser_sends_are_refused(origin: str) -> None:
+    """They would never match, and the page would stay refused without a reason."""
+    with pytest.raises(ConfigError, match=r"listen\.allowed_origins must be origins as browsers send them.*, not '"):
+        parse(changed("listen", {"allowed_origins": [origin]}))
 
 
 def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:

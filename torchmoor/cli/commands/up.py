@@ -49,6 +49,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     f"Also read from {ACCESS_KEYS} and {TOKENS}.",
 )
 @option("listen.allowed_hosts", "--allow-host", metavar="NAME")
+@option("listen.allowed_origins", "--allow-origin", metavar="ORIGIN")
 @option("listen.tls_certificate", "--tls-cert", metavar="FILE")
 @option("listen.tls_key", "--tls-key", metavar="FILE")
 @click.option("--no-auth", is_flag=True, help="Allow an address other than loopback without credentials.")
@@ -90,6 +91,9 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @option("control.own_images", "--own-image", metavar="NAME")
 @option("control.max_instances", "--max-created-instances")
+@option("control.max_model_bytes", "--max-model-bytes")
+@option("control.drain_timeout_s", "--drain-timeout", metavar="SECONDS")
+@option("control.removal_timeout_s", "--removal-timeout", metavar="SECONDS")
 @option(
     "chat_page.is_on", "--no-chat-page", flag_value=False, help="Do not serve the page at /chat (docs/chat-page.md)."
 )

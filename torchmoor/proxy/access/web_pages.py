@@ -1,5 +1,7 @@
 """Refusal of requests that a web page of another site may have sent through a local user's browser.
 
+Pages of listen.allowed_origins are served; cors.py lets them read the answers.
+
 A listener on loopback needs no credentials, and every page in a browser of this machine can send it requests: as
 another origin, or through a name of the page's own site that resolves to this address (DNS rebinding).
 """
@@ -23,10 +25,12 @@ class WebPageGuard:
     """Decides whether a Host names a listener, and whether an Origin belongs to one of its pages.
 
     host: the listener's address. allowed: names besides those of loopback, and hosts of other pages that may call it.
+    origins: of pages that may call it themselves; None if its pages only may.
     """
 
-    def __init__(self, host: str, allowed: Sequence[str]) -> None:
+    def __init__(self, host: str, allowed: Sequence[str], origins: Collection[str] | None = None) -> None:
         self._allowed = frozenset(name.lower().strip("[]") for name in allowed)
+        self._origins = origins
         self._own: set[bytes] = set()
         self.is_on = bool(allowed) or is_loopback(host)
 
@@ -48,16 +52,20 @@ class WebPageGuard:
             raise SourceRefused("A page of another site may not do this.")
 
     def check_origin(self, request: Request) -> None:
-        """Raise SourceRefused if the request is from a page that neither this listener nor an allowed host served."""
-        origin = request.find(ORIGIN)
-        if origin is None:
+        """Raise SourceRefused if the request is from a page of another origin that is not allowed."""
+        found = request.find(ORIGIN)
+        if found is None:
             return
-        if not is_own_origin(origin.decode("latin-1"), request.host.decode("latin-1"), self._allowed):
-            raise SourceRefused(
-                f"A page of {origin.decode('latin-1')[:MAX_SHOWN]} may not do this. This server sends no CORS headers, "
-                "so a page must send its requests to its own web server. Let that pass them on, and add the page's "
-                "host to listen.allowed_hosts (--allow-host)."
-            )
+        origin = found.decode("latin-1")
+        if is_own_origin(origin, request.host.decode("latin-1"), self._allowed) or origin in (self._origins or ()):
+            return
+        refused = f"A page of {origin[:MAX_SHOWN]} may not do this."
+        if self._origins is None:
+            raise SourceRefused(refused)
+        raise SourceRefused(
+            f"{refused} Add its origin to listen.allowed_origins (--allow-origin). Or let its own web server pass the "
+            "requests on, and add the page's host to listen.allowed_hosts (--allow-host)."
+        )
 
     def is_own_host(self, host: str) -> bool:
         """Return whether a Host is a name or address of loopback, or is allowed, with any port."""

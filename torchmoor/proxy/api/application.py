@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, InternalFailure, ValidationError
+from torchmoor.proxy.access.cors import Cors
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api import container
@@ -68,14 +69,17 @@ class DataPlaneApplication:
                 *OpenInferenceApi.open_paths,
             )
         )
-        self.pages = WebPageGuard(settings.listen.host, settings.listen.allowed_hosts)
+        listen = settings.listen
+        self.pages = WebPageGuard(listen.host, listen.allowed_hosts, listen.allowed_origins)
+        self._cors = Cors(listen.allowed_origins)
+        own_pages = WebPageGuard(listen.host, listen.allowed_hosts)
         self._finders: list[Callable[[bytes, bytes], Handler | None]] = [
             self._openai.find_handler,
             self.runtime.find_handler,
             TorchServeApi(dispatchers, pass_through).find_handler,
             ContainerApi(dispatchers, pass_through).find_handler,
             lambda method, path: None if self.metrics is None else self.metrics.find_handler(method, path),
-            ControlApi(dispatchers, control, self.pages, is_guarded=gate is not None).find_handler,
+            ControlApi(dispatchers, control, own_pages, is_guarded=gate is not None).find_handler,
             OpenInferenceApi(dispatchers).find_handler,
             find_reference,
         ]
@@ -112,6 +116,7 @@ class DataPlaneApplication:
         An unexpected exception becomes a 500 with the request's id and no details.
         """
         request_id = self._dispatchers.new_request_id()
+        request.answer_lines = self._cors.answer_lines(request)
         decision: Decision | Reply
         try:
             decision = decide(request, request_id)
@@ -128,6 +133,8 @@ class DataPlaneApplication:
     def _decide(self, request: Request, request_id: bytes) -> Call | Reply:
         """Pass a request to its dialect. Raises ApiError."""
         self._admit(request)
+        if self._cors.is_preflight(request):
+            return self._cors.answer_preflight(request)
         decision: Call | Reply = request.line.handler(request, request_id)
         if request.body_check is not None and isinstance(decision, Reply):
             return self._after_verification(request, request_id, decision, request.body_check.max_body_bytes)
@@ -150,7 +157,7 @@ class DataPlaneApplication:
 
     def _admit(self, request: Request) -> None:
         """Check where a request comes from and its credentials. Raises ApiError."""
-        is_open = request.method in LOOKING and request.path in self._open_paths
+        is_open = self._cors.is_preflight(request) or (request.method in LOOKING and request.path in self._open_paths)
         if self.pages.is_on:
             self.pages.check(request, is_open=is_open)
         if self._gate is not None and not is_open:

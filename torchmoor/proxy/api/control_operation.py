@@ -2,8 +2,8 @@
 
 The protocol smithy-rpc-v2-cbor has the target in the path, and a header Smithy-Protocol.
 
-These operations can run code, so web pages must not reach them: because of either header, a browser sends a preflight
-request first, which is refused; and every request of a page of another origin is refused too.
+These operations can run code, so pages of other origins must not reach them, not even those of listen.allowed_origins:
+every request of such a page is refused.
 """
 
 from __future__ import annotations

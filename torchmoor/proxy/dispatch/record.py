@@ -176,7 +176,7 @@ def record_reply(request: Request, request_id: bytes, reply: Reply, now: float) 
         record.inference_id = inference_id[:_MAX_ID].decode("latin-1")
     record.error_type = None if kind is None else kind.decode("latin-1")
     record.num_bytes_in = request.content_length or 0
-    record.num_bytes_out = len(reply.render(keep_alive=True))
+    record.num_bytes_out = len(reply.render(keep_alive=True, added_lines=request.answer_lines))
     return record
 
 

@@ -75,8 +75,8 @@ class Answer:
         self.lines = lines
         self._is_chunked = False
 
-    def begin(self, head: AnswerHead, client: ClientSide) -> None:
-        """Complete the head for this client; may end its keep-alive."""
+    def begin(self, head: AnswerHead, client: ClientSide, added_lines: bytes) -> None:
+        """Complete the head for this client; may end its keep-alive. added_lines: of the request that it answers."""
         length = head.layout.length
         framing = b""
         if head.line.is_bodiless:
@@ -89,7 +89,7 @@ class Answer:
             framing = b"transfer-encoding: chunked\r\n"
             self._is_chunked = True
         close = b"\r\n" if client.keep_alive else b"connection: close\r\n\r\n"
-        self.lines = (*self.lines, framing, close)
+        self.lines = (*self.lines, added_lines, framing, close)
 
     def render(self, piece: bytes) -> bytes:
         """Encode and frame a piece for the client, behind the head if that is not written yet."""

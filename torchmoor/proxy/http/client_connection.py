@@ -53,8 +53,7 @@ class ClientConnection(asyncio.Protocol):
         self.is_http10 = self.is_write_paused = self._is_held = False
         self._has_begun = False  # part of a head was received
         self._awaited: tuple[Request, bytes] | None = None  # its body may come with the next read, for the fast path
-        self._reply: Reply | None = None  # sent at the end of its request
-        self._reply_to_head = False
+        self._reply: tuple[Request, Reply] | None = None  # sent at the end of the request
         self.is_reading_paused = self._is_deaf = self._is_lingering = False
         self._is_upgraded = False
         self._num_ignored = 0
@@ -177,8 +176,7 @@ class ClientConnection(asyncio.Protocol):
             return
         decision = server.application.handle(request)
         if isinstance(decision, Reply):
-            self._reply = decision
-            self._reply_to_head = request.method == b"HEAD"
+            self._reply = request, decision
             self.deadline = request.received_at + server.means.limits.body_timeout_s
             is_long = request.is_chunked or (request.content_length or 0) > MAX_DRAINED_BYTES
             if is_long or (request.is_expecting and not is_complete):
@@ -210,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
         """Leave the connection to another protocol, or refuse the request and close."""
         decision = self._server.application.upgrade(request)
         if isinstance(decision, Reply):
-            self._reply = decision
+            self._reply = request, decision
             self.keep_alive = False
             self._send_reply(close=True)
         else:
@@ -233,12 +231,14 @@ class ClientConnection(asyncio.Protocol):
 
     def _send_reply(self, *, close: bool) -> None:
         """Send the pending reply. close: end the connection, because the rest of the body is not read."""
-        reply, self._reply = self._reply, None
-        if reply is None:
+        if self._reply is None:
             return
+        (request, reply), self._reply = self._reply, None
         if close:
             self.keep_alive = False
-        self.transport.write(reply.render(keep_alive=self.keep_alive, without_body=self._reply_to_head))
+        is_head = request.method == b"HEAD"
+        data = reply.render(keep_alive=self.keep_alive, added_lines=request.answer_lines, without_body=is_head)
+        self.transport.write(data)
         self._end_request(is_request_complete=not close)
 
     def _refuse(self, status: int, message: str) -> None:

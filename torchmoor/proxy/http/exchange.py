@@ -224,7 +224,7 @@ class Exchange:
         self._answer = answer
         if answer.continuer is not None:
             answer.encoder = self._marked = MarkedAnswer(answer, self._means.continuations, outgoing.kept_body)
-        answer.begin(head, client)
+        answer.begin(head, client, self.request.answer_lines)
         if not is_whole:
             if self._delivery.is_sending:
                 outgoing.forget_kept()
@@ -271,7 +271,7 @@ class Exchange:
             self.client.keep_alive = False
         self.is_answered = True
         self.status_replied = reply.status
-        data = reply.render(keep_alive=self.client.keep_alive)
+        data = reply.render(keep_alive=self.client.keep_alive, added_lines=self.request.answer_lines)
         self.num_bytes_replied = len(data)
         self.client.write(data)
         self._finish(_ANSWERED)

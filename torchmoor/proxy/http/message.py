@@ -48,10 +48,13 @@ class Request(Head):
 
     principal: the caller, once it is known; "" without authentication. is_admitted: its credentials were verified, with
     its body if a signature covers that. body_check: verifies the whole body before the request has any effect; None if
-    nothing is checked.
+    nothing is checked. answer_lines: header lines that every answer to the request gets.
     """
 
-    __slots__ = ("line", "method", "path", "content_length", "received_at", "principal", "is_admitted", "body_check")
+    __slots__ = (
+        *("line", "method", "path", "content_length", "received_at"),
+        *("principal", "is_admitted", "body_check", "answer_lines"),
+    )
 
     def __init__(self, line: RequestLine, fields: list[Field], layout: Layout, received_at: float = 0.0) -> None:
         self.line = line
@@ -65,6 +68,7 @@ class Request(Head):
         self.principal = ""
         self.is_admitted = False
         self.body_check: BodyCheck | None = None
+        self.answer_lines = b""
 
     @property
     def is_chunked(self) -> bool:
@@ -143,14 +147,15 @@ class Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     body: bytes = b""
 
-    def render(self, *, keep_alive: bool, without_body: bool = False) -> bytes:
-        """Render the bytes on the wire. without_body: for HEAD.
+    def render(self, *, keep_alive: bool, added_lines: bytes = b"", without_body: bool = False) -> bytes:
+        """Render the bytes on the wire. added_lines: of the request that it answers. without_body: for HEAD.
 
         The client has the body of a 304 already, so only its length is sent.
         """
         lines = b"".join(b"%b: %b\r\n" % pair for pair in self.headers)
+        length = b"content-length: %d\r\n" % len(self.body)
         close = b"" if keep_alive else b"connection: close\r\n"
-        head = b"%b%bcontent-length: %d\r\n%b\r\n" % (status_line(self.status), lines, len(self.body), close)
+        head = b"".join((status_line(self.status), lines, added_lines, length, close, b"\r\n"))
         return head if without_body or self.status == 304 else head + self.body
 
 

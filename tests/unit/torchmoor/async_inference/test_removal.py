@@ -23,6 +23,7 @@ from torchmoor.errors import QueueUnavailable, UnknownEndpoint
 
 SETTINGS = AsyncEndpointSettings()
 GONE = "The endpoint was deleted."
+TIMEOUT_S = 900.0
 
 
 class StoreRig(Rig):
@@ -70,7 +71,7 @@ def test_what_runs_may_end_and_what_waits_is_cancelled(rig: StoreRig) -> None:
             await until(gate.reached.is_set, "the instance has one")
 
             service.remove("llava", 60.0)
-            ending = asyncio.create_task(service.end_requests("llava", SETTINGS, GONE))
+            ending = asyncio.create_task(service.end_requests("llava", SETTINGS, GONE, TIMEOUT_S))
             await asyncio.sleep(0)
             gate.open()
             await ending
@@ -102,7 +103,7 @@ def test_what_runs_for_too_long_is_cancelled(rig: StoreRig) -> None:
             await until(gate.reached.is_set, "the instance has it")
 
             service.remove("llava", 0.0)
-            await service.end_requests("llava", SETTINGS, GONE)
+            await service.end_requests("llava", SETTINGS, GONE, TIMEOUT_S)
 
             assert await states(service, "one") == [(AsyncState.CANCELLED, GONE)]
             assert rig.results() == {"one-error.out": GONE.encode()}
@@ -129,7 +130,7 @@ def test_a_restart_ends_what_a_killed_process_has_left(rig: StoreRig) -> None:
             await leave()
             service, _ = await rig.start_without()
 
-            await service.end_requests("llava", SETTINGS, GONE)
+            await service.end_requests("llava", SETTINGS, GONE, TIMEOUT_S)
 
             assert await states(service, "decided", "leased", "waiting") == [
                 (AsyncState.COMPLETED, ""),
@@ -168,7 +169,7 @@ def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
                 return await list_requests(*args, **named)
 
             first.queue.list = refuse
-            ending = asyncio.create_task(first.end_requests("llava", SETTINGS, GONE))
+            ending = asyncio.create_task(first.end_requests("llava", SETTINGS, GONE, TIMEOUT_S))
             await until(lambda: len(asked) > 1 and num_refused == 2, "the store was asked again")
             ending.cancel()
             await asyncio.wait([ending])
@@ -176,7 +177,7 @@ def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
             await first.store.close()
 
             second, _ = await rig.start_without()
-            await second.end_requests("llava", SETTINGS, GONE)
+            await second.end_requests("llava", SETTINGS, GONE, TIMEOUT_S)
             assert await states(second, "one") == [(AsyncState.CANCELLED, GONE)]
             assert rig.results() == {"one-error.out": GONE.encode()}
 
@@ -184,7 +185,7 @@ def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
 
 
 def test_a_store_that_stays_down_does_not_keep_the_endpoint(rig: StoreRig) -> None:
-    """After a quarter of an hour, what is left ends without an object, results included."""
+    """After the time for it, what is left ends without an object, results included."""
     now = time.time()
     rig.now = lambda: now
     asked: list[str] = []
@@ -206,10 +207,10 @@ def test_a_store_that_stays_down_does_not_keep_the_endpoint(rig: StoreRig) -> No
             assert claim is not None
             assert await service.queue.decide(claim, AsyncOutcome(state=AsyncState.COMPLETED, body=b"answer"))
             assert await service.queue.retry(claim, 0.0, "")
-            ending = asyncio.create_task(service.end_requests("llava", SETTINGS, GONE))
+            ending = asyncio.create_task(service.end_requests("llava", SETTINGS, GONE, TIMEOUT_S))
             await until(lambda: len(asked) > 4, "the store was asked again")
 
-            now += 901
+            now += TIMEOUT_S + 1
             await ending
 
             (decided, reason), cancelled = await states(service, "decided", "waiting")
@@ -236,7 +237,7 @@ def test_requests_of_another_proxy_stay(rig: StoreRig) -> None:
 
             service.queue.cancel = submit_meanwhile
 
-            await service.end_requests("llava", SETTINGS, GONE)
+            await service.end_requests("llava", SETTINGS, GONE, TIMEOUT_S)
 
             assert await states(service, "one", "two") == [(AsyncState.CANCELLED, GONE), (AsyncState.WAITING, "")]
 
@@ -259,7 +260,7 @@ def test_an_endpoint_that_accepts_requests_keeps_them(rig: StoreRig) -> None:
                 service.locate("llava", "two", filename="", extension="")
             service.add(endpoint)
 
-            await service.end_requests("llava", SETTINGS, GONE)
+            await service.end_requests("llava", SETTINGS, GONE, TIMEOUT_S)
 
             assert [state for state, _ in await states(service, "one")] == [AsyncState.WAITING]
 

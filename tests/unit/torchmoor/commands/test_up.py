@@ -317,3 +317,11 @@ def test_a_checkpoint_packaged_for_many_models_is_refused(tmp_path: Path) -> Non
 
     assert result.exit_code == 1
     assert f"torchmoor up --endpoint many --models {tmp_path}" in result.stderr
+
+
+def test_limits_of_created_endpoints_have_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchmoor up is the only command with a control plane, and it reads no file."""
+    arguments = ("--control-plane", "--removal-timeout", "60", "--drain-timeout", "5.5", "--max-model-bytes", "9")
+    control = settings_of(monkeypatch, *arguments).control
+
+    assert (control.removal_timeout_s, control.drain_timeout_s, control.max_model_bytes) == (60.0, 5.5, 9)

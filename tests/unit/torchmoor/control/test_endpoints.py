@@ -63,6 +63,7 @@ def test_an_update_retains_what_it_asks_for(values: dict[str, Any], weight: floa
     assert (new.weight_of(added), new.count_of(added)) == (1.0, 1)
 
 
+TIMEOUT_S = 7.0
 VARIANT = {"VariantName": "v", "ModelName": "m", "InitialInstanceCount": 1}
 ASYNC = {
     "ProductionVariants": [VARIANT],
@@ -102,11 +103,11 @@ class AsyncQueueOfTest:
     """Notes which requests are to be ended, and ends them when the test says so."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, str]] = []
+        self.asked: list[tuple[str, str, str, float]] = []
         self.may_end = asyncio.Event()
 
-    async def end_requests(self, name: str, settings: AsyncEndpointSettings, reason: str) -> None:
-        self.asked.append((name, settings.output_path, reason))
+    async def end_requests(self, name: str, settings: AsyncEndpointSettings, reason: str, timeout_s: float) -> None:
+        self.asked.append((name, settings.output_path, reason, timeout_s))
         await self.may_end.wait()
 
 
@@ -114,7 +115,12 @@ def make_endpoints(folder: Path) -> tuple[Endpoints, Resources, AsyncQueueOfTest
     resources, nothing, queue = Resources(folder, 1 << 20), Nothing(), AsyncQueueOfTest()
     unused: Any = nothing
     endpoints = Endpoints(
-        ControlSettings(), resources, Names("us-east-1", "000000000000"), Registry(()), unused, unused
+        ControlSettings(removal_timeout_s=TIMEOUT_S),
+        resources,
+        Names("us-east-1", "000000000000"),
+        Registry(()),
+        unused,
+        unused,
     )
     endpoints.asynchronous = queue
     return endpoints, resources, queue
@@ -135,7 +141,7 @@ def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> N
         endpoints, resources, later = make_endpoints(tmp_path)
         async with endpoints:
             await until(lambda: bool(later.asked), "the next run continues")
-            assert queue.asked == later.asked == [("q", "s3://bucket/out", DELETED)]
+            assert queue.asked == later.asked == [("q", "s3://bucket/out", DELETED, TIMEOUT_S)]
             assert resources.endpoints["q"].status == "Deleting"
             later.may_end.set()
             await until(lambda: not resources.endpoints, "the endpoint is gone")
@@ -160,7 +166,7 @@ def test_an_update_without_asynchronous_inference_ends_the_requests(tmp_path: Pa
                 assert (resources.endpoints["q"].config_name, resources.endpoints["q"].status) == ("c", "Updating")
                 queue.may_end.set()
             await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
-            assert queue.asked == ([] if keeps_async else [("q", "s3://bucket/out", NOT_ASYNC)])
+            assert queue.asked == ([] if keeps_async else [("q", "s3://bucket/out", NOT_ASYNC, TIMEOUT_S)])
 
     asyncio.run(scene())
 

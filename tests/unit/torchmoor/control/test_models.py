@@ -21,6 +21,31 @@ def variant(name: str, model: str = "one", **values: Any) -> dict[str, Any]:
     return {"VariantName": name, "ModelName": model, "InitialInstanceCount": 1, **values}
 
 
+def make_models(resources: Resources) -> Models:
+    """Return the operations; endpoints that no client created have a model and a configuration of each name."""
+    names = Names("us-east-1", "000000000000")
+    return Models(
+        ControlSettings(),
+        resources,
+        names,
+        lambda container: None,
+        lambda model: {"ModelName": model},
+        lambda config: {"EndpointConfigName": config},
+    )
+
+
+def test_what_clients_created_is_described_before_what_is_served(tmp_path: Path) -> None:
+    resources = Resources(tmp_path, 1 << 20)
+    resources.models["one"] = Resource({"ModelName": "one", "ExecutionRoleArn": "role"}, 0.0)
+    resources.configs["one"] = Resource({"EndpointConfigName": "one", "KmsKeyId": "key"}, 0.0)
+    operations: Any = make_models(resources).operations()
+
+    assert operations["DescribeModel"]({"ModelName": "one"})["ExecutionRoleArn"] == "role"
+    assert operations["DescribeModel"]({"ModelName": "other"}) == {"ModelName": "other"}
+    assert operations["DescribeEndpointConfig"]({"EndpointConfigName": "one"})["KmsKeyId"] == "key"
+    assert operations["DescribeEndpointConfig"]({"EndpointConfigName": "other"}) == {"EndpointConfigName": "other"}
+
+
 @pytest.mark.parametrize(
     ("variants", "more", "problem"),
     [
@@ -40,7 +65,7 @@ def test_a_configuration_is_refused_before_an_endpoint_needs_it(
     resources.models["one"] = Resource({"PrimaryContainer": {"ModelDataUrl": "s3://bucket/m.mar"}}, 0.0)
     container = {"ModelDataUrl": "s3://bucket/m/", "Mode": "MultiModel"}
     resources.models["many"] = Resource({"PrimaryContainer": container}, 0.0)
-    models = Models(ControlSettings(), resources, Names("us-east-1", "000000000000"), lambda container: None)
+    models = make_models(resources)
 
     async def create() -> None:
         answer: Any = models.operations()["CreateEndpointConfig"](
