@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from torchmoor.control.arns import ENDPOINT, Arns
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.models import as_time, primary_container
-from torchmoor.control.names import ENDPOINT, Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource
 from torchmoor.proxy.api.describe import describe_variant, status_of
@@ -27,12 +27,12 @@ class EndpointViews:
     def __init__(
         self,
         registry: Registry,
-        names: Names,
+        arns: Arns,
         created: Mapping[str, EndpointResource],
         deployments: Deployments | None,
     ) -> None:
         self._registry = registry
-        self._names = names
+        self._arns = arns
         self._created = created
         self._deployments = deployments
         self._started_at = time.time()
@@ -48,10 +48,10 @@ class EndpointViews:
             return self._describe_created(name, resource)
         endpoint = self._registry.find_endpoint(name)
         if endpoint is None:
-            raise self._names.missing(ENDPOINT, name)
+            raise self._arns.missing(ENDPOINT, name)
         return {
             "EndpointName": name,
-            "EndpointArn": self._names.arn(ENDPOINT, name),
+            "EndpointArn": self._arns.arn(ENDPOINT, name),
             "EndpointConfigName": name,
             "EndpointStatus": status_of(endpoint),
             "ProductionVariants": [describe_variant(variant) for variant in endpoint.variants],
@@ -64,7 +64,7 @@ class EndpointViews:
         pending = {"EndpointConfigName": resource.pending, "StartTime": as_time(resource.modified)}
         return {
             "EndpointName": name,
-            "EndpointArn": self._names.arn(ENDPOINT, name),
+            "EndpointArn": self._arns.arn(ENDPOINT, name),
             "EndpointConfigName": resource.config_name,
             "EndpointStatus": resource.status,
             "FailureReason": resource.failure or None,
@@ -113,7 +113,7 @@ class EndpointViews:
     def _row(self, name: str, status: str, created: float, modified: float) -> ListedResource:
         summary = {
             "EndpointName": name,
-            "EndpointArn": self._names.arn(ENDPOINT, name),
+            "EndpointArn": self._arns.arn(ENDPOINT, name),
             "CreationTime": as_time(created),
             "LastModifiedTime": as_time(modified),
             "EndpointStatus": status,

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.torchmoor.async_inference.rig import until
 from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.control import ControlSettings
+from torchmoor.control.arns import Arns
 from torchmoor.control.endpoints import DELETED, NOT_ASYNC, Endpoints, retain_properties
-from torchmoor.control.names import Names
 from torchmoor.control.resources import EndpointResource, Resource, Resources
 from torchmoor.errors import RequestInvalid
 from torchmoor.proxy.instances.registry import Registry
@@ -113,9 +113,7 @@ class AsyncQueueOfTest:
 def make_endpoints(folder: Path) -> tuple[Endpoints, Resources, AsyncQueueOfTest]:
     resources, nothing, queue = Resources(folder, 1 << 20), Nothing(), AsyncQueueOfTest()
     unused: Any = nothing
-    endpoints = Endpoints(
-        ControlSettings(), resources, Names("us-east-1", "000000000000"), Registry(()), unused, unused
-    )
+    endpoints = Endpoints(ControlSettings(), resources, Arns("us-east-1", "000000000000"), Registry(()), unused, unused)
     endpoints.asynchronous = queue
     return endpoints, resources, queue
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from torchmoor.config.control import ControlSettings
+from torchmoor.control.arns import Arns
 from torchmoor.control.models import Models
-from torchmoor.control.names import Names
 from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import RequestInvalid
 
@@ -40,7 +40,7 @@ def test_a_configuration_is_refused_before_an_endpoint_needs_it(
     resources.models["one"] = Resource({"PrimaryContainer": {"ModelDataUrl": "s3://bucket/m.mar"}}, 0.0)
     container = {"ModelDataUrl": "s3://bucket/m/", "Mode": "MultiModel"}
     resources.models["many"] = Resource({"PrimaryContainer": container}, 0.0)
-    models = Models(ControlSettings(), resources, Names("us-east-1", "000000000000"), lambda container: None)
+    models = Models(ControlSettings(), resources, Arns("us-east-1", "000000000000"), lambda container: None)
 
     async def create() -> None:
         answer: Any = models.operations()["CreateEndpointConfig"](
