@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from torchmoor.config.autoscaling import DIMENSION, NAMESPACE, read_autoscaling, resource_of
+from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, read_autoscaling, resource_of
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.arns import Arns

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchmoor.config.autoscaling import DIMENSION, NAMESPACE
+from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.arns import Arns
 from torchmoor.control.autoscaling import ScalableTargets
