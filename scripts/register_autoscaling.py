@@ -26,7 +26,7 @@ import yaml
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from torchmoor.config.autoscaling import (
+from torchmoor.config.application_autoscaling import (
     DIMENSION,
     NAMESPACE,
     STEP_METRIC,

@@ -1,39 +1,42 @@
 """The start of a chat worker: builds its parts and connects them."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from handlers.chat.images.loader import ImageLoader
+from handlers.chat.metrics import CHAT_METRICS
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.open_engine import open_engine
 from handlers.errors import SettingsError
 from handlers.journal.url import open_journal
-from handlers.many.adapters import AdapterStore, open_adapters
+from handlers.many.adapters import open_adapters
+from handlers.many.metrics import ADAPTER_METRICS
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.declared_size import check_files
 from handlers.settings.handler import PumpSettings, load_settings
 from handlers.settings.tgi_lmi import SAGEMAKER_MODEL, understand
 from handlers.torchserve.pump import Pump
+from handlers.worker.counters import Metric
 from handlers.worker.process_memory import bound_freed_memory
 from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
 
 logger = logging.getLogger(__name__)
 
 
-class ChatWorker(NamedTuple):
-    """A worker's running parts. adapters: None if its model has none."""
+class StartedWorker(NamedTuple):
+    """A worker's running parts. metrics: what counts, with the table of its metrics."""
 
-    service: ChatService
+    service: Any
     pump: Pump
-    adapters: AdapterStore | None
+    metrics: Sequence[tuple[Any, Sequence[Metric]]]
 
 
 def start_chat(
     worker_dir: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
-) -> ChatWorker:
+) -> StartedWorker:
     """Start a chat service and what feeds it.
 
     worker_dir: where TorchServe has unpacked the worker's archive; config: its model-config.
@@ -54,7 +57,10 @@ def start_chat(
     )
     engine.start()
     start = service.start if adapters is None else adapters.before(service.start)
-    return ChatWorker(service, Pump(settings.pump, start, service.counters), adapters)
+    metrics: list[tuple[Any, Sequence[Metric]]] = [(service, CHAT_METRICS)]
+    if adapters is not None:
+        metrics.append((adapters, ADAPTER_METRICS))
+    return StartedWorker(service, Pump(settings.pump, start, service.counters), metrics)
 
 
 def property_folders(worker_dir: Path, environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -9,18 +9,19 @@ import torch
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import SettingsError
 from handlers.many.loading.checkpoint import CheckpointLoader
+from handlers.many.metrics import MANY_METRICS
 from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService
 from handlers.settings.handler import HandlerSettings, load_settings
 from handlers.torchserve.pump import Pump
-from handlers.torchserve.start_chat import check_batch_size
+from handlers.torchserve.start_chat import StartedWorker, check_batch_size
 from handlers.worker.device import choose_device
 from handlers.worker.process_memory import bound_freed_memory
 
 
 def start_many(
     worker_dir: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
-) -> tuple[ManyService, Pump]:
+) -> StartedWorker:
     """Start a service of many models and make its pump.
 
     worker_dir: where TorchServe has unpacked the worker's archive; config: its model-config. Raises RuntimeError
@@ -36,7 +37,7 @@ def start_many(
     loader = CheckpointLoader(settings, device, ids, environ)
     registry = open_registry(settings.many, worker_dir, loader, device)
     service = ManyService(registry, loader, ids.instance, str(device))
-    return service, Pump(settings.pump, service.start, service.counters)
+    return StartedWorker(service, Pump(settings.pump, service.start, service.counters), [(service, MANY_METRICS)])
 
 
 def check_engine(settings: HandlerSettings) -> None:

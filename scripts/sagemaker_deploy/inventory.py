@@ -9,7 +9,7 @@ from typing import Any
 from scripts.sagemaker_deploy.account import Account
 from scripts.sagemaker_deploy.plan import OWNER_TAG, SAGEMAKER, name_prefix
 from scripts.sagemaker_deploy.progress import find_endpoint
-from torchmoor.config.autoscaling import DIMENSION, NAMESPACE, resource_of
+from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, resource_of
 
 AUTOSCALING = "application-autoscaling"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from scripts.register_autoscaling import AUTOSCALING, Call, delete, register
 from scripts.sagemaker_deploy.settings import Concurrency, Deployment
-from torchmoor.config.autoscaling import DIMENSION, NAMESPACE, resource_of
+from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, resource_of
 
 SAGEMAKER = "sagemaker"
 OWNER_TAG = "torchmoor:endpoint"  # on all that is made here, with the endpoint's name: teardown takes nothing else

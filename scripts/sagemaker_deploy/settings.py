@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from scripts.sagemaker_deploy.errors import SettingsError
-from torchmoor.config.autoscaling import read_autoscaling, resource_of
+from torchmoor.config.application_autoscaling import read_autoscaling, resource_of
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import ConfigError
 

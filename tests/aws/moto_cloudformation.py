@@ -16,7 +16,7 @@ from moto.core.common_models import CloudFormationModel
 from moto.s3.models import FakeBucket
 from moto.sagemaker.models import FakeEndpoint
 
-from torchmoor.config.autoscaling import DIMENSION, NAMESPACE
+from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE
 
 SCALING = "application-autoscaling"
 

@@ -26,7 +26,7 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.fast_path import request as fast_path_request
-from torchmoor.proxy.http.fast_path import FastClient, FastPath
+from torchmoor.proxy.http.call import FastClient, FastPath
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 

@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from scripts.register_autoscaling import main, register
-from torchmoor.config.autoscaling import read_autoscaling, resource_of
+from torchmoor.config.application_autoscaling import read_autoscaling, resource_of
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 
 RESOURCE = "endpoint/llava/variant/AllTraffic"

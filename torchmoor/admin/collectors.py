@@ -16,8 +16,7 @@ from torchmoor.admin.connections import AdminConnections
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.fleet.data_plane_view import DataPlaneView, LogCounts, VariantTraffic
 from torchmoor.metrics.backlog import ASYNCHRONOUS
-from torchmoor.metrics.definition import BY_INSTANCE, BY_VARIANT, counter, gauge
-from torchmoor.metrics.families import MetricFamilies
+from torchmoor.metrics.definition import BY_INSTANCE, BY_VARIANT, MetricFamilies, counter, gauge
 from torchmoor.metrics.host import HOST
 from torchmoor.metrics.invocations import CountGroup, counted
 from torchmoor.proxy.instances.breaker import SEVERITIES
@@ -31,7 +30,6 @@ INVOCATIONS = (
     counter("InvocationsPerInstance", "Requests sent to the endpoint, divided by its instances."),
     gauge("WaitingInvocations", "Requests that wait for an instance.", BY_VARIANT),
     gauge("ConcurrentRequestsPerModel", "Requests that an instance works on or that wait for one.", BY_VARIANT),
-    counter("RoutingDecisions", "Instances chosen, by reason. A retry chooses again.", labels=(*BY_VARIANT, "reason")),
 )
 INSTANCES = (
     gauge("OutstandingInvocations", "Requests that the instance works on.", BY_INSTANCE),
@@ -130,12 +128,10 @@ class FleetCollector:
             instances = list(each.variant.pool.members)
             labels = (metrics.endpoint, metrics.variant)
             outstanding = sum(instance.outstanding for instance in instances)
-            families.add_counts(metrics)
+            families.add_all(metrics.series(CountGroup.REQUESTS))
             families.add("WaitingInvocations", labels, each.num_waiting)
             families.add("ConcurrentRequestsPerModel", labels, outstanding + each.num_waiting)
             families.add("InvocationsPerInstance", labels, average.add(metrics.invocations, len(instances)))
-            for reason, tally in metrics.decisions.items():
-                families.add("RoutingDecisions", (*labels, reason), tally.count)
         return families
 
     def _instances(self) -> MetricFamilies:
@@ -170,7 +166,7 @@ class FleetCollector:
             models = each.variant.models
             if models is None:
                 continue
-            families.add_counts(each.metrics)
+            families.add_all(each.metrics.series(CountGroup.MODELS))
             for instance in each.variant.pool.members:
                 labels = (each.variant.endpoint, instance.name)
                 families.add("LoadedModelCount", labels, models.num_loaded(instance.name))
@@ -200,5 +196,5 @@ class FleetCollector:
             for name, value in endpoint.metrics.gauges():
                 families.add(name, (endpoint.metrics.endpoint,), value)
             for metrics in endpoint.metrics.variants.values():
-                families.add_counts(metrics)
+                families.add_all(metrics.series(CountGroup.ASYNCHRONOUS))
         return families

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import yaml
 
+from torchmoor.config.application_autoscaling import read_autoscaling
 from torchmoor.config.asynchronous import AsyncInferenceSettings
-from torchmoor.config.autoscaling import read_autoscaling
 from torchmoor.config.endpoints import check_endpoint, read_endpoint
 from torchmoor.config.group import read_list, read_mapping
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings

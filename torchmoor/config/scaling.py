@@ -1,6 +1,6 @@
 """Settings of how many instances a variant may have, and of the policies that decide it.
 
-The defaults are those of AWS's example of an asynchronous endpoint that scales to zero. torchmoor.config.autoscaling
+The defaults are those of AWS's example of an asynchronous endpoint that scales to zero. application_autoscaling.py
 reads these settings in Application Auto Scaling's form, whose names are the fields' aliases.
 """
 

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from torchmoor.config.autoscaling import DIMENSION, NAMESPACE, read_autoscaling, resource_of
+from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, read_autoscaling, resource_of
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.scaling import ScalingSettings
+from torchmoor.control.arns import Arns
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.models import as_time
-from torchmoor.control.names import Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import ConfigError, LimitExceeded, RequestInvalid, ScalableTargetMissing
@@ -33,10 +33,10 @@ _KEPT_OF_TARGET = ("MinCapacity", "MaxCapacity", "RoleARN")
 class ScalableTargets:
     """The scalable targets of created endpoints."""
 
-    def __init__(self, settings: ControlSettings, resources: Resources, names: Names, deployments: Deployments) -> None:
+    def __init__(self, settings: ControlSettings, resources: Resources, arns: Arns, deployments: Deployments) -> None:
         self._settings = settings
         self._resources = resources
-        self._names = names
+        self._arns = arns
         self._deployments = deployments
         self._activities: deque[ListedResource] = deque(maxlen=MAX_ACTIVITIES)
         self._applying = asyncio.Lock()
@@ -102,7 +102,7 @@ class ScalableTargets:
         if target.values["MinCapacity"] > target.values["MaxCapacity"] or target.values["MaxCapacity"] < 1:
             raise RequestInvalid("MaxCapacity must be MinCapacity or more, and 1 or more.")
         await self._change(self._resources.targets, resource, target, endpoint, variant)
-        return {"ScalableTargetARN": self._names.target_arn(resource)}
+        return {"ScalableTargetARN": self._arns.target_arn(resource)}
 
     def _describe_targets(self, values: Values) -> Values:
         _check_namespace(values)
@@ -121,7 +121,7 @@ class ScalableTargets:
                     "SuspendedState": dict.fromkeys(
                         ("DynamicScalingInSuspended", "DynamicScalingOutSuspended", "ScheduledScalingSuspended"), False
                     ),
-                    "ScalableTargetARN": self._names.target_arn(resource),
+                    "ScalableTargetARN": self._arns.target_arn(resource),
                 },
             )
             for resource, target in self._resources.targets.items()
@@ -147,7 +147,7 @@ class ScalableTargets:
             before.created if before else time.time(),
         )
         await self._change(self._resources.policies, key, policy, endpoint, variant)
-        return {"PolicyARN": self._names.policy_arn(resource, values["PolicyName"]), "Alarms": []}
+        return {"PolicyARN": self._arns.policy_arn(resource, values["PolicyName"]), "Alarms": []}
 
     def _describe_policies(self, values: Values) -> Values:
         _check_namespace(values)
@@ -158,7 +158,7 @@ class ScalableTargets:
                 policy.created,
                 summary={
                     **policy.values,
-                    "PolicyARN": self._names.policy_arn(policy.values["ResourceId"], policy.values["PolicyName"]),
+                    "PolicyARN": self._arns.policy_arn(policy.values["ResourceId"], policy.values["PolicyName"]),
                     "CreationTime": as_time(policy.created),
                     "Alarms": [],
                 },

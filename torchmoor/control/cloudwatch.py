@@ -11,11 +11,11 @@ from typing import Any
 from botocore.utils import parse_to_aware_datetime
 
 from torchmoor.config.control import ControlSettings
+from torchmoor.control.arns import Arns
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.metric_history import MINUTE_S, UTILIZATION, MetricHistory, Observations
 from torchmoor.control.metric_math import MetricMath, Series
 from torchmoor.control.models import as_time
-from torchmoor.control.names import Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import LimitExceeded, RequestInvalid
@@ -40,10 +40,10 @@ class CloudWatch:
 
     history: MetricHistory
 
-    def __init__(self, settings: ControlSettings, resources: Resources, names: Names) -> None:
+    def __init__(self, settings: ControlSettings, resources: Resources, arns: Arns) -> None:
         self._settings = settings
         self._resources = resources
-        self._names = names
+        self._arns = arns
 
     def operations(self) -> dict[str, Operation]:
         """Return the operations by their names."""
@@ -147,7 +147,7 @@ class CloudWatch:
                 summary = {
                     "ActionsEnabled": True,
                     **alarm.values,
-                    "AlarmArn": self._names.alarm_arn(name),
+                    "AlarmArn": self._arns.alarm_arn(name),
                     "StateValue": state,
                     "StateUpdatedTimestamp": as_time(time.time()),
                     "AlarmConfigurationUpdatedTimestamp": as_time(alarm.created),

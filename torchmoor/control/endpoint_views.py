@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from torchmoor.control.arns import CONFIG, ENDPOINT, MODEL, Arns
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.models import as_time, primary_container
-from torchmoor.control.names import CONFIG, ENDPOINT, MODEL, Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource
 from torchmoor.proxy.api.describe import describe_variant, status_of
@@ -30,12 +30,12 @@ class EndpointViews:
     def __init__(
         self,
         registry: Registry,
-        names: Names,
+        arns: Arns,
         created: Mapping[str, EndpointResource],
         deployments: Deployments | None,
     ) -> None:
         self._registry = registry
-        self._names = names
+        self._arns = arns
         self._created = created
         self._deployments = deployments
         self._started_at = time.time()
@@ -53,10 +53,10 @@ class EndpointViews:
         """Describe the configuration of an endpoint that no client created. Raises RequestInvalid if there is none."""
         endpoint = next((each for each in self._served() if each.name == name), None)
         if endpoint is None:
-            raise self._names.missing(CONFIG, name)
+            raise self._arns.missing(CONFIG, name)
         return {
             "EndpointConfigName": name,
-            "EndpointConfigArn": self._names.arn(CONFIG, name),
+            "EndpointConfigArn": self._arns.arn(CONFIG, name),
             "ProductionVariants": [_configured(variant) for variant in endpoint.variants],
             "CreationTime": as_time(self._started_at),
         }
@@ -67,12 +67,12 @@ class EndpointViews:
             if any(variant.settings.model == name for variant in endpoint.variants):
                 return {
                     "ModelName": name,
-                    "ModelArn": self._names.arn(MODEL, name),
+                    "ModelArn": self._arns.arn(MODEL, name),
                     "PrimaryContainer": {"Mode": "MultiModel" if endpoint.settings.has_many else "SingleModel"},
                     "EnableNetworkIsolation": False,
                     "CreationTime": as_time(self._started_at),
                 }
-        raise self._names.missing(MODEL, name)
+        raise self._arns.missing(MODEL, name)
 
     def _served(self) -> list[Endpoint]:
         """Return the endpoints that no client created."""
@@ -85,10 +85,10 @@ class EndpointViews:
             return self._describe_created(name, resource)
         endpoint = self._registry.find_endpoint(name)
         if endpoint is None:
-            raise self._names.missing(ENDPOINT, name)
+            raise self._arns.missing(ENDPOINT, name)
         return {
             "EndpointName": name,
-            "EndpointArn": self._names.arn(ENDPOINT, name),
+            "EndpointArn": self._arns.arn(ENDPOINT, name),
             "EndpointConfigName": name,
             "EndpointStatus": status_of(endpoint),
             "ProductionVariants": [describe_variant(variant) for variant in endpoint.variants],
@@ -101,7 +101,7 @@ class EndpointViews:
         pending = {"EndpointConfigName": resource.pending, "StartTime": as_time(resource.modified)}
         return {
             "EndpointName": name,
-            "EndpointArn": self._names.arn(ENDPOINT, name),
+            "EndpointArn": self._arns.arn(ENDPOINT, name),
             "EndpointConfigName": resource.config_name,
             "EndpointStatus": resource.status,
             "FailureReason": resource.failure or None,
@@ -149,7 +149,7 @@ class EndpointViews:
     def _row(self, name: str, status: str, created: float, modified: float) -> ListedResource:
         summary = {
             "EndpointName": name,
-            "EndpointArn": self._names.arn(ENDPOINT, name),
+            "EndpointArn": self._arns.arn(ENDPOINT, name),
             "CreationTime": as_time(created),
             "LastModifiedTime": as_time(modified),
             "EndpointStatus": status,

@@ -16,9 +16,9 @@ from typing import Any
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.endpoints import read_async_inference
+from torchmoor.control.arns import CONFIG, ENDPOINT, MODEL, Arns
 from torchmoor.control.autoscaling import ScalableTargets
 from torchmoor.control.deployments import Deployments
-from torchmoor.control.names import CONFIG, ENDPOINT, MODEL, Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource, Resources
 from torchmoor.errors import LimitExceeded, RequestInvalid, TorchmoorError
@@ -46,14 +46,14 @@ class Endpoints:
         self,
         settings: ControlSettings,
         resources: Resources,
-        names: Names,
+        arns: Arns,
         registry: Registry,
         deployments: Deployments,
         targets: ScalableTargets,
     ) -> None:
         self._settings = settings
         self._resources = resources
-        self._names = names
+        self._arns = arns
         self._registry = registry
         self._deployments = deployments
         self._targets = targets
@@ -89,12 +89,12 @@ class Endpoints:
     async def _create(self, values: Values) -> Values:
         name, endpoints = values["EndpointName"], self._resources.endpoints
         if name in endpoints or self._registry.find_endpoint(name) is not None:
-            raise self._names.existing(ENDPOINT, name)
+            raise self._arns.existing(ENDPOINT, name)
         if len(endpoints) >= self._settings.max_resources:
             raise LimitExceeded(f"There are {len(endpoints)} endpoints, as many as control.max_resources allows.")
         resource = self._make(values["EndpointConfigName"])
         self._deployments.check_room(_num_instances(resource))
-        arn = self._names.arn(ENDPOINT, name)
+        arn = self._arns.arn(ENDPOINT, name)
         await self._resources.add(endpoints, name, resource, arn, values.get("Tags", ()))
         self._tasks.start(self._run_start(name, resource))
         return {"EndpointArn": arn}
@@ -115,7 +115,7 @@ class Endpoints:
             old.status, old.pending = "InService", ""
             raise
         self._tasks.start(self._run_update(name, old, new))
-        return {"EndpointArn": self._names.arn(ENDPOINT, name)}
+        return {"EndpointArn": self._arns.arn(ENDPOINT, name)}
 
     async def _reweigh(self, values: Values) -> Values:
         name = values["EndpointName"]
@@ -154,7 +154,7 @@ class Endpoints:
             raise
         self._deployments.set_weights(name, weights)
         self._tasks.start(self._run_resize(name, resource, counts))
-        return {"EndpointArn": self._names.arn(ENDPOINT, name)}
+        return {"EndpointArn": self._arns.arn(ENDPOINT, name)}
 
     async def _delete(self, values: Values) -> Values:
         name = values["EndpointName"]
@@ -172,12 +172,12 @@ class Endpoints:
         """Return an endpoint of a configuration and its models, as they are now. Raises RequestInvalid."""
         config = self._resources.configs.get(config_name)
         if config is None:
-            raise self._names.missing(CONFIG, config_name)
+            raise self._arns.missing(CONFIG, config_name)
         models: dict[str, dict[str, Any]] = {}
         for variant in config.values["ProductionVariants"]:
             model = self._resources.models.get(variant["ModelName"])
             if model is None:
-                raise self._names.missing(MODEL, variant["ModelName"])
+                raise self._arns.missing(MODEL, variant["ModelName"])
             models[variant["ModelName"]] = model.values
         now = time.time()
         return EndpointResource(
@@ -197,10 +197,10 @@ class Endpoints:
                 raise RequestInvalid(
                     f"Endpoint {name} is one of torchmoor's command line or configuration file: change it there."
                 )
-            raise self._names.missing(ENDPOINT, name)
+            raise self._arns.missing(ENDPOINT, name)
         if resource.status == "InService" or (or_failed and resource.status == "Failed"):
             return resource
-        arn = self._names.arn(ENDPOINT, name)
+        arn = self._arns.arn(ENDPOINT, name)
         if resource.status == "Failed":
             raise RequestInvalid(f'Cannot update failed endpoint "{arn}": delete it, and create it again.')
         raise RequestInvalid(f'Cannot update in-progress endpoint "{arn}".')
@@ -256,7 +256,7 @@ class Endpoints:
         except Exception:
             logger.exception("instances of a deleted endpoint could not be stopped endpoint=%s", name)
         await self._end_requests(name, self._resources.endpoints[name], DELETED)
-        self._resources.forget(self._resources.endpoints, name, self._names.arn(ENDPOINT, name))
+        self._resources.forget(self._resources.endpoints, name, self._arns.arn(ENDPOINT, name))
         self._targets.forget(name)
         await self._keep(None)
 

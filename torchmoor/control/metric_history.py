@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
+from torchmoor.metrics.definition import BY_VARIANT
 from torchmoor.metrics.histogram import BUCKETS
 from torchmoor.metrics.host import HOST, HostCollector
 from torchmoor.metrics.invocations import CountGroup, counted
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 MINUTE_S = 60
 MICROSECONDS = 1e6
-COUNTED = {each.name: each.field for group in CountGroup for each in counted(group)}
+COUNTED = {each.name: each.field for group in CountGroup for each in counted(group) if each.labels == BY_VARIANT}
 INVOCATIONS = "invocations"
 INSTANCES = "instances"
 PER_INSTANCE, CONCURRENT, LOADED = "InvocationsPerInstance", "ConcurrentRequestsPerModel", "LoadedModelCount"

@@ -9,8 +9,8 @@ from typing import Any
 
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.endpoints import check_endpoint_config, read_endpoint
+from torchmoor.control.arns import CONFIG, MODEL, Arns
 from torchmoor.control.listing import ListedResource, list_page
-from torchmoor.control.names import CONFIG, MODEL, Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import ConfigError, LimitExceeded, RequestInvalid
@@ -33,14 +33,14 @@ class Models:
         self,
         settings: ControlSettings,
         resources: Resources,
-        names: Names,
+        arns: Arns,
         check_container: Callable[[Mapping[str, Any]], None],
         describe_served_model: Callable[[str], Values],
         describe_served_config: Callable[[str], Values],
     ) -> None:
         self._settings = settings
         self._resources = resources
-        self._names = names
+        self._arns = arns
         self._check_container = check_container
         self._describe_served_model = describe_served_model
         self._describe_served_config = describe_served_config
@@ -61,7 +61,7 @@ class Models:
     async def _create_model(self, values: Values) -> Values:
         name, models = values["ModelName"], self._resources.models
         if name in models:
-            raise self._names.existing(MODEL, name)
+            raise self._arns.existing(MODEL, name)
         for key in _UNSERVED_OF_MODEL:
             if key in values:
                 raise RequestInvalid(f"{key} is not supported here: leave it out.")
@@ -77,7 +77,7 @@ class Models:
             "EnableNetworkIsolation": False,
             **model.values,
             "CreationTime": as_time(model.created),
-            "ModelArn": self._names.arn(MODEL, name),
+            "ModelArn": self._arns.arn(MODEL, name),
         }
 
     def _list_models(self, values: Values) -> Values:
@@ -89,7 +89,7 @@ class Models:
     async def _create_config(self, values: Values) -> Values:
         name, configs = values["EndpointConfigName"], self._resources.configs
         if name in configs:
-            raise self._names.existing(CONFIG, name)
+            raise self._arns.existing(CONFIG, name)
         try:
             check_endpoint_config(values, "CreateEndpointConfig", also_used=(START_TIMEOUT,))
             for variant in values["ProductionVariants"]:
@@ -112,7 +112,7 @@ class Models:
         return {
             **config.values,
             "CreationTime": as_time(config.created),
-            "EndpointConfigArn": self._names.arn(CONFIG, name),
+            "EndpointConfigArn": self._arns.arn(CONFIG, name),
         }
 
     def _list_configs(self, values: Values) -> Values:
@@ -124,7 +124,7 @@ class Models:
     def _find(self, kind: str, name: str) -> Resource:
         found = (self._resources.models if kind == MODEL else self._resources.configs).get(name)
         if found is None:
-            raise self._names.missing(kind, name)
+            raise self._arns.missing(kind, name)
         return found
 
     async def _create(self, kind: str, into: dict[str, Resource], name: str, values: Values) -> str:
@@ -134,14 +134,14 @@ class Models:
                 f"There are {len(into)} already, and control.max_resources allows {self._settings.max_resources}: "
                 "delete some."
             )
-        arn = self._names.arn(kind, name)
+        arn = self._arns.arn(kind, name)
         resource = Resource({key: value for key, value in values.items() if key != "Tags"}, time.time())
         await self._resources.add(into, name, resource, arn, values.get("Tags", ()))
         return arn
 
     async def _delete(self, kind: str, among: dict[str, Resource], name: str) -> Values:
         self._find(kind, name)
-        await self._resources.remove(among, name, self._names.arn(kind, name))
+        await self._resources.remove(among, name, self._arns.arn(kind, name))
         return {}
 
     def _rows(self, kind: str, among: Mapping[str, Resource], word: str) -> list[ListedResource]:
@@ -151,7 +151,7 @@ class Models:
                 each.created,
                 summary={
                     f"{word}Name": name,
-                    f"{word}Arn": self._names.arn(kind, name),
+                    f"{word}Arn": self._arns.arn(kind, name),
                     "CreationTime": as_time(each.created),
                 },
             )

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from torchmoor.config.settings import ProxySettings
+from torchmoor.control.arns import Arns
 from torchmoor.control.artifacts import Artifacts
 from torchmoor.control.autoscaling import ScalableTargets
 from torchmoor.control.cloudwatch import CloudWatch
@@ -17,7 +18,6 @@ from torchmoor.control.endpoints import Endpoints
 from torchmoor.control.logs import EndpointLogs
 from torchmoor.control.metric_history import MetricHistory
 from torchmoor.control.models import Models
-from torchmoor.control.names import Names
 from torchmoor.control.protocol import ControlPlane, Service
 from torchmoor.control.resources import Resources
 from torchmoor.control.tags import Tags
@@ -40,7 +40,7 @@ def describing_plane(settings: ProxySettings, registry: Registry, run_dir: Path 
 
     run_dir: the parent of the instances' folders, whose logs are shown.
     """
-    views = EndpointViews(registry, make_names(settings), {}, None)
+    views = EndpointViews(registry, make_arns(settings), {}, None)
     services = [Service(SAGEMAKER, views.operations(), hint=HINT)]
     if run_dir is not None:
         services.append(Service("logs", EndpointLogs(registry, run_dir).operations()))
@@ -65,7 +65,7 @@ class LaunchingPlane:
         run_dir: Path,
     ) -> None:
         """Raises ConfigError if the resources of the last run cannot be read."""
-        control, names = settings.control, make_names(settings)
+        control, arns = settings.control, make_arns(settings)
         folder = run_dir / CONTROL_FOLDER
         remove_folder(folder / MODELS)  # of an earlier run
         self._registry, self._launcher = registry, launcher
@@ -73,23 +73,23 @@ class LaunchingPlane:
         self.resources = resources = Resources(folder, control.max_resource_bytes)
         artifacts = Artifacts(control, settings.objects, model_store, reserved)
         deployments = Deployments(control, registry, launcher, artifacts, gpus, folder / MODELS)
-        targets = ScalableTargets(control, resources, names, deployments)
+        targets = ScalableTargets(control, resources, arns, deployments)
         tags = Tags(
             resources,
-            names,
+            arns,
             lambda name: name in resources.endpoints or registry.find_endpoint(name) is not None,
         )
-        self._endpoints = Endpoints(control, resources, names, registry, deployments, targets)
+        self._endpoints = Endpoints(control, resources, arns, registry, deployments, targets)
         self._deployments, self._targets = deployments, targets
-        views = EndpointViews(registry, names, resources.endpoints, deployments)
-        models = Models(control, resources, names, artifacts.check, views.describe_model, views.describe_config)
+        views = EndpointViews(registry, arns, resources.endpoints, deployments)
+        models = Models(control, resources, arns, artifacts.check, views.describe_model, views.describe_config)
         operations = {
             **views.operations(),
             **models.operations(),
             **self._endpoints.operations(),
             **tags.operations(),
         }
-        self._cloudwatch = CloudWatch(control, resources, names)
+        self._cloudwatch = CloudWatch(control, resources, arns)
         self._num_minutes = control.metric_minutes
         self.answer = ControlPlane(
             [
@@ -121,6 +121,6 @@ class LaunchingPlane:
             await autoscaler.stop()
 
 
-def make_names(settings: ProxySettings) -> Names:
-    """Return the names of resources in the account and region of the settings."""
-    return Names(settings.access.region or DEFAULT_REGION, settings.account_id)
+def make_arns(settings: ProxySettings) -> Arns:
+    """Return the ARNs of resources in the account and region of the settings."""
+    return Arns(settings.access.region or DEFAULT_REGION, settings.account_id)

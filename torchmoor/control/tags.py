@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from torchmoor.control.arns import CONFIG, ENDPOINT, MODEL, Arns
 from torchmoor.control.listing import ListedResource, list_page
-from torchmoor.control.names import CONFIG, ENDPOINT, MODEL, Names
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Resources
 from torchmoor.errors import RequestInvalid
@@ -16,9 +16,9 @@ MAX_TAGS = 50  # of a resource, as at AWS
 class Tags:
     """Tags by their resource. has_endpoint: whether there is an endpoint of that name."""
 
-    def __init__(self, resources: Resources, names: Names, has_endpoint: Callable[[str], bool]) -> None:
+    def __init__(self, resources: Resources, arns: Arns, has_endpoint: Callable[[str], bool]) -> None:
         self._resources = resources
-        self._names = names
+        self._arns = arns
         self._has_endpoint = has_endpoint
 
     def operations(self) -> dict[str, Operation]:
@@ -50,7 +50,7 @@ class Tags:
 
     def _check(self, arn: str) -> str:
         """Return the ARN of a resource that exists. Raises RequestInvalid."""
-        kind, name = self._names.parse(arn)
+        kind, name = self._arns.parse(arn)
         resources = self._resources
         is_there = {
             MODEL: name in resources.models,
@@ -58,7 +58,7 @@ class Tags:
             ENDPOINT: self._has_endpoint(name),
         }
         if not is_there[kind]:
-            raise self._names.missing(kind, name)
+            raise self._arns.missing(kind, name)
         return arn
 
 

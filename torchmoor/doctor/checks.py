@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from torchmoor.doctor import fleet, machine, services, software
+from torchmoor.doctor import clock, fleet, machine, services, software
 from torchmoor.doctor.finding import Finding, FleetPlan, problem
 
 Check = Callable[[FleetPlan], Iterator[Finding]]
@@ -25,7 +25,7 @@ CHECKS: tuple[Check, ...] = (
     fleet.check_named_instances,
     fleet.check_discovery,
     fleet.check_fleet,
-    fleet.check_fleet_clock,
+    clock.check_fleet_clock,
 )
 
 

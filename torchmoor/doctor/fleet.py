@@ -6,15 +6,11 @@ import asyncio
 import errno
 import socket
 from collections.abc import Iterator
-from http.client import HTTPException
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
-from torchmoor.clients.local import make_opener
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
-from torchmoor.doctor.services import check_clock
 from torchmoor.errors import DiscoveryError
 
 TIMEOUT_S = 3.0
@@ -79,22 +75,6 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
         yield warning("fleet", found, "look at its log")
     ready = f"{len(rows) - len(late)} of {counted(len(rows), 'instance')} ready at {plan.admin_url}"
     yield expect(len(late) < len(rows), "fleet", ready, "torchmoor instances shows their states")
-
-
-def check_fleet_clock(plan: FleetPlan) -> Iterator[Finding]:
-    """Compare the proxy's clock with this machine's, which signs the requests."""
-    for url in (f"{plan.admin_url.rstrip('/')}/healthz", f"{plan.url.rstrip('/')}/ping"):
-        try:
-            with make_opener(url).open(url, timeout=TIMEOUT_S) as answer:
-                date = answer.headers.get("Date")
-        except HTTPError as error:
-            with error:
-                date = error.headers.get("Date")
-        except (OSError, HTTPException, ValueError):
-            continue
-        if date is not None:
-            yield from check_clock(date, url)
-            return
 
 
 def check_named_instances(plan: FleetPlan) -> Iterator[Finding]:

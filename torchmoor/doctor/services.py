@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from torchmoor.config.access import AccessSettings
 from torchmoor.config.objects import ObjectSettings
-from torchmoor.doctor.finding import Finding, FleetPlan, Level, ok, problem, warning
+from torchmoor.doctor.clock import check_clock
+from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
 from torchmoor.doctor.machine import check_writable
 from torchmoor.wire.connection_errors import CERTIFICATE_REFUSED, failure_reason
 from torchmoor.wire.store_urls import (
@@ -26,7 +25,6 @@ from torchmoor.wire.store_urls import (
 
 TIMEOUT_S = 5.0
 CERTIFICATE_REMEDY = "renew the server's certificate, correct the host, or name its authority's certificate in {}"
-MAX_SKEW_S = AccessSettings().clock_skew_s  # the most by which a signature's time may differ, at AWS and in the proxy
 
 
 def check_journal(plan: FleetPlan) -> Iterator[Finding]:
@@ -133,17 +131,3 @@ def _refused_certificate(error: Exception) -> str:
     """Return why TLS refused the server's certificate; empty for other errors."""
     reason = failure_reason(error)
     return reason if reason.startswith(CERTIFICATE_REFUSED) else ""
-
-
-def check_clock(date: str | None, whose: str, now: float | None = None) -> Iterator[Finding]:
-    """Compare this clock with a server's: signatures contain the time. date: the server's HTTP date."""
-    try:
-        skew_s = (time.time() if now is None else now) - parsedate_to_datetime(date or "").timestamp()
-    except (ValueError, TypeError):
-        return
-    if abs(skew_s) <= MAX_SKEW_S / 2:
-        yield ok("clock", f"within {max(abs(skew_s), 1):.0f} s of that of {whose}")
-        return
-    found = f"this clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} that of {whose}"
-    remedy = f"signatures are refused beyond {MAX_SKEW_S:.0f} s: run chrony or systemd-timesyncd"
-    yield Finding(Level.PROBLEM if abs(skew_s) > MAX_SKEW_S else Level.WARNING, "clock", found, remedy)

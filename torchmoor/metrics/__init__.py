@@ -1,7 +1,7 @@
 """Counters and histograms of the proxy. They read no state of other packages.
 
 What is counted where:
-- definition.py says what a metric is: name, type, unit, labels and help.
+- definition.py says what a metric is (name, type, unit, labels and help), and writes its values in Prometheus' form.
 - invocations.py holds one variant's counts. proxy.dispatch counts choices and retries, proxy.api statuses and times,
   async_inference asynchronous requests, whose backlog is in backlog.py.
 - host.py reads the machine's load. admin/collectors.py reads the fleet's state and renders the metrics page.

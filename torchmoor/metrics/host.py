@@ -13,8 +13,7 @@ from types import ModuleType
 
 from prometheus_client.core import Metric
 
-from torchmoor.metrics.definition import gauge
-from torchmoor.metrics.families import MetricFamilies
+from torchmoor.metrics.definition import MetricFamilies, gauge
 
 try:
     import pynvml

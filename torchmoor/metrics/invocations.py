@@ -6,7 +6,8 @@ The hot path only adds to integers, because prometheus_client's own counters cos
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
@@ -28,12 +29,16 @@ class CountGroup(Enum):
 REQUESTS, MODELS, ASYNCHRONOUS = CountGroup
 
 
-def _row(group: CountGroup, name: str, type: MetricType, unit: str, help: str) -> dict[str, Any]:
-    return {"group": group, "metric": MetricDefinition(name, type, BY_VARIANT, unit, help)}
+def _row(group: CountGroup, name: str, type: MetricType, unit: str, help: str, *labels: str) -> dict[str, Any]:
+    return {"group": group, "metric": MetricDefinition(name, type, (*BY_VARIANT, *labels), unit, help)}
 
 
 def _counter(group: CountGroup, name: str, help: str) -> Any:
     return field(default=0, metadata=_row(group, name, COUNTER, "", help))
+
+
+def _counter_by(label: str, group: CountGroup, name: str, help: str) -> Any:
+    return field(default_factory=lambda: defaultdict(Tally), metadata=_row(group, name, COUNTER, "", help, label))
 
 
 def _histogram(group: CountGroup, name: str, help: str) -> Any:
@@ -41,7 +46,7 @@ def _histogram(group: CountGroup, name: str, help: str) -> Any:
 
 
 class Tally:
-    """A shared count."""
+    """The count of one value of a label."""
 
     __slots__ = ("count",)
 
@@ -89,6 +94,9 @@ class InvocationMetrics:
     )
     affinity_keys_ignored: int = _counter(
         REQUESTS, "AffinityKeysIgnored", "Affinity keys that were ignored because they are too long."
+    )
+    decisions: defaultdict[str, Tally] = _counter_by(
+        "reason", REQUESTS, "RoutingDecisions", "Instances chosen, by reason. A retry chooses again."
     )
     model_latency: Histogram = _histogram(
         REQUESTS, "ModelLatency", "Time from sending the request to an instance until its answer has ended."
@@ -147,11 +155,6 @@ class InvocationMetrics:
         ASYNCHRONOUS, "RequestDownloadLatency", "Time to the first byte of an input."
     )
     async_upload_latency: Histogram = _histogram(ASYNCHRONOUS, "ResponseUploadLatency", "Time to write a result.")
-    decisions: dict[str, Tally] = field(default_factory=dict)  # by the reason of the choice
-
-    def tally(self, reason: str) -> Tally:
-        """Return the count of instances chosen for this reason."""
-        return self.decisions.setdefault(reason, Tally())
 
     def observe(self, model_s: float, overhead_s: float) -> None:
         """Count a request's time at its instance and in the proxy. Inlines Histogram.observe, for speed."""
@@ -186,18 +189,24 @@ class InvocationMetrics:
         self.mid_stream_errors += 1
         self.faults += 1
 
+    def series(self, group: CountGroup) -> Iterator[tuple[str, tuple[str, ...], int | Histogram]]:
+        """Yield a group's metrics: the name, the labels and the value of each time series."""
+        labels = (self.endpoint, self.variant)
+        for each in counted(group):
+            value = getattr(self, each.field)
+            if isinstance(value, dict):
+                yield from ((each.name, (*labels, label), tally.count) for label, tally in value.items())
+            else:
+                yield each.name, labels, value
+
     def snapshot(self) -> dict[str, Any]:
         """Return all counts in a form for JSON; `add` reads it."""
-        numbers = {
-            name: [[*value.counts], value.sum] if isinstance(value, Histogram) else value
-            for name in _COUNTS
-            if not isinstance(value := getattr(self, name), dict)
-        }
-        return {**numbers, "decisions": {reason: tally.count for reason, tally in self.decisions.items()}}
+        return {name: _to_json(getattr(self, name)) for name in _COUNTS}
 
     def request_counts(self) -> dict[str, int]:
-        """Return the counts that every variant has, by their fields."""
-        return {each.field: getattr(self, each.field) for each in counted(CountGroup.REQUESTS) if each.type is COUNTER}
+        """Return the counts without a label that every variant has, by their fields."""
+        found = {each.field: getattr(self, each.field) for each in counted(REQUESTS)}
+        return {name: value for name, value in found.items() if isinstance(value, int)}
 
     def add(self, snapshot: Mapping[str, Any]) -> None:
         """Add the counts of another process."""
@@ -205,9 +214,9 @@ class InvocationMetrics:
             value = getattr(self, name)
             if isinstance(value, Histogram):
                 value.add(*given)
-            elif name == "decisions":
-                for reason, count in given.items():
-                    self.tally(reason).count += count
+            elif isinstance(value, dict):
+                for label, count in given.items():
+                    value[label].count += count
             else:
                 setattr(self, name, value + given)
 
@@ -216,6 +225,12 @@ class InvocationMetrics:
         fresh = InvocationMetrics(self.endpoint, self.variant)
         for name in _COUNTS:
             setattr(self, name, getattr(fresh, name))
+
+
+def _to_json(value: int | Histogram | dict[str, Tally]) -> Any:
+    if isinstance(value, Histogram):
+        return [[*value.counts], value.sum]
+    return {label: tally.count for label, tally in value.items()} if isinstance(value, dict) else value
 
 
 _COUNTS = tuple(each.name for each in fields(InvocationMetrics) if each.name not in ("endpoint", "variant"))

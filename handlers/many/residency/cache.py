@@ -24,8 +24,7 @@ from functools import partial
 from handlers.errors import HandlerError, ModelBroken, ModelLoading, ModelUnknown, OutOfMemory, Overloaded
 from handlers.many.model import DiskLease, LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency import eviction
-from handlers.many.residency.entries import Entries
-from handlers.many.residency.entry import RESIDENT, LoaderStep, ModelEntry, ModelState, OnDone
+from handlers.many.residency.entries import RESIDENT, Entries, LoaderStep, ModelEntry, ModelState, OnDone
 from handlers.many.residency.load_history import BrokenModel, LoadHistory
 from handlers.many.residency.memory_budget import MemoryBudget
 from handlers.many.residency.ticket import ModelTicket

@@ -7,8 +7,7 @@ of on_device.
 
 from collections.abc import Iterator
 
-from handlers.many.residency.entries import Entries
-from handlers.many.residency.entry import LEAVING, LoaderStep, ModelEntry, ModelState
+from handlers.many.residency.entries import LEAVING, Entries, LoaderStep, ModelEntry, ModelState
 from handlers.many.residency.memory_budget import MemoryBudget
 
 

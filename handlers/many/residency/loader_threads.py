@@ -17,7 +17,7 @@ from handlers.errors import HandlerError, ModelBroken, ModelUnknown, OutOfMemory
 from handlers.many.model import Loader
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.download import Downloader
-from handlers.many.residency.entry import LoaderStep, ModelEntry
+from handlers.many.residency.entries import LoaderStep, ModelEntry
 from handlers.settings.many import ManySettings
 from handlers.worker.process_memory import release_memory
 

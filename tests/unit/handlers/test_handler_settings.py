@@ -200,7 +200,8 @@ def test_entry_starts_a_worker(
 
     assert handler.handle([], context) == []
     assert handler.service.status()["instance"] == "n-1"
-    handler.metrics.stop()
+    for publisher in handler.publishers:
+        publisher.stop()
     handler.service.stop()
     assert "[METRICS]torchmoor_sessions_max." in caplog.text
 

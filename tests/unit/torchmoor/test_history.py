@@ -57,7 +57,7 @@ def test_series_tell_rates_and_what_was_true_at_the_time() -> None:
     history = VariantHistory(traffic, 0.0)
     traffic.metrics.invocations, traffic.metrics.server_errors, traffic.num_waiting = 12, 2, 3
     traffic.metrics.observe(0.02, 0.001)
-    traffic.metrics.tally("random").count = 12
+    traffic.metrics.decisions["random"].count = 12
     history.take(4.0)
     history.take(6.0)
 
@@ -78,7 +78,7 @@ def test_what_is_older_than_five_minutes_is_forgotten() -> None:
     traffic = Traffic()
     history = VariantHistory(traffic, 0.0)
     traffic.metrics.observe(0.02, 0.001)
-    traffic.metrics.tally("random").count = 1
+    traffic.metrics.decisions["random"].count = 1
     for number in range(1, NUM_SAMPLES + 1):
         history.take(number * INTERVAL_S)
 

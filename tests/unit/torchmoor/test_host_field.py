@@ -31,7 +31,7 @@ def test_an_ipv6_address_has_brackets(host: str, field: bytes) -> None:
     sent = Sent()
 
     IdOperations(cast(Subrequests, sent), "cancel", "request_ids").send(instance, b"/predictions/llava", "1")
-    choice = Choice(instance, "random", b"AllTraffic", InvocationMetrics("llava", "AllTraffic").tally("random"))
+    choice = Choice(instance, "random", b"AllTraffic", InvocationMetrics("llava", "AllTraffic").decisions["random"])
 
     assert b"\r\nhost: %b\r\n" % field in sent.data
     assert choice.request_line.endswith(b"\r\nhost: %b\r\n" % field)

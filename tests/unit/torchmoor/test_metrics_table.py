@@ -9,10 +9,10 @@ from torchmoor.metrics.invocations import InvocationMetrics
 
 
 def test_every_count_has_one_metric_of_its_type() -> None:
-    """Each field of InvocationMetrics is a row's; RoutingDecisions shows `decisions`."""
+    """Each field of InvocationMetrics is a row's, also one that is counted by a label."""
     counts = InvocationMetrics("llava", "AllTraffic")
     rows = {each.field: each.type for each in METRICS if each.field}
-    expected = {each.name for each in fields(InvocationMetrics)} - {"endpoint", "variant", "decisions"}
+    expected = {each.name for each in fields(InvocationMetrics)} - {"endpoint", "variant"}
 
     assert rows.keys() == expected
     assert all(isinstance(getattr(counts, name), Histogram) == (kind is HISTOGRAM) for name, kind in rows.items())

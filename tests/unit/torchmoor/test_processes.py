@@ -47,7 +47,7 @@ def report(
 ) -> ProcessReport:
     metrics = InvocationMetrics("chat", "AllTraffic")
     metrics.invocations = invocations
-    metrics.tally("session").count = invocations
+    metrics.decisions["session"].count = invocations
     metrics.model_latency.observe(latency_s)
     return {
         "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting, "turns": {"chat-0": waiting}}],

@@ -21,8 +21,7 @@ from torchmoor.proxy.api.members import make_note
 from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.open_inference import OpenInferenceApi
 from torchmoor.proxy.api.openai import OpenAIApi
-from torchmoor.proxy.api.openai_dialects import openai_error
-from torchmoor.proxy.api.openai_paths import is_openai
+from torchmoor.proxy.api.openai_dialects import is_openai, openai_error
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.reference.document import find_handler as find_reference

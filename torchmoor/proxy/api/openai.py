@@ -22,9 +22,17 @@ from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.api.openai_by_body import OpenAIByBody, find_model
-from torchmoor.proxy.api.openai_dialects import COMPLETIONS, DIALECTS, TASKS, TOKENS, OpenAIDialect, openai_error
+from torchmoor.proxy.api.openai_dialects import (
+    COMPLETIONS,
+    DIALECTS,
+    TASKS,
+    TOKENS,
+    OpenAIDialect,
+    is_openai,
+    openai_error,
+    split_path,
+)
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model, unknown_model
-from torchmoor.proxy.api.openai_paths import is_openai, split_path
 from torchmoor.proxy.api.openai_resources import FILES, OPENING, RESPONSES, filename_line, read_named, read_path
 from torchmoor.proxy.api.operation import Operation, placed_name, stream_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, unknown_operation

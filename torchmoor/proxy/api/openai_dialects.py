@@ -1,4 +1,7 @@
-"""The dialects of OpenAI's API: one for each path below /v1/, with the form of its answers and errors."""
+"""The paths of OpenAI's API, and its dialects: one for each path below /v1/, with the form of its answers and errors.
+
+Ids in paths are hidden from logs by dispatch/record.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from torchmoor.errors import (
 )
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.members import TARGET_MODEL
-from torchmoor.proxy.api.openai_paths import split_path
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
 from torchmoor.proxy.api.replies import json_reply, retry_after
 from torchmoor.proxy.api.stream_encoders import EventPassEncoder
@@ -29,11 +31,29 @@ from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
 from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
+_PREFIX = b"/v1/"
+_OF_ENDPOINT, _INFIX = b"/endpoints/", b"/openai/v1/"
+_UNPREFIXED = frozenset((b"/tokenize", b"/detokenize"))  # vLLM's paths; OpenAI has no such operations
 _DROPPED_FIELDS = NOT_FOR_CLIENTS | {OPENAI_REQUEST_ID, ERROR_CODE, BACKGROUND}
 _NEEDS_MODEL_LINE = f"{headers.NEEDS_MODEL}: true\r\n".encode()
 _TIMED_OUT = 504
 # To OpenAI's clients, an instance without memory is one more error to retry.
 _STATUS_SHOWN_AS = {507: 503}
+
+
+def is_openai(path: bytes) -> bool:
+    """Return whether a path is one of OpenAI's API, of an endpoint or of all."""
+    return path.startswith(_PREFIX) or path in _UNPREFIXED or (path.startswith(_OF_ENDPOINT) and _INFIX in path)
+
+
+def split_path(path: bytes) -> tuple[str | None, bytes]:
+    """Return the endpoint that a path names, if it names one, and the rest, below /v1/."""
+    if path in _UNPREFIXED:
+        return None, path[1:]
+    if path.startswith(_PREFIX):
+        return None, path[len(_PREFIX) :]
+    prefix, _, subpath = path.partition(_INFIX)
+    return prefix[len(_OF_ENDPOINT) :].decode("latin-1"), subpath
 
 
 class OpenAIDialect(ApiDialect):

@@ -137,7 +137,7 @@ class Chooser:
         key = (instance.name, reason)
         choice = self._choices.get(key)
         if choice is None or choice.instance is not instance:
-            tally = self._metrics.tally(reason)
+            tally = self._metrics.decisions[reason]
             choice = self._choices[key] = Choice(instance, reason, self.variant.name.encode(), tally)
         return choice
 

@@ -18,9 +18,8 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.record import begin_record, complete_record, record_place
 from torchmoor.proxy.http.answer import Loss
-from torchmoor.proxy.http.call import Outcome, Target
+from torchmoor.proxy.http.call import FastClient, Outcome, Target
 from torchmoor.proxy.http.exchange import Exchange
-from torchmoor.proxy.http.fast_path import FastClient
 from torchmoor.proxy.http.field_names import CLOSED_SESSION_ID, CONTINUABLE, INVOCATION_ID, NEW_SESSION_ID
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request

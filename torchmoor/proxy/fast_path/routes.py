@@ -18,7 +18,7 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
 from torchmoor.proxy.fast_path.request import FastOperation, FastRequest
 from torchmoor.proxy.http.arriving import source_of
-from torchmoor.proxy.http.fast_path import FastClient
+from torchmoor.proxy.http.call import FastClient
 from torchmoor.proxy.http.field_names import SESSION_ID
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Request
@@ -33,7 +33,7 @@ MAX_AWAITED_BYTES = 65_536  # a longer body seldom comes in one read
 
 
 class FastRoutes:
-    """The operations that have a fast path, by the path of their requests. Implements FastPath of http/fast_path.py."""
+    """The operations that have a fast path, by the path of their requests. Implements FastPath of http/call.py."""
 
     def __init__(
         self, means: HttpMeans, dispatchers: Dispatchers, api: RuntimeApi, pages: WebPageGuard, gate: Gate | None

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from websockets.server import ServerProtocol
 
-from torchmoor.proxy.http.answer import Answer, Loss
+from torchmoor.proxy.http.answer import Answer, ClientSide, Loss
 from torchmoor.proxy.http.fields import FieldNote
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 
@@ -207,6 +207,39 @@ class Continuer(Protocol):
 
     def refuse(self) -> None:
         """Note that the answer will not be continued, because too much would have to be kept."""
+        ...
+
+
+class RunningRequest(Protocol):
+    """A client's request that is forwarded and answered: an Exchange, or the fast path's in its place."""
+
+    is_answered: bool
+
+    @property
+    def is_request_complete(self) -> bool: ...
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None: ...
+    def on_client_gone(self) -> None: ...
+    def on_client_write_paused(self, is_paused: bool) -> None: ...
+    def on_target_down(self, target: Target) -> None: ...
+    def expire(self, refusal: Reply) -> None: ...
+    def fault(self, refusal: Reply) -> None: ...
+
+
+class FastClient(ClientSide, Protocol):
+    """A client's connection. exchange: the request that is running there."""
+
+    exchange: RunningRequest | None
+
+
+class FastPath(Protocol):
+    """Serves some requests in fewer steps, with the same result."""
+
+    def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
+        """Forward a whole request as the client's exchange, or change nothing and return False."""
+        ...
+
+    def may_take(self, request: Request) -> bool:
+        """Return True if it is worth waiting for one more read of the request's body."""
         ...
 
 

@@ -11,8 +11,8 @@ import logging
 from time import monotonic
 from typing import Protocol, cast
 
+from torchmoor.proxy.http.call import FastPath, RunningRequest
 from torchmoor.proxy.http.exchange import Exchange
-from torchmoor.proxy.http.fast_path import FastPath, RunningRequest
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.half_closed import HalfClosedProbe
 from torchmoor.proxy.http.message import CONTINUE, Reply, Request

@@ -19,12 +19,12 @@ from time import monotonic
 from torchmoor.proxy.http.answer import Answer, ClientSide, CollectedRefusal, Loss
 from torchmoor.proxy.http.arriving import ArrivingBody, source_of
 from torchmoor.proxy.http.call import Call, Hold, NextStep, Outcome, PassOn, ReadRefusal, Send, Target, Wait
-from torchmoor.proxy.http.delivery import Delivery
 from torchmoor.proxy.http.held_answer import HeldAnswer
 from torchmoor.proxy.http.marked_answer import MarkedAnswer
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.outgoing import SENT_ONCE, OutgoingRequest
+from torchmoor.proxy.http.request_delivery import RequestDelivery
 from torchmoor.proxy.http.spool import SpooledBody, SpoolFull
 from torchmoor.proxy.http.upstream import UpstreamConnection
 
@@ -33,7 +33,7 @@ _ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLI
 
 
 class Exchange:
-    """Joins a client's connection, a call and a delivery until the answer has ended.
+    """Joins a client's connection, a call and a request delivery until the answer has ended.
 
     A plain class without slots: attributes that most exchanges never change are not set.
     """
@@ -75,7 +75,7 @@ class Exchange:
 
     def _set_body(self, body: bytes | SpooledBody) -> None:
         self._outgoing = OutgoingRequest(self._means.budget, body)
-        self._delivery = Delivery(self.client, self._means.connector, self._outgoing)
+        self._delivery = RequestDelivery(self.client, self._means.connector, self._outgoing)
 
     @property
     def is_request_complete(self) -> bool:
@@ -150,7 +150,7 @@ class Exchange:
             head = sending.forwarding.request_head(self._framing_line, time_left_s)
         else:
             head, body = self._marked.request(time_left_s)
-            self._delivery = Delivery(self.client, self._means.connector, OutgoingRequest(SENT_ONCE, body))
+            self._delivery = RequestDelivery(self.client, self._means.connector, OutgoingRequest(SENT_ONCE, body))
         self._delivery.send(self, sending.target, head, fresh=fresh or self._marked is not None)
 
     @property

@@ -6,9 +6,8 @@ import asyncio
 import ssl
 from functools import partial
 
-from torchmoor.proxy.http.call import Application
+from torchmoor.proxy.http.call import Application, FastPath
 from torchmoor.proxy.http.client_connection import MAX_LINGERING_REFUSED, ClientConnection
-from torchmoor.proxy.http.fast_path import FastPath
 from torchmoor.proxy.http.handshakes import Handshakes
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.reader import RequestCaches

@@ -110,7 +110,7 @@ class UpstreamConnection(asyncio.Protocol):
         """True while a body is sent from its file."""
         return self._sender is not None
 
-    # Called by a delivery or subrequest
+    # Called by a request delivery or a subrequest
 
     def send(self, data: bytes, file: SpooledBody | None) -> None:
         """Write a request. file: has its body, if that is not in data; it may have to wait for others."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from torchmoor.config.autoscaling import DIMENSION, NAMESPACE
+from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE
 from torchmoor.config.control import ControlSettings
+from torchmoor.control.arns import Arns
 from torchmoor.control.autoscaling import ScalableTargets
-from torchmoor.control.names import Names
 from torchmoor.control.resources import EndpointResource, Resource, Resources
 from torchmoor.errors import RequestInvalid
 
@@ -68,7 +68,7 @@ def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: 
             config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
             resources.endpoints[name] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
         unused: Any = deployments
-        targets = ScalableTargets(ControlSettings(), resources, Names("us-east-1", "123456789012"), unused)
+        targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
         call: Any = targets.operations()["RegisterScalableTarget"]
         first = asyncio.create_task(call(register("first")))
         await deployments.is_scaling.wait()
@@ -98,7 +98,7 @@ def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_path: Pat
         resource = register("e")["ResourceId"]
         resources.targets[resource] = Resource(register("e"), 0.0)
         unused: Any = ScaledDeployments()
-        targets = ScalableTargets(ControlSettings(), resources, Names("us-east-1", "123456789012"), unused)
+        targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
         call: Any = targets.operations()["DeregisterScalableTarget"]
         await call({"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource})
         return Resources(tmp_path, 1 << 20).endpoints["e"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from torchmoor.config.control import ControlSettings
+from torchmoor.control.arns import Arns
 from torchmoor.control.cloudwatch import CloudWatch
-from torchmoor.control.names import Names
 from torchmoor.control.resources import Resources
 from torchmoor.errors import RequestInvalid
 
@@ -38,7 +38,7 @@ ALARM = {
 def test_an_alarm_that_cannot_be_evaluated_is_refused(tmp_path: Path, name: str, value: Any, reason: str) -> None:
     """botocore's model requires none of these, and has no limit."""
     resources = Resources(tmp_path, 1 << 20)
-    operations: Any = CloudWatch(ControlSettings(), resources, Names("us-east-1", "123456789012")).operations()
+    operations: Any = CloudWatch(ControlSettings(), resources, Arns("us-east-1", "123456789012")).operations()
     alarm = {key: each for key, each in {**ALARM, name: value}.items() if each is not None}
 
     with pytest.raises(RequestInvalid, match=reason):

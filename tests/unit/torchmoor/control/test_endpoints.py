@@ -11,8 +11,8 @@ import pytest
 from tests.unit.torchmoor.async_inference.rig import until
 from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.control import ControlSettings
+from torchmoor.control.arns import Arns
 from torchmoor.control.endpoints import DELETED, NOT_ASYNC, Endpoints, retain_properties
-from torchmoor.control.names import Names
 from torchmoor.control.resources import EndpointResource, Resource, Resources
 from torchmoor.errors import RequestInvalid
 from torchmoor.proxy.instances.registry import Registry
@@ -117,7 +117,7 @@ def make_endpoints(folder: Path) -> tuple[Endpoints, Resources, AsyncQueueOfTest
     endpoints = Endpoints(
         ControlSettings(removal_timeout_s=TIMEOUT_S),
         resources,
-        Names("us-east-1", "000000000000"),
+        Arns("us-east-1", "000000000000"),
         Registry(()),
         unused,
         unused,

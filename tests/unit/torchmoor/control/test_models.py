@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from torchmoor.config.control import ControlSettings
+from torchmoor.control.arns import Arns
 from torchmoor.control.models import Models
-from torchmoor.control.names import Names
 from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import RequestInvalid
 
@@ -23,11 +23,11 @@ def variant(name: str, model: str = "one", **values: Any) -> dict[str, Any]:
 
 def make_models(resources: Resources) -> Models:
     """Return the operations; endpoints that no client created have a model and a configuration of each name."""
-    names = Names("us-east-1", "000000000000")
+    arns = Arns("us-east-1", "000000000000")
     return Models(
         ControlSettings(),
         resources,
-        names,
+        arns,
         lambda container: None,
         lambda model: {"ModelName": model},
         lambda config: {"EndpointConfigName": config},

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,8 +9,7 @@ import pytest
 from tests.servers import BUCKET, RedisServer, S3Server, run_silent_server
 from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.doctor.finding import Finding, Level
-from torchmoor.doctor.fleet import check_fleet_clock
-from torchmoor.doctor.services import check_clock, check_journal
+from torchmoor.doctor.services import check_journal
 
 # boto3's client is closed, but what it left to urllib3 is noticed when it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -118,51 +114,3 @@ def test_a_folder_is_written_to(make_plan: MakePlan, tmp_path: Path) -> None:
 def test_a_journal_that_is_none_is_told(make_plan: MakePlan, url: str, level: Level) -> None:
     """Off is allowed; a slip is not."""
     assert [finding.level for finding in examine(make_plan, url)] == [level]
-
-
-class AnotherTime(BaseHTTPRequestHandler):
-    """A proxy whose clock, or ours, is wrong."""
-
-    def do_GET(self) -> None:
-        self.send_response(503)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return "Sat, 01 Jan 2000 00:00:00 GMT"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def past_url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), AnotherTime) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_wrong_clock_is_a_problem(make_plan: MakePlan, past_url: str) -> None:
-    """Every signature would be refused; any answer shows the clock, an error too."""
-    [finding] = check_fleet_clock(make_plan(url=past_url))
-
-    assert finding.level is Level.PROBLEM
-    assert "ahead of" in finding.found
-
-
-@pytest.mark.parametrize(
-    ("seconds", "level"), [(20, Level.OK), (-200, Level.WARNING), (299, Level.WARNING), (-301, Level.PROBLEM)]
-)
-def test_a_clock_is_judged_by_what_signatures_allow(seconds: int, level: Level) -> None:
-    """Five minutes to either side."""
-    [finding] = check_clock("Thu, 01 Jan 1970 01:00:00 GMT", "S3", now=3600 + seconds)
-
-    assert finding.level is level
-
-
-def test_no_date_is_no_finding() -> None:
-    """Nor is one that cannot be read."""
-    assert [*check_clock(None, "S3"), *check_clock("yesterday", "S3")] == []

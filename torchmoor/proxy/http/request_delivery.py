@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 STALE_WINDOW_S = 0.25
 
 
-class Delivery:
+class RequestDelivery:
     """Writes a request to the target that was chosen last, whose answer goes to the receiver.
 
     It has no reference to the receiver, which owns it: that cycle would be freed by the garbage collector only.
@@ -157,7 +157,7 @@ class Delivery:
                 upstream.resume_reading()
 
     def __repr__(self) -> str:
-        return f"<Delivery to {self._target!r}>"
+        return f"<RequestDelivery to {self._target!r}>"
 
 
 def _loss_of(error: OSError) -> Loss:

@@ -1,4 +1,4 @@
-"""Names of resources: their ARNs, and the service's errors about a resource that is missing or exists already."""
+"""The ARNs of resources, and the service's errors about a resource that is missing or exists already."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENDPOINT = "endpoint"
 _WORDS = {MODEL: "model", CONFIG: "endpoint configuration", ENDPOINT: "endpoint"}
 
 
-class Names:
+class Arns:
     """The ARNs of an account in a region."""
 
     def __init__(self, region: str, account_id: str) -> None:
