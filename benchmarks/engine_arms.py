@@ -25,7 +25,7 @@ from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, SamplingParams, TokenEvent
 from handlers.errors import TurnTimedOut
 from handlers.models.loader import load_model
-from handlers.settings.handler import EngineSettings
+from handlers.settings.engine import EngineSettings
 
 CPU = torch.device("cpu")
 KV_BYTES = 1 << 30  # the default of a worker on a CPU

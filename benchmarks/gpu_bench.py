@@ -16,7 +16,7 @@ from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams, TokenEvent
 from handlers.models.llava import LlavaModel
-from handlers.settings.handler import EngineSettings
+from handlers.settings.engine import EngineSettings
 
 ROWS = (1, 8, 64)
 FOREVER = float("inf")

@@ -25,7 +25,7 @@ from benchmarks.report import median, parse_options, print_report
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.store import content_key
 from handlers.models.processor import scaled_side
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 
 SIDE = 336
 PHOTOS = {  # by name: format, mode and size

@@ -24,7 +24,10 @@ from typing import Any
 import psutil
 
 from handlers.engine.vllm.start import make_arguments, open_vllm, prepare_environment, read_prompts
-from handlers.settings.handler import ChatSessionSettings, EngineSettings, HandlerSettings, ModelSettings
+from handlers.settings.engine import EngineSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.model import ModelSettings
+from handlers.settings.session import ChatSessionSettings
 from handlers.settings.vllm import VllmSettings
 
 ANSWERS = os.dup(1)  # vLLM talks on standard output

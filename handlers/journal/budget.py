@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from handlers.journal.journal import REMOVED_WITHIN_S, JournalFull, OwnerFull, endpoint_of, has_name
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 
 NEVER = 1 << 40  # expiry of bytes that count until they are deleted or the next measurement
 

@@ -37,7 +37,7 @@ from handlers.journal.journal import (
     make_listed,
 )
 from handlers.journal.stored_journal import StoredJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 
 CLAIMS = "claims"
 MAX_SWEPT = 10_000  # limit of folders and claims that one sweep deletes

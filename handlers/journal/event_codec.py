@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge, check_size
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import find_key
 

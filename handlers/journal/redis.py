@@ -39,7 +39,7 @@ from handlers.journal.journal import (
 from handlers.journal.redis_images import RedisSharedImages
 from handlers.journal.redis_scripts import RedisScripts
 from handlers.journal.stored_journal import StoredJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 
 SESSION_BYTES = 600  # that a server needs for a session besides its events and images
 # KEYS: events, closed, account. ARGV: number, event, expiry, owner.

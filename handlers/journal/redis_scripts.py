@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from torchmoor.wire.connection_errors import failure_reason
 from torchmoor.wire.store_urls import RedisAddress
 

@@ -42,7 +42,7 @@ from handlers.journal.journal import (
 from handlers.journal.s3_images import S3SharedImages
 from handlers.journal.s3_objects import S3Objects
 from handlers.journal.stored_journal import StoredJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 
 CLOSED, KV = "closed", "kv"
 _LAST = 0xFFFFFFFF  # the last expiry that an id can have: a list's keys count down from it

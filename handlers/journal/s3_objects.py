@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from handlers.journal.event import check_size
 from handlers.s3 import S3Error, list_objects, make_client, translated
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 
 PARALLEL = 8  # requests of one operation at once, and of all operations together that make several
 PAGE = 1000  # keys of a listing, and the most that S3 deletes at once

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from handlers.journal.budget import Budget
 from handlers.journal.event_codec import EventCodec
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 
 
 class StoredJournal:

@@ -8,7 +8,7 @@ from handlers.errors import SettingsError
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.journal import NO_KEYS, Journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from torchmoor.wire.store_urls import DIRECTORY_SCHEME, JOURNAL_URLS, REDIS_SCHEMES, S3_SCHEME, read_redis_address
 
 FORMS = f"off, {JOURNAL_URLS}"

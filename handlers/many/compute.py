@@ -17,7 +17,7 @@ import torch
 
 from handlers.engine.builtin.engine import is_device_lost
 from handlers.errors import HandlerError, InternalError, OutOfMemory, Overloaded
-from handlers.settings.many import TaskSettings
+from handlers.settings.tasks import TaskSettings
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from handlers.errors import InvalidRequest
 from handlers.requests.incoming import JSON_TYPES, Incoming, missing_body, refuse_other_media
 from handlers.requests.json_values import begins_as_json, load_json
-from handlers.settings.many import TaskSettings
+from handlers.settings.tasks import TaskSettings
 
 MAX_NAME = 40
 NUMBER_BYTES = 20.0  # of a float in JSON; the mean is 22

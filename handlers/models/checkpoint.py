@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.errors import SettingsError
-from handlers.settings.handler import ModelSettings
+from handlers.settings.model import ModelSettings
 from torchmoor.wire.checkpoint_places import HUB, HUB_FORM, S3, split_hub_place
 from torchmoor.wire.progress import MARK, download_line, reporting
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from handlers.errors import SettingsError
-from handlers.settings.handler import ModelSettings
+from handlers.settings.model import ModelSettings
 
 # The files that are parsed, by the setting that bounds them.
 PARSED = {

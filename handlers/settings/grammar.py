@@ -1,4 +1,4 @@
-"""The settings of answers that follow a schema or another grammar."""
+"""Settings of answers that follow a schema or another grammar: `handler.grammar`."""
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""The settings of a worker of many models: their source and memory, and what it does with requests."""
+"""Settings of many models in one worker: `handler.many`."""
 
 from typing import Annotated, Literal, Self
 
@@ -76,47 +76,3 @@ class ManySettings(HandlerGroup, title="many"):
                     "url_roots", f"must be absolute paths, with commas between them in the environment, not {root!r}"
                 )
         return self
-
-
-class AdapterSettings(HandlerGroup, title="adapters"):
-    """LoRA adapters of a chat model (docs/adapters.md). How they are found, read and kept is in the group many."""
-
-    source: str = Field(
-        "",
-        description="Where PEFT's folders are: a directory, absolute or relative to the archive, file:// or "
-        's3://bucket/prefix; "": the model has no adapters.',
-    )
-    max_bytes: Count = Field(
-        GIB, description="Device memory for adapters; the least recently used adapter is evicted first."
-    )
-    max_rank: Count = Field(64, description="Largest rank of an adapter's matrices.")
-
-
-class TaskSettings(HandlerGroup, title="tasks"):
-    """What the models of many.mar do with requests: classify, embed, answer, generate (docs/many-models.md)."""
-
-    num_threads: Count = Field(1, description="Threads that compute batches, for all models together.")
-    threads_per_batch: Count = Field(1, description="Threads of torch for one batch on a CPU.")
-    prepare_threads: Count = Field(2, description="Threads that read and tokenize requests.")
-    max_rows: Count = Field(32, description="Inputs in one batch.")
-    max_tokens: Count = Field(16_384, description="Tokens in one batch, padding included.")
-    max_inputs: Count = Field(256, description="Inputs in one request, unless `max_texts` applies.")
-    max_texts: Count = Field(
-        2048,
-        description="Texts in one request for embeddings, rerank or text classification, whose results are small; "
-        "2048 is OpenAI's limit.",
-    )
-    max_chars: Count = Field(500_000, description="Characters of one input, checked before it is tokenized.")
-    max_request_chars: Count = Field(
-        2_000_000,
-        description="Characters of all inputs of a request, which take a second per megabyte to tokenize; a rerank's "
-        "query counts once per document.",
-    )
-    max_json_values: Count = Field(
-        4_000_000, description="JSON values in a body, such as a tensor's numbers, counted before it is parsed."
-    )
-    max_waiting: Count = Field(4096, description="Inputs that may wait for one model.")
-    max_shared: Count = Field(
-        64, description="Templates, tokenizers and image processors that are cached for other models."
-    )
-    kv_tokens: Count = Field(8192, description="Positions in the KV cache of each model that generates text.")

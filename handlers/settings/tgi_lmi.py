@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from handlers.errors import SettingsError
-from handlers.settings.handler import ENV_PREFIX, PumpSettings
+from handlers.settings.handler import ENV_PREFIX
+from handlers.settings.pump import PumpSettings
 
 logger = logging.getLogger(__name__)
 

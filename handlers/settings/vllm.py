@@ -1,4 +1,4 @@
-"""The settings of the engine vllm."""
+"""Settings of vLLM's engine: `handler.vllm`."""
 
 import json
 from typing import Annotated, Any

@@ -26,7 +26,7 @@ from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloa
 from handlers.requests.continuation import read_continuation
 from handlers.requests.incoming import Incoming, check_accept
 from handlers.requests.reply import PendingReply, ReplyPieces, WholeReply
-from handlers.settings.handler import PumpSettings
+from handlers.settings.pump import PumpSettings
 from handlers.worker.counters import Counters
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations

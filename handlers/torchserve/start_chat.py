@@ -16,7 +16,8 @@ from handlers.many.adapters import open_adapters
 from handlers.many.metrics import ADAPTER_METRICS
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.declared_size import check_files
-from handlers.settings.handler import PumpSettings, load_settings
+from handlers.settings.handler import load_settings
+from handlers.settings.pump import PumpSettings
 from handlers.settings.tgi_lmi import SAGEMAKER_MODEL, understand
 from handlers.torchserve.pump import Pump
 from handlers.worker.counters import Metric

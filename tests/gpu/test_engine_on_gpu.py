@@ -20,7 +20,7 @@ from handlers.engine.builtin.start import choose_kv_bytes
 from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams, TokenEvent
 from handlers.errors import OutOfMemory
 from handlers.models.loader import load_model
-from handlers.settings.handler import ChatSessionSettings
+from handlers.settings.session import ChatSessionSettings
 from handlers.worker.device import choose_device
 from scripts.make_adapters import make_adapters
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from handlers.journal.event import Event
 from handlers.journal.journal import ANYONE
 from handlers.journal.url import open_journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.kubernetes.manifests import Overlay, copy_with_secrets, read_secret
 from tests.servers import find_valkey, free_ports, wait_for_server
 from tests.tools import require

@@ -9,7 +9,10 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.engine.open_engine import open_engine
-from handlers.settings.handler import ChatSessionSettings, EngineSettings, HandlerSettings, ModelSettings
+from handlers.settings.engine import EngineSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.model import ModelSettings
+from handlers.settings.session import ChatSessionSettings
 from handlers.settings.vllm import VllmSettings
 from tests.unit.handlers.engine_contract import Contender, draw
 from tests.vllm.rename_weights import copy_renamed

@@ -21,7 +21,7 @@ from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.parameters import Parameters, check_parameter
 from handlers.errors import InvalidRequest
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 
 DEFAULT_TOKENS = 16  # OpenAI's
 KIND = "text_completion"

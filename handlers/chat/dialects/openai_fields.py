@@ -11,7 +11,7 @@ from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.parameters import OPENAI_NAMES, check_parameter
 from handlers.errors import HandlerError, InvalidRequest
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256

@@ -36,7 +36,7 @@ from handlers.chat.identity import identify
 from handlers.chat.items import NOTHING, References, Referred, check_results, find_references, parse_input
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 from torchmoor.wire import background
 from torchmoor.wire import headers as wire
 

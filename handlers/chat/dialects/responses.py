@@ -29,7 +29,7 @@ from handlers.chat.template_variables import FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire.response_ids import Place, read_conversation_id, read_response_id
 

@@ -14,7 +14,7 @@ from handlers.chat.template_variables import FIELD, read_template_variables
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire.headers import NEW_SESSION
 from torchmoor.wire.marked_text import ERROR_MARK

@@ -17,7 +17,7 @@ from handlers.chat.dialects.turns import join_session
 from handlers.errors import EulaNotAccepted, InvalidRequest
 from handlers.requests.incoming import JSON_TYPES, Incoming, missing_body, refuse_other_media
 from handlers.requests.json_values import begins_as_json, load_json
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 from torchmoor.wire import headers as wire
 
 # Parsers by the field that identifies a dialect's body. Such a body does not name a session, but the session header

@@ -13,7 +13,7 @@ from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.parameters import Parameters, check_fields, parse_parameters
 from handlers.errors import BadImage, BadInput, HandlerError, InvalidRequest, NoRoom
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 
 _FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds the model's name
 

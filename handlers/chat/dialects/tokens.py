@@ -8,7 +8,7 @@ from handlers.chat.dialects.chat_completions import parse_chat_completion
 from handlers.chat.dialects.completions import parse_completion
 from handlers.errors import InvalidRequest
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 
 MAX_TOKENS = 1 << 17  # of a request
 

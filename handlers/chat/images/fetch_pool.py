@@ -17,7 +17,7 @@ from handlers.chat.messages import ImageReference
 from handlers.errors import InternalError
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 from handlers.worker.fair_threads import FairThreads
 
 TIME_SHARE = 2 / 3  # fraction of a request's time for its downloads; the rest is for its answer

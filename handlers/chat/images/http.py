@@ -21,7 +21,7 @@ from urllib3.exceptions import HTTPError
 from handlers.chat.images.addresses import HTTP
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, Overloaded
 from handlers.requests.reply import PendingReply
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 from torchmoor.wire.connection_errors import failure_reason
 from torchmoor.wire.public_addresses import destination, is_public
 

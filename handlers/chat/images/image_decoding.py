@@ -10,7 +10,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.errors import HandlerError, ImageTooLarge, NotAnImage, OutOfMemory
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 

@@ -23,7 +23,7 @@ from handlers.chat.messages import ImageReference, KeptImage
 from handlers.errors import ImageTooLarge, ImageUrlForbidden, NotAnImage
 from handlers.requests.incoming import refuse_other_media
 from handlers.requests.reply import PendingReply
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 
 if TYPE_CHECKING:
     from handlers.chat.images.s3 import S3Images

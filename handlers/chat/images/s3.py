@@ -16,7 +16,7 @@ from handlers.chat.images.image_decoding import scale_down
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, OutOfDisk
 from handlers.requests.reply import PendingReply
 from handlers.s3 import S3Error, make_client, read_object, translated
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 
 WAIT_S = 0.2  # between two checks whether a waiting request is cancelled
 

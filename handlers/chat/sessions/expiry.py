@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from handlers.chat.sessions.session import Session
 from handlers.errors import SessionExpired, SessionGone, SessionLost, SessionUnknown
 from handlers.journal.journal import EXPIRED_KEPT_S
-from handlers.settings.handler import ChatSessionSettings
+from handlers.settings.session import ChatSessionSettings
 from torchmoor.wire.session_ids import SessionId
 
 logger = logging.getLogger(__name__)

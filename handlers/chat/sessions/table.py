@@ -19,7 +19,7 @@ from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.contract import KvPool
 from handlers.errors import Overloaded, SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
 from handlers.requests.incoming import Caller
-from handlers.settings.handler import ChatSessionSettings
+from handlers.settings.session import ChatSessionSettings
 from handlers.worker.counters import Counters
 from torchmoor.wire.session_ids import SessionId
 

@@ -6,7 +6,8 @@ from handlers.chat.parameters import Parameters
 from handlers.engine.contract import KvPool
 from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.models.prompt_format import PromptFormat
-from handlers.settings.handler import ChatSessionSettings, EngineSettings
+from handlers.settings.engine import EngineSettings
+from handlers.settings.session import ChatSessionSettings
 
 
 @dataclass(frozen=True, slots=True)

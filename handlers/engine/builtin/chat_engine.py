@@ -27,8 +27,8 @@ from handlers.errors import OutOfMemory
 from handlers.models.lora import LoraAdapter
 from handlers.models.memory import is_out_of_memory
 from handlers.models.text import TextModel
+from handlers.settings.engine import EngineSettings
 from handlers.settings.grammar import GrammarSettings
-from handlers.settings.handler import EngineSettings
 from handlers.worker.counters import Counters
 from handlers.worker.device import exit_worker
 

@@ -5,7 +5,7 @@ because they differ between a laptop and a GPU by a factor of a thousand. On a G
 tokens also take a time of their own, which a token's mean cost includes: the more tokens, the less each costs.
 """
 
-from handlers.settings.handler import EngineSettings
+from handlers.settings.engine import EngineSettings
 
 WEIGHT = 0.2  # of the newest measurement in the running mean
 MIN_CHUNK = 8  # prompt tokens; with fewer, long prompts would take forever

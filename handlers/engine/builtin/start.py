@@ -9,7 +9,8 @@ from handlers.engine.builtin.runner import cache_shape
 from handlers.errors import InternalError, OutOfMemory, SettingsError
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
-from handlers.settings.handler import ChatSessionSettings, HandlerSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.session import ChatSessionSettings
 from handlers.worker.device import choose_device
 
 DEFAULT_CPU_KV_BYTES = 1 << 30

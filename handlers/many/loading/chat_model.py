@@ -22,7 +22,8 @@ from handlers.models.tokenizer import load_tokenizer
 from handlers.models.transformers_check import TransformersCheck
 from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply
-from handlers.settings.handler import HandlerSettings, JournalSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.journal import JournalSettings
 
 
 class ChatModel(PlacedModel):

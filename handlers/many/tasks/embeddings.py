@@ -15,7 +15,7 @@ from handlers.many.request import NUMBER_BYTES, TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens
 from handlers.requests.reply import PendingReply
-from handlers.settings.many import TaskSettings
+from handlers.settings.tasks import TaskSettings
 
 MODULES = "modules.json"
 # Pooling modes by their keys in sentence-transformers, in the order in which it joins several.

@@ -14,7 +14,7 @@ from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, TaskWork
 from handlers.models.processor import scaled_side
 from handlers.requests.reply import PendingReply
-from handlers.settings.many import TaskSettings
+from handlers.settings.tasks import TaskSettings
 
 DEFAULT_TOP_K = 5
 PIXELS_PER_TOKEN = 256  # a patch of 16 by 16 counts as one token of a batch

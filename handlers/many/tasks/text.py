@@ -15,7 +15,7 @@ from handlers.many.compute import TaskRow
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Input, TaskWork
 from handlers.models.tokenizer import check_known
-from handlers.settings.many import TaskSettings
+from handlers.settings.tasks import TaskSettings
 
 UNLIMITED = 1_000_000  # tokenizers without a limit report a much larger number
 # From one encoding and its output to one result.

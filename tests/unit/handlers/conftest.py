@@ -27,16 +27,15 @@ from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
 from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply, ReplyPieces, WholeReply
-from handlers.settings.handler import (
-    ChatSessionSettings,
-    EngineSettings,
-    HandlerSettings,
-    IntakeSettings,
-    JournalSettings,
-    PumpSettings,
-    RequestSettings,
-)
-from handlers.settings.many import AdapterSettings, ManySettings
+from handlers.settings.adapters import AdapterSettings
+from handlers.settings.engine import EngineSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.intake import IntakeSettings
+from handlers.settings.journal import JournalSettings
+from handlers.settings.many import ManySettings
+from handlers.settings.pump import PumpSettings
+from handlers.settings.request import RequestSettings
+from handlers.settings.session import ChatSessionSettings
 from tests.unit.handlers.journal_stores import store as store
 from tests.unit.handlers.tiny_checkpoints import copy_with_two_layers
 from tests.waiting import wait_until

@@ -14,7 +14,7 @@ import pytest
 from handlers.journal.event import Event
 from handlers.journal.journal import Journal
 from handlers.journal.url import open_journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET, RedisServer, S3Server
 
 TOMBSTONE_S = 3600

@@ -24,8 +24,10 @@ from handlers.engine.contract import Adapter, AnswerRequest, ChatEngine, KvCache
 from handlers.engine.open_engine import open_engine
 from handlers.errors import ModelBroken, SettingsError
 from handlers.models.loader import load_model
-from handlers.settings.handler import ChatSessionSettings, HandlerSettings, ModelSettings
-from handlers.settings.many import AdapterSettings
+from handlers.settings.adapters import AdapterSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.model import ModelSettings
+from handlers.settings.session import ChatSessionSettings
 from scripts.make_adapters import make_adapters, read_layers, write_adapter
 from tests.unit.handlers.conftest import DEMO
 from tests.unit.handlers.merged import add_adapter, generate_greedily

@@ -8,7 +8,7 @@ import pytest
 
 from handlers.chat.turns.turn import Turn
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import Hold, data_url
 from torchmoor.wire import background, operations
 from torchmoor.wire import headers as wire

@@ -9,7 +9,7 @@ from PIL import Image
 
 from handlers.journal.event import Event
 from handlers.journal.journal import ANYONE, JournalFull, OwnerFull, owner_key
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE, Store, new_id, turn
 from tests.unit.handlers.test_chat_service import data_url
 

@@ -16,7 +16,7 @@ from handlers.journal.url import open_journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from scripts.make_adapters import make_adapters
 from tests.servers import BUCKET, S3Server
 from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, Reference, ServiceFactory

@@ -32,7 +32,7 @@ from handlers.errors import (
     UnsupportedMedia,
 )
 from handlers.requests.reply import PendingReply
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 from tests.tools import require
 
 LOCAL = ("127.0.0.1", "::1")

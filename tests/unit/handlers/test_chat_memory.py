@@ -14,7 +14,7 @@ from PIL import Image
 from handlers.chat.images.loader import ImageLoader
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import (
     NUM,
     SHORT,

@@ -28,7 +28,7 @@ from handlers.errors import (
     SessionUnknown,
 )
 from handlers.requests.incoming import Caller
-from handlers.settings.handler import ChatSessionSettings
+from handlers.settings.session import ChatSessionSettings
 from handlers.worker.counters import Counters
 from torchmoor.wire.session_ids import SessionId
 

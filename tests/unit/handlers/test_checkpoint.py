@@ -19,7 +19,7 @@ from handlers.models import memory
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.memory import check_fits, free_bytes, weight_bytes
-from handlers.settings.handler import ModelSettings
+from handlers.settings.model import ModelSettings
 from tests.servers import S3Server, run_s3
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 

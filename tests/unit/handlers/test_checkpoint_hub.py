@@ -22,7 +22,7 @@ import logging, os, sys
 from pathlib import Path
 from handlers.errors import SettingsError
 from handlers.models.checkpoint import find_checkpoint
-from handlers.settings.handler import ModelSettings
+from handlers.settings.model import ModelSettings
 logging.basicConfig(level="INFO", stream=sys.stderr, format="%(message)s")
 try:
     settings = ModelSettings(path="hf://" + sys.argv[1], max_download_bytes=int(sys.argv[2]))

@@ -8,7 +8,7 @@ from handlers.chat.dialects.completions import CompletionForm
 from handlers.chat.dialects.table import parse
 from handlers.errors import InvalidRequest
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 
 NOW = 1_800_000_000.0
 HEADERS = {"x-torchmoor-endpoint": "llm", "x-torchmoor-request-id": "r1"}

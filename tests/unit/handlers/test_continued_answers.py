@@ -15,7 +15,7 @@ from handlers.journal.directory import DirectoryJournal
 from handlers.models.llava import LlavaModel
 from handlers.requests.continuation import read_continuation
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, ServiceFactory
 from torchmoor.wire import headers as wire
 from torchmoor.wire.continuation import ContinuationRequest, MarkedPiece, MarkedPieceReader, PieceKind, join_request

@@ -19,7 +19,7 @@ from handlers.many.model import LoadProgress
 from handlers.models.declared_size import BuildLimit, check_buffers, check_config, check_files
 from handlers.models.loader import load_model
 from handlers.models.skeleton import build_skeleton
-from handlers.settings.handler import ModelSettings
+from handlers.settings.model import ModelSettings
 
 MB = 1_000_000
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48}

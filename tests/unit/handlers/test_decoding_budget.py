@@ -18,7 +18,7 @@ from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.store import ImageStore
 from handlers.errors import ClientGone, ImageTooLarge, NotAnImage, OutOfMemory
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 from handlers.worker.counters import Counters
 from tests.unit.handlers.conftest import FakeClock
 from tests.waiting import wait_until
@@ -193,7 +193,7 @@ from pathlib import Path
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.store import content_key
 from handlers.worker.process_memory import bound_freed_memory
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 
 def memory(field):
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field)]

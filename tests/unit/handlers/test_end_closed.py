@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import data_url, holds_nothing
 
 SHORT = {"parameters": {"max_new_tokens": 12}}

@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
 
 from handlers.engine.open_engine import open_engine
-from handlers.settings.handler import ChatSessionSettings, HandlerSettings
-from handlers.settings.many import AdapterSettings
+from handlers.settings.adapters import AdapterSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.session import ChatSessionSettings
 from tests.unit.handlers.engine_contract import Contender, EngineContract
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 

@@ -30,7 +30,7 @@ from handlers.engine.builtin.sampler import Sampler, choose_tokens
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, SamplingParams
-from handlers.settings.handler import EngineSettings
+from handlers.settings.engine import EngineSettings
 
 SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_size=4, dtype=torch.float16, device=torch.device("cpu"))
 TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "models" / "tiny-llava", local_files_only=True)

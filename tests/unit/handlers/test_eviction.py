@@ -11,7 +11,7 @@ import pytest
 from handlers.journal.journal import Journal
 from handlers.journal.url import open_journal
 from handlers.requests.incoming import Caller
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET
 from tests.unit.handlers.test_chat_service import data_url
 

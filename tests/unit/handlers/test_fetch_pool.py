@@ -14,7 +14,7 @@ from handlers.chat.images.loader import ImageLoader
 from handlers.errors import ImageUnreachable, InternalError, Overloaded
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 from tests.unit.handlers.conftest import FakeClock
 from tests.unit.handlers.test_chat_intake import PNG, WebServer, answer
 from tests.waiting import wait_until

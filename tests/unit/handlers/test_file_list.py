@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, FakeClock, ServiceFactory
 from tests.unit.handlers.test_resource_bounds import png
 from torchmoor.wire import headers as wire

@@ -15,7 +15,7 @@ from handlers.chat.messages import ImagePart, Message, TextPart, images_of, spli
 from handlers.chat.parameters import Parameters
 from handlers.errors import ContextTooLong, HandlerError, InvalidRequest
 from handlers.requests.incoming import Caller, Incoming
-from handlers.settings.handler import RequestSettings
+from handlers.settings.request import RequestSettings
 
 URL = "https://example.com/a.png"
 DATA = "data:image/png;base64,aGk="

@@ -17,7 +17,7 @@ from handlers.journal.event_codec import EventCodec
 from handlers.journal.failures import EventsMissing
 from handlers.journal.journal import ANYONE, NO_KEYS, expiry, owner_key
 from handlers.requests.incoming import Caller
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE
 from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
 from tests.waiting import wait_until

@@ -9,7 +9,7 @@ import pytest
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
 from handlers.journal.journal import ANYONE, JournalFull
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE
 
 SHORT = {"parameters": {"max_new_tokens": 12}}

@@ -28,7 +28,7 @@ from handlers.journal.journal import (
     owner_key,
 )
 from handlers.journal.url import open_journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE, HOURS_S, Store, new_id, turn
 from tests.waiting import wait_until
 
@@ -384,7 +384,7 @@ import json, sys
 from handlers.journal.event import Event
 from handlers.journal.journal import ANYONE, EventTaken
 from handlers.journal.url import open_journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 url, sid, name = sys.argv[1:]
 journal, won = open_journal(JournalSettings(url=url), 3600), []
 print("ready", flush=True)

@@ -27,7 +27,7 @@ from handlers.journal.redis_scripts import RedisScripts
 from handlers.journal.s3 import S3Journal
 from handlers.journal.s3_objects import MAX_CONFLICTS
 from handlers.journal.url import open_journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET, LossyProxy, RedisServer, S3Server, run_redis, run_silent_server
 from tests.unit.handlers.journal_stores import CLOSE
 

@@ -14,7 +14,8 @@ from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import DamagedRecord, Event
 from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import ANYONE, NO_KEYS
-from handlers.settings.handler import HandlerSettings, JournalSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire.session_hash import session_hash
 

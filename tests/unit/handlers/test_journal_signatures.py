@@ -9,7 +9,7 @@ from handlers.journal.event import DamagedRecord, Event
 from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import ANYONE, NO_KEYS, Journal
 from handlers.journal.url import open_journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import TOMBSTONE_S, Store, new_id
 
 KEYS = {"k0": b"k" * 32}  # of the clients that make_client makes

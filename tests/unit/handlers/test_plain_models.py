@@ -10,7 +10,7 @@ import torch
 from handlers.journal.directory import DirectoryJournal
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import EndlessModel
 from tests.unit.handlers.test_chat_service import Hold, settled
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save

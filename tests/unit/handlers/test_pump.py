@@ -12,7 +12,7 @@ import pytest
 from handlers.errors import HandlerError, InternalError, InvalidRequest, NotAnImage
 from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply, ReplyPieces
-from handlers.settings.handler import PumpSettings
+from handlers.settings.pump import PumpSettings
 from handlers.torchserve import pump as pump_module
 from handlers.torchserve.pump import MAX_EARLY, Pump, read_row
 from handlers.worker.counters import Counters

@@ -15,7 +15,7 @@ from PIL import Image
 
 from handlers.journal.url import open_journal
 from handlers.models.loader import load_model
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from scripts.make_adapters import make_adapters
 from tests.unit.handlers.conftest import Client, Exchange, Reference, ServiceFactory
 from tests.unit.handlers.merged import add_adapter

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from handlers.journal.url import open_journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import Hold, data_url
 

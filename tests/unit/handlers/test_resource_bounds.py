@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory, draw
 from torchmoor.wire import headers as wire
 

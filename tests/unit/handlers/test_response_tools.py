@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_response_form import read
 from torchmoor.wire import headers as wire

@@ -20,7 +20,7 @@ from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.s3 import Transfer
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
 from handlers.requests.reply import PendingReply
-from handlers.settings.handler import IntakeSettings
+from handlers.settings.intake import IntakeSettings
 from tests.servers import S3Server
 from tests.torchserve.drawings import draw
 

@@ -14,7 +14,7 @@ from handlers.journal import s3_objects
 from handlers.journal.event import Event
 from handlers.journal.journal import owner_key
 from handlers.journal.s3 import S3Journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET, S3Server
 from tests.unit.handlers.journal_stores import CLOSE, new_id, turn
 

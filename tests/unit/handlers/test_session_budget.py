@@ -10,7 +10,7 @@ from handlers.journal import s3 as s3_journal
 from handlers.journal.budget import Budget
 from handlers.journal.event import Event
 from handlers.journal.journal import ANYONE, Journal, JournalFull, OwnerFull, owner_key
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE, Store, new_id, turn
 
 ALICE = owner_key("llava", "alice")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import features_bytes
 from torchmoor.wire import headers as wire
 from torchmoor.wire.session_row import SESSION_FIELDS

@@ -16,7 +16,7 @@ from handlers.journal import redis_scripts, s3_objects
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event, image_hash
 from handlers.journal.journal import Journal, owner_key
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE, HOURS_S, Store, new_id
 
 ALICE, BOB = owner_key("llava", "alice"), owner_key("llava", "bob")
@@ -162,7 +162,7 @@ import os, socket, sys
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
 from handlers.journal.url import open_journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 
 STEPS = {"os.link", "os.remove", "os.rename", "os.mkdir", "os.rmdir", "send"}
 url, owner, shared, stride, num_steps = *sys.argv[1:5], 0

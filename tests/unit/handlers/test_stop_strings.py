@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, EndlessModel, ServiceFactory
 from tests.unit.handlers.test_background_responses import WRITE
 from tests.unit.handlers.test_chat_service import Hold, stop

@@ -13,7 +13,7 @@ from handlers.engine.contract import KvPart
 from handlers.journal.event import DamagedRecord
 from handlers.journal.kv_codec import HEAD_BYTES, KvCodec
 from handlers.journal.url import open_journal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import new_id
 from tests.unit.handlers.test_chat_service import data_url
 from tests.waiting import wait_until

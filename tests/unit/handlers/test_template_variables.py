@@ -17,7 +17,7 @@ from handlers.journal.directory import DirectoryJournal
 from handlers.models.chat_template import ChatTemplate
 from handlers.models.llava import LlavaModel
 from handlers.requests.incoming import Incoming
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from scripts.tiny_llava.build import CHAT_TEMPLATE
 from tests.unit.handlers.conftest import EndlessModel, Exchange, ServiceFactory
 from tests.unit.handlers.test_continued_answers import Shown, begin, pieces_of, places_to_cut, rest_of

@@ -23,7 +23,7 @@ from handlers.journal.directory import DirectoryJournal
 from handlers.models.answer_style import CALL, THOUGHT, AnswerStyle, find_answer_style
 from handlers.models.loader import load_model
 from handlers.settings.grammar import GrammarSettings
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_completion import chat, events, user
 
 HERMES = AnswerStyle(call=CALL, knows_tools=True)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import data_url
 
 SESSION = "x-amzn-sagemaker-session-id"

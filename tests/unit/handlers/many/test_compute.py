@@ -11,7 +11,7 @@ import torch
 
 from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, Overloaded
 from handlers.many.compute import Compute, RowQueue, TaskRow
-from handlers.settings.many import TaskSettings
+from handlers.settings.tasks import TaskSettings
 from tests.waiting import wait_until
 
 

@@ -12,7 +12,7 @@ from handlers.errors import InvalidRequest
 from handlers.many.openai_bodies import read_task_request
 from handlers.many.request import TaskRequest
 from handlers.requests.incoming import Incoming
-from handlers.settings.many import TaskSettings
+from handlers.settings.tasks import TaskSettings
 
 MAX_VALUES, MAX_INPUTS = TaskSettings().max_json_values, TaskSettings().max_inputs
 EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"

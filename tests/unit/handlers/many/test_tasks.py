@@ -24,8 +24,12 @@ from handlers.models import memory
 from handlers.models.template_process import TemplateProcess
 from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply, WholeReply
-from handlers.settings.handler import HandlerSettings, IntakeSettings, ModelSettings, PumpSettings
-from handlers.settings.many import ManySettings, TaskSettings
+from handlers.settings.handler import HandlerSettings
+from handlers.settings.intake import IntakeSettings
+from handlers.settings.many import ManySettings
+from handlers.settings.model import ModelSettings
+from handlers.settings.pump import PumpSettings
+from handlers.settings.tasks import TaskSettings
 from tests.unit.handlers.many.tiny import VOCABULARY, make_tokenizer, save_checkpoint
 from tests.waiting import wait_until
 

@@ -21,7 +21,7 @@ from handlers.many.tasks.triton import (
 )
 from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply
-from handlers.settings.many import TaskSettings
+from handlers.settings.tasks import TaskSettings
 
 MAX_VALUES = TaskSettings().max_json_values
 TARGET = "x-amzn-sagemaker-target-model"

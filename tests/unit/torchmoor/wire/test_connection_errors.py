@@ -19,7 +19,7 @@ from handlers.journal.redis_scripts import RedisScripts
 from handlers.journal.redis_scripts import connect as connect_redis
 from handlers.journal.s3_objects import S3Objects
 from handlers.journal.s3_objects import connect as connect_s3
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from torchmoor.async_inference.objects import s3_client
 from torchmoor.async_inference.objects.object_store import ObjectUnavailable
 from torchmoor.clients.errors import EndpointUnreachable
