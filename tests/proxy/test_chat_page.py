@@ -275,7 +275,7 @@ def test_pictures_are_scaled_down_split_and_removed(chat: FakeChat, tab: Tab) ->
     give_files(page, [*files, wide, {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"}])
     expect(page.locator("#pending li")).to_have_count(4)
     expect(page.locator("#pending")).to_contain_text("scaled down from 3200 \u00d7 100")
-    refusal = re.compile("a.png is no picture that this browser can read")  # prose: allow
+    refusal = re.compile("a.png is not a picture that this browser can read")
     expect(page.locator("#composer-notice")).to_have_text(refusal)
     expect(page.get_by_role("alert")).to_contain_text("a.png")
     page.get_by_role("button", name="Remove noise0.jpg").click()
@@ -393,7 +393,7 @@ def test_a_stopped_answer_stays_and_is_continued(chat: FakeChat, tab: Tab) -> No
     expect(turn.locator(".text")).to_have_text("The")
     page.get_by_role("button", name="Stop").click()
 
-    expect(turn).to_contain_text("Stopped. The conversation has the answer as far as it is shown.")
+    expect(turn).to_contain_text("Stopped. The conversation has the part of the answer that is shown.")
     expect(page.get_by_role("textbox", name="Your question")).to_be_focused()
     expect(turn.locator(".text")).to_have_text("The circle")
     assert chat.bodies[-1] == {"type": "stop_answer"}
@@ -414,7 +414,7 @@ def test_an_answer_that_its_handler_cannot_end_is_cut_and_asked_for_again(chat: 
         chat.instead = [refusing(400, "InvalidRequest", "there is no such type")]
         page.keyboard.press("Escape")
 
-        expect(turn).to_contain_text("Stopped. Unless the answer was already complete")
+        expect(turn).to_contain_text("Stopped. The question and its answer are part of the conversation only if")
         chat.gate.open()
         turn.get_by_role("button", name="Ask again").click()
         expect(turn.locator(".text")).to_have_text("The circle is red.")
@@ -440,7 +440,7 @@ def test_an_answer_that_was_cut_off_is_continued(chat: FakeChat, tab: Tab) -> No
     """Only the last answer has the button."""
     page, chat.finish = tab.page, "length"
     first = ask(page, "Tell me all.")
-    expect(first).to_contain_text("The answer was cut off at its greatest length.")
+    expect(first).to_contain_text("The answer was cut off at its maximum length.")
     chat.finish = "eos_token"
     first.get_by_role("button", name="Continue").click()
 
@@ -783,7 +783,7 @@ def test_a_session_that_moved_says_so(make_stage: Callable[..., Stage], browser:
 
         turn = ask(tab.page, "two")
         expect(turn.locator(".text")).to_have_text("The circle is red.")
-        expect(turn).to_contain_text(f"The session moved from {home.name} to {other}, and went on there.")
+        expect(turn).to_contain_text(f"The session moved from {home.name} to {other}, and continued there.")
         expect(turn.locator(".receipt")).to_contain_text("the session's own instance is not available")
         expect(tab.page.locator("#announcer")).to_contain_text(f"moved from {home.name} to {other}")
         assert chat.asked() == ["one", "two"]
@@ -819,7 +819,7 @@ def test_a_lost_network_is_told_and_nothing_typed_is_lost(chat: FakeChat, browse
         page = tab.page
         wait_ready(page)
         page.context.set_offline(True)
-        expect(page.locator("#composer-notice")).to_contain_text("The network is gone")
+        expect(page.locator("#composer-notice")).to_contain_text("The network is down")
         turn = ask(page, "one")
         expect(turn).to_contain_text("The server cannot be reached. Check the network")
         page.context.set_offline(False)
@@ -838,7 +838,7 @@ def test_a_picture_that_the_server_refuses_comes_back(chat: FakeChat, browser: B
         give_files(page, picture_file("odd.png"))
         page.get_by_role("textbox", name="Your question").fill("What is it?")
         page.keyboard.press("Enter")
-        expect(page.locator("#composer-notice")).to_contain_text("not taken: this is not an image")
+        expect(page.locator("#composer-notice")).to_contain_text("refused: this is not an image")
         expect(page.get_by_role("textbox", name="Your question")).to_have_value("What is it?")
         page.get_by_role("button", name="Remove odd.png").click()
         submit_question(page)

@@ -106,7 +106,7 @@ def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab) -> None:
     give_files(page, picture("wide.png", encoded(Image.new("RGB", (1600, 8), "red"))))
     page.get_by_role("textbox", name="Your question").fill("What color is the circle?")
     submit_question(page)
-    expect(page.locator("#composer-notice")).to_contain_text("The pictures were not taken")
+    expect(page.locator("#composer-notice")).to_contain_text("The pictures were refused")
     page.get_by_role("button", name="Remove wide.png").click()
     give_files(page, picture("circle.png", draw("circle", "red")))
     submit_question(page)
@@ -133,7 +133,7 @@ def test_a_stopped_answer_stays_in_the_conversation(fleet: Fleet, tab: Tab) -> N
         expect(turn.locator(".text")).to_have_text(re.compile(r"\S+"))
         page.keyboard.press("Escape")
 
-        expect(turn).to_contain_text("Stopped. The conversation has the answer as far as it is shown.")
+        expect(turn).to_contain_text("Stopped. The conversation has the part of the answer that is shown.")
     page.unroute(STREAM)
     wait_until(lambda: fleet.status(home)["turns"]["running"] == 0, "the end of the turn")
     turn.get_by_role("button", name="Copy", exact=True).click()

@@ -180,7 +180,7 @@ def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser) -
     with open_tab(browser, fleet.admin) as tab:
         page = tab.page
         card = page.locator(".card", has=page.get_by_role("heading", name="llava-0", exact=True))
-        card.get_by_text("Process before: it has ended").click()
+        card.get_by_text("Previous process: it has ended").click()
         expect(card.get_by_role("region")).to_contain_text(re.compile("torchserve|TorchServe|W-90"))
         expect(page.locator("#health")).to_have_text("2 of 2 instances ready")
         expect(card.get_by_role("region")).to_be_visible()

@@ -56,7 +56,7 @@ function showSession(cell, row) {
     cell.append(button);
   }
   say(button, row.session);
-  button.title = "Find it among the sessions";
+  button.title = "Find this session in the list of sessions";
   button.onclick = () => {
     $("sessions-filter").value = row.session;
     $("sessions-filter").dispatchEvent(new Event("input"));
@@ -69,7 +69,7 @@ function show(data) {
   if (isPaused) return;
   const facts = [];
   if (data.oldest !== null) facts.push(`since ${clock(data.oldest)}`);
-  if (data.left_out) facts.push(`${number(data.left_out)} left out, of seconds with too many`);
+  if (data.left_out) facts.push(`${number(data.left_out)} not kept, because there were too many per second`);
   say($("decisions-facts"), facts.join(" · "));
   for (const code of data.decisions.map(errorOf)) if (code && codes.size < MAX_CODES) codes.add(code);
   offer($("decisions-error"), "all", [ANY_ERROR, ...[...codes].sort()]);

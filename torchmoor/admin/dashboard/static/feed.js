@@ -31,7 +31,7 @@ export class Feed {
     try {
       this.show(await this.find());
     } catch (error) {
-      say(this.facts, `The list is old: ${error.message}`);
+      say(this.facts, `The list is out of date: ${error.message}`);
     }
     this.isAsking = false;
     if (this.dueAt === 0) this.poll();

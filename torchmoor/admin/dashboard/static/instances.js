@@ -32,7 +32,7 @@ function gauges(instance, shown, budgets) {
 function facts(instance, shown) {
   const breaker = instance.failures_in_a_row ? `${instance.breaker}, ${instance.failures_in_a_row} failures in a row` : instance.breaker;
   const rows = [["Breaker", breaker]];
-  if (instance.share < 1) rows.push(["Share of work, coming back", `${Math.round(100 * instance.share)} %`]);
+  if (instance.share < 1) rows.push(["Share of work while recovering", `${Math.round(100 * instance.share)} %`]);
   for (const { label, used, most, unit } of shown) {
     const value = find(instance, used);
     if (!most && value !== null) rows.push([label, WRITERS[unit](value)]);
@@ -105,7 +105,7 @@ function showInstance(card, instance, shown, budgets) {
   const end = instance.last_end;
   part(card, "end").hidden = end === null;
   if (end !== null) {
-    say(part(card, "end-reason"), `Process before: it ${end.reason}, ${ago(end.at)}`);
+    say(part(card, "end-reason"), `Previous process: it ${end.reason}, ${ago(end.at)}`);
     say(part(card, "end-log"), end.log.join("\n") || "It wrote no log.");
     setAttribute(part(card, "end-log"), "aria-label", `End of the log of ${instance.name}`);
   }
@@ -120,7 +120,7 @@ function showInstance(card, instance, shown, budgets) {
 function move(verb, instance) {
   const running = instance.outstanding ? `the ${count(instance.outstanding, "request")} in progress ${instance.outstanding === 1 ? "ends" : "end"} normally` : "none is in progress";
   const open = instance.status?.sessions?.open;
-  const sessions = open ? ` It holds ${count(open, "session")}: with a journal they go on elsewhere, without one they stay here until they end.` : "";
+  const sessions = open ? ` It holds ${count(open, "session")}: with a journal they continue at other instances; without one they stay here until they end.` : "";
   act({
     title: `${verb} ${instance.name}?`,
     text:

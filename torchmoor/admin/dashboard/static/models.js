@@ -93,7 +93,7 @@ const table = new Table($("models-table"), {
       fill: text((row) => (typeof row.last_used_s === "number" ? `${span(row.last_used_s)} ago` : "–")),
     },
     { title: "Requests", is: "figure", value: (row) => row.hits ?? 0, fill: text((row) => number(row.hits ?? 0)) },
-    { title: "Goes", is: "figure", value: (row) => (turnOf(row) < 0 ? -Infinity : -turnOf(row)), fill: text(placeInQueue) },
+    { title: "Eviction", is: "figure", value: (row) => (turnOf(row) < 0 ? -Infinity : -turnOf(row)), fill: text(placeInQueue) },
     { title: "Actions", is: "actions", fill: buttons(actionsOf) },
   ],
 });

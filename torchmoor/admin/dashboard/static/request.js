@@ -75,7 +75,7 @@ function showTokens(row) {
   for (const { name, label } of FIELDS) {
     if (label && row.receipt[name] !== undefined) addFact($("tokens"), label, number(row.receipt[name]));
   }
-  if (!$("tokens").children.length) addFact($("tokens"), "Not reported", "by this answer's head");
+  if (!$("tokens").children.length) addFact($("tokens"), "Tokens", "not reported by the answer");
 }
 
 async function show() {

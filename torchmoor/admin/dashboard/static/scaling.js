@@ -10,8 +10,8 @@ export function showScaling(data) {
   groups.forEach((group, at) => {
     const card = cards[at];
     say(part(card, "name"), `${group.endpoint} / ${group.variant}`);
-    say(part(card, "wanted"), `${number(group.desired)} wanted, ${number(group.running)} there`);
-    say(part(card, "why"), group.why ? `Because: ${group.why}.` : "It has not looked yet.");
+    say(part(card, "wanted"), `${number(group.desired)} desired, ${number(group.running)} running`);
+    say(part(card, "why"), group.why ? `Because: ${group.why}.` : "No decision yet.");
     const start = group.last_start_s === null ? "" : ` The last start took ${number(group.last_start_s)} s.`;
     say(part(card, "limits"), `From ${number(group.min_capacity)} to ${count(group.max_capacity, "instance")}; a backlog of ${number(group.backlog)}.${start}`);
   });

@@ -43,7 +43,7 @@ export class Composer {
 
   setLimits(maxPictures) {
     this.#maxPictures = maxPictures;
-    say($("limits"), `Drop or paste pictures anywhere: ${number(maxPictures)} a session, ${LIMITS_IN_WORDS}`);
+    say($("limits"), `Drop or paste pictures anywhere: ${number(maxPictures)} per session, ${LIMITS_IN_WORDS}`);
   }
 
   show(session) {

@@ -37,7 +37,7 @@ const hooks = {
     const { draft } = session; // typed meanwhile
     session.draft = { text: draft.text || turn.question, pictures: [...turn.pictures, ...draft.pictures] };
     if (session === current) composer.show(session);
-    const words = `The pictures were not taken: ${message} Nothing was asked.`;
+    const words = `The pictures were refused: ${message} The question was not sent.`;
     if (session === current) complain(words);
     else log.notice(session, words, "bad");
   },
@@ -46,7 +46,7 @@ const hooks = {
     refresh(session);
   },
   onEnded(session, message) {
-    const explanation = `${message} Its memory at the server is gone; what was said stays here while this page is open.`;
+    const explanation = `${message} The server no longer has the session; the conversation stays here while this page is open.`;
     offerReopening(session, explanation);
     announce(`${named(session)}: ${message}`);
     refresh(session);
@@ -128,7 +128,7 @@ async function reopen(session, turn = null) {
   line.remove();
   if (session.state !== "open") return;
   if (turn) askAgain(session, turn);
-  const words = hadTurns ? "Opened again. The model has the pictures, but not what was said above." : "Opened again.";
+  const words = hadTurns ? "Opened again. The model has the pictures, but not the conversation above." : "Opened again.";
   log.notice(session, words);
   announce(words);
   refresh(session);
@@ -224,7 +224,7 @@ async function close(session) {
     await closing;
   } catch (error) {
     const isForgotten = error instanceof api.Refused && error.kind === "ValidationError"; // it is gone already
-    if (!isForgotten) announce(`The server did not get the request to end the session (${error.message}); the session ends there by itself.`);
+    if (!isForgotten) announce(`The server did not get the request to close the session (${error.message}); the session expires there.`);
   }
 }
 
@@ -257,7 +257,7 @@ let tokenAnswer = null; // the open dialog's result
 function askForToken(message) {
   tokenAnswer ??= new Promise((resolve) => {
     const dialog = $("token-dialog");
-    say($("token-text"), message || "Requests are sent with this token, where the server asks for one.");
+    say($("token-text"), message || "Requests are sent with this token if the server requires one.");
     $("token").value = "";
     $("token-no").onclick = () => dialog.close("");
     dialog.returnValue = "";
@@ -313,7 +313,7 @@ async function begin() {
   $("endpoint-choice").hidden = names.length < 2;
   composer.setLimits(limits.max_pictures);
   if (!names.length) {
-    complain("This server has no model to chat with here: only endpoints of one model can be chosen.");
+    complain("This server has no model for this page, which supports only endpoints with one model.");
     return;
   }
   await restoreSessions();
@@ -387,7 +387,7 @@ $("token-button").onclick = () => askForToken("");
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && current?.running && !document.querySelector("dialog[open]")) current.stop();
 });
-addEventListener("offline", () => complain("The network is gone. What is typed here stays."));
+addEventListener("offline", () => complain("The network is down. The text that you typed stays here."));
 addEventListener("online", () => complain(""));
 addEventListener("pagehide", (event) => {
   if (event.persisted || history.isKept()) return; // it may come back

@@ -8,7 +8,7 @@ const MAX_FILE_BYTES = 64 << 20;
 const SENT_AS_THEY_ARE = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const QUALITY = 0.9;
 
-export const LIMITS_IN_WORDS = `up to ${bytes(MAX_FILE_BYTES)} each. Above ${MAX_SIDE} pixels or ${bytes(MAX_SENT_BYTES)} they are made smaller before they are sent.`;
+export const LIMITS_IN_WORDS = `up to ${bytes(MAX_FILE_BYTES)} each. Above ${MAX_SIDE} pixels or ${bytes(MAX_SENT_BYTES)} they are scaled down before they are sent.`;
 
 export class BadPicture extends Error {
   name = "BadPicture";
@@ -65,7 +65,7 @@ export async function readPicture(file) {
     image.src = url;
     await image.decode();
   } catch {
-    throw new BadPicture(`${name} is no picture that this browser can read. Try a PNG, JPEG, WebP or GIF.`); // prose: allow
+    throw new BadPicture(`${name} is not a picture that this browser can read. Try a PNG, JPEG, WebP or GIF.`);
   } finally {
     URL.revokeObjectURL(url);
   }

@@ -368,9 +368,9 @@ function pause(ms, signal) {
 
 function wordsFor(error) {
   if (error instanceof AnswerBroken && error.code === "StreamBroken") {
-    return "The instance was lost in the middle of the answer: this is not the whole of it.";
+    return "The instance was lost in the middle of the answer, so the answer is incomplete.";
   }
-  if (error instanceof api.NetworkGone) return `${error.message} Check the network, and that the server runs.`;
+  if (error instanceof api.NetworkGone) return `${error.message} Check the network, and whether the server is running.`;
   if (error instanceof api.Refused || error instanceof AnswerBroken || error instanceof BadPicture) return error.message;
   console.error(error); // a fault of this page's own
   return `This page failed: ${error.message}`;

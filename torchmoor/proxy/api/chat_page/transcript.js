@@ -24,5 +24,5 @@ const quoted = (text) => text.split("\n").map((line) => `> ${line}`).join("\n");
 function endOf(turn) {
   if (turn.failure) return [`(${turn.failure.message})`];
   if (turn.wasStopped || turn.state === "stopped") return ["(stopped)"];
-  return turn.finish === "length" ? ["(cut off at its greatest length)"] : [];
+  return turn.finish === "length" ? ["(cut off at its maximum length)"] : [];
 }

@@ -195,13 +195,13 @@ function stateInWords(turn) {
   if (turn.isRunning && turn.wasStopped) return "Stopping…";
   if (turn.waiting) return turn.waiting;
   if (turn.state === "sending") return "Sending…";
-  if (turn.state === "stopped") return "Stopped. Unless the answer was already complete, the question and its answer are not part of the conversation.";
+  if (turn.state === "stopped") return "Stopped. The question and its answer are part of the conversation only if the answer was already complete.";
   if (!turn.isCut) return "";
-  return turn.wasStopped ? "Stopped. The conversation has the answer as far as it is shown." : "The answer was cut off at its greatest length.";
+  return turn.wasStopped ? "Stopped. The conversation has the part of the answer that is shown." : "The answer was cut off at its maximum length.";
 }
 
 export function movedInWords(turn) {
-  return `The session moved from ${turn.moved.from} to ${turn.moved.to}, and went on there.`;
+  return `The session moved from ${turn.moved.from} to ${turn.moved.to}, and continued there.`;
 }
 
 function showReceipt(box, receipt) {

@@ -10,7 +10,7 @@ export function setReasons(sentences) {
 
 const TIERS = {
   kv: "KV cache hit",
-  features: "hit for the picture, not for the words",
+  features: "hit for the picture, not for the text",
   encoded: "the picture was encoded again",
   journal: "the picture was read from the journal",
   none: "nothing to reuse",
@@ -59,11 +59,11 @@ export function receiptRows(receipt) {
     add("Tokens computed", `${number(receipt.prefill_tokens)} of ${number(receipt.context_tokens)} in context`);
   }
   if (receipt.rebuilt_events) add("Rebuilt", `${plural(receipt.rebuilt_events, "event")} from the journal`);
-  if (receipt.dropped_turns) add("Left out", `the oldest ${plural(receipt.dropped_turns, "turn")}, for room`);
+  if (receipt.dropped_turns) add("Left out", `the oldest ${plural(receipt.dropped_turns, "turn")}, to fit the context`);
   for (const { name, label } of FIELDS) {
     if (label && !OWN_FORM.has(name) && isKnown(receipt[name])) add(label, number(receipt[name]));
   }
-  if (receipt.queue_ms) add("Waited in line", duration(receipt.queue_ms));
+  if (receipt.queue_ms) add("Waited in the queue", duration(receipt.queue_ms));
   if (receipt.ttftMs !== null) add("First token", `after ${duration(receipt.ttftMs)}`);
   if (isKnown(receipt.ttft_ms)) add("At the server", `after ${duration(receipt.ttft_ms)}`);
   if (receipt.numTokens) add("Answer", plural(receipt.numTokens, "token"));
