@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.fake_instance import Received, Wire
 from tests.proxy.test_async import submit, until_there
 from tests.proxy.test_faults import instance_of, invoke
+from torchmoor.config.health import HealthSettings
 from torchmoor.config.limits import TimeoutSettings
+from torchmoor.fleet.health import HELD_UP_S
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import InstanceState
 
@@ -70,7 +73,7 @@ def test_request_that_only_one_instance_can_answer_waits_for_it(
 def test_request_that_waits_is_refused_once_its_instance_is_gone(
     make_stage: Callable[..., Stage], full_port: int
 ) -> None:
-    """A probe has told."""
+    """The probes have found it down."""
     stage = make_stage(timeouts=SHORT, names=("a",))
     stage.instance("a").port = full_port
     sock = invoke(stage)
@@ -105,6 +108,33 @@ def test_time_in_which_the_proxy_is_held_up_is_not_the_instances(make_stage: Cal
         connection.close()
 
     stage.run(close(stage.run(connect())))
+
+
+def test_silence_while_the_proxy_is_held_up_takes_nobody_down(make_stage: Callable[..., Stage]) -> None:
+    """The instance has answered its probe meanwhile, and the proxy had no time to read it."""
+    often = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=0.3)
+    stage = make_stage(health=often.replace(unanswered_before_down=1))
+    num_probes, states = 0, set()
+
+    async def answer_and_hold_up(request: Received, wire: Wire) -> None:
+        nonlocal num_probes
+        num_probes += 1
+        await wire.answer(body=b'[{"workers": [{"status": "READY"}]}]')
+        if num_probes == 2:
+            hold_up(often.probe_timeout_s + 2 * HELD_UP_S)  # this is the proxy's thread
+
+    stage.a.behave = answer_and_hold_up
+    stage.run(record_states(stage, states))
+    stage.instance("a").management_port = stage.a.port
+
+    stage.until(lambda: num_probes == 4, "two probes after it")
+
+    stage.instance("a").management_port = None
+    assert states == set()
+
+
+async def record_states(stage: Stage, states: set[InstanceState]) -> None:
+    stage.registry.listen(lambda instance: states.add(instance.state))
 
 
 def test_asynchronous_request_that_is_not_sent_in_time_takes_nobody_out(
