@@ -83,6 +83,10 @@ class Fleet:
         (worker,) = [pid for pid, parent in tree.items() if parent == jvm]
         return jvm, worker
 
+    def has_instance_processes(self) -> bool:
+        """Return whether a TorchServe runs, also one that is being started or stopped."""
+        return any(_command(pid) == "java" for pid in _process_tree(self._process.pid))
+
     def status(self, instance: Mapping[str, Any]) -> dict[str, Any]:
         """Return a worker's status, requested without the proxy."""
         url = f"http://{instance['host']}:{instance['port']}/predictions/{instance['model']}"

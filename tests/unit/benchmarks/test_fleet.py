@@ -41,7 +41,7 @@ def test_time_of_what_a_worker_has_started_is_the_workers(tmp_path: Path) -> Non
 
 
 def test_failure_is_explained_by_decisions_and_logs(tmp_path: Path) -> None:
-    """Decisions state what became of the requests that failed; of each instance's log the end is shown."""
+    """Decisions state how requests failed; of each instance's log the end is shown."""
     log = tmp_path / "llava-0" / INSTANCE_LOG
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"line {each}\n" for each in range(100)))
