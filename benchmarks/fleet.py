@@ -15,10 +15,12 @@ from urllib.request import Request
 from benchmarks.report import ROOT
 from torchmoor.clients.local import make_opener
 from torchmoor.config.launcher import INSTANCE_LOG
+from torchmoor.proxy.http.call import Outcome
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SHOWN = ("name", "state", "outstanding", "breaker", "failures_in_a_row", "last_end")  # of an instance
 NUM_DECISIONS, NUM_LOG_LINES = 5, 15
+CLIENT_GONE = Outcome.CLIENT_GONE.value  # when a benchmark fails, it leaves the requests that still run
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,10 @@ class Fleet:
         try:
             for instance in self.instances():
                 yield "instance " + ", ".join(f"{key} {instance[key]}" for key in SHOWN)
-            for decision in _get_json(f"{self.admin}/decisions?error=any&limit={NUM_DECISIONS}", {})["decisions"]:
-                yield f"request {json.dumps(decision)}"
+            decisions = _get_json(f"{self.admin}/decisions?error=any&limit=1000", {})["decisions"]
+            failed = [each for each in decisions if each["outcome"] != CLIENT_GONE]
+            for decision in failed[:NUM_DECISIONS]:
+                yield "request " + ", ".join(f"{key} {value}" for key, value in decision.items() if value)
         except OSError as error:
             yield f"the admin plane does not answer: {error}"
         for path in sorted(self._run_dir.glob(f"*/{INSTANCE_LOG}")):

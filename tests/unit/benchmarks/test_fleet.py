@@ -1,6 +1,5 @@
 """What the processes of a fleet have used of the processor, and what explains a benchmark's failure."""
 
-import json
 import socket
 import subprocess
 import sys
@@ -52,8 +51,8 @@ def test_failure_is_explained_by_decisions_and_logs(tmp_path: Path) -> None:
         lines = list(Fleet(process, "", stage.proxy.admin_url, str(tmp_path)).explain())
 
     assert lines[0].startswith("instance name a, state ready, outstanding 0, breaker closed")
-    (decision,) = [json.loads(line.removeprefix("request ")) for line in lines if line.startswith("request ")]
-    assert decision["status"] == 424
+    (decision,) = [line for line in lines if line.startswith("request ")]
+    assert ", status 424, " in decision
     assert lines[-2:] == ["line 98", "line 99"]
     assert "line 50" not in lines
 
