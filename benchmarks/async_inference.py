@@ -6,10 +6,13 @@ kills     Small requests to `torchmoor up`: real TorchServe, a SQLite queue, res
 1 GB      One request whose input and answer have 1 GB each, through `torchmoor serve`, an instance that answers at
           once and files: how much the proxy's largest resident memory grows over what small requests took.
 submit    The time of a submit over HTTP against that of an insert into SQLite as durable as the queue's, by turns.
+wake      A request to an endpoint at zero instances: from its submit until its result is there, against the start of
+          the same instance by `torchmoor up`, by turns.
 
     submitted, missing, duplicated      the last two must be 0
     rss_growth_mb_1gb                   must be 64 or less
     submit_vs_insert                    medians; must be 3 or less
+    wake_vs_start                       median of the rounds; must be 1.1 or less
 """
 
 import json
@@ -25,12 +28,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.async_load import BODY, Account, Client, Submitter
+from benchmarks.async_wake import measure_wakes
 from benchmarks.report import ROOT, median, parse_options, print_report
 
 NUM_REQUESTS, NUM_QUICK = 10_000, 300
@@ -39,23 +44,28 @@ PAUSE_S = 0.05  # on average, of each submitter
 NUM_KILLS, NUM_QUICK_KILLS = 30, 3  # at random numbers of results
 END_TIMEOUT_S = 1800.0
 NUM_SUBMITS, NUM_QUICK_SUBMITS = 400, 60
+NUM_WAKES, NUM_QUICK_WAKES = 5, 1
+LOG_BYTES = 4_000  # shown of a fleet that failed
 GIB = 1 << 30
 TARGETS = ("proxy", "jvm", "worker")
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="300 requests and three kills", rounds=None)
+    options = parse_options(__doc__, quick="300 requests, three kills, one wake", rounds=None)
     with tempfile.TemporaryDirectory(prefix="tm-async-") as folder:
         rows = [run_kills(Path(folder) / "kills", is_quick=options.quick)]
         growth_mb, ratio, seconds = run_large(Path(folder) / "large", is_quick=options.quick)
+        wakes = measure_wakes(Path(folder) / "wakes", NUM_QUICK_WAKES if options.quick else NUM_WAKES)
     ratios = {
         "submitted": sum(row["submitted"] for row in rows),
         "missing": sum(row["missing"] for row in rows),
         "duplicated": sum(row["duplicated"] for row in rows),
         "rss_growth_mb_1gb": round(growth_mb, 1),
         "submit_vs_insert": round(ratio, 2),
+        "wake_vs_start": round(wakes.wake_vs_start, 3),
     }
-    print_report("async_inference", rows, ratios, save=options.save, queue="sqlite", objects="files", gb_s=seconds)
+    settings = {"queue": "sqlite", "objects": "files", "gb_s": seconds, **asdict(wakes)}
+    print_report("async_inference", rows, ratios, save=options.save, **settings)
 
 
 # Kills
@@ -66,13 +76,14 @@ class Up:
 
     def __init__(self, folder: Path) -> None:
         self.run_dir = folder / "run"
-        self._log = (folder / "up.log").open("ab")
+        self._log = (folder / "up.log").open("a+b")
         self.port = self.admin_port = 0
         self.start()
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"torchmoor up did not start; see {self._log.name}")
+            self.show_log()
+            raise RuntimeError("torchmoor up did not start; the end of its log is above")
         where = json.loads(line)
         self.port, self.admin_port = (int(where[key].rpartition(":")[2]) for key in ("runtime", "admin"))
 
@@ -105,6 +116,11 @@ class Up:
             os.kill(jvm if target == "jvm" else rng.choice(_children(jvm)), signal.SIGKILL)
             return True
         return False
+
+    def show_log(self) -> None:
+        """Print the end of the log, which is deleted with the benchmark's folder."""
+        self._log.seek(0)
+        print(self._log.read()[-LOG_BYTES:].decode(errors="replace"), file=sys.stderr)
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -152,6 +168,8 @@ def run_kills(folder: Path, *, is_quick: bool) -> dict[str, Any]:
             time.sleep(0.05)
         for submitter in submitters:
             submitter.join(60)
+        if account.missing() or account.duplicated():
+            up.show_log()
     finally:
         up.stop()
     return {

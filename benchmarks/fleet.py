@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,13 @@ from urllib.request import Request
 
 from benchmarks.report import ROOT
 from torchmoor.clients.local import make_opener
+from torchmoor.config.launcher import INSTANCE_LOG
+from torchmoor.proxy.http.call import Outcome
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-START_TIMEOUT_S = 300.0
+SHOWN = ("name", "state", "outstanding", "breaker", "failures_in_a_row", "last_end")  # of an instance
+NUM_DECISIONS, NUM_LOG_LINES = 5, 15
+CLIENT_GONE = Outcome.CLIENT_GONE.value  # when a benchmark fails, it leaves the requests that still run
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,11 @@ class Spent:
 class Fleet:
     """A running `torchmoor up`."""
 
-    def __init__(self, process: subprocess.Popen[str], runtime: str, admin: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], runtime: str, admin: str, run_dir: str = "") -> None:
         self.runtime = runtime
         self.admin = admin
         self._process = process
+        self._run_dir = Path(run_dir)
 
     @property
     def pid(self) -> int:
@@ -80,10 +85,29 @@ class Fleet:
         (worker,) = [pid for pid, parent in tree.items() if parent == jvm]
         return jvm, worker
 
+    def has_instance_processes(self) -> bool:
+        """Return whether a TorchServe runs, also one that is being started or stopped."""
+        return any(_command(pid) == "java" for pid in _process_tree(self._process.pid))
+
     def status(self, instance: Mapping[str, Any]) -> dict[str, Any]:
         """Return a worker's status, requested without the proxy."""
         url = f"http://{instance['host']}:{instance['port']}/predictions/{instance['model']}"
         return _get_json(url, {"X-Torchmoor-Operation": "status"})
+
+    def explain(self) -> Iterator[str]:
+        """Yield what may explain a failure: states of instances, requests that failed, and the ends of the logs."""
+        try:
+            for instance in self.instances():
+                yield "instance " + ", ".join(f"{key} {instance[key]}" for key in SHOWN)
+            decisions = _get_json(f"{self.admin}/decisions?error=any&limit=1000", {})["decisions"]
+            failed = [each for each in decisions if each["outcome"] != CLIENT_GONE]
+            for decision in failed[:NUM_DECISIONS]:
+                yield "request " + ", ".join(f"{key} {value}" for key, value in decision.items() if value)
+        except OSError as error:
+            yield f"the admin plane does not answer: {error}"
+        for path in sorted(self._run_dir.glob(f"*/{INSTANCE_LOG}")):
+            with suppress(OSError):
+                yield from (f"{path}:", *path.read_text(errors="replace").splitlines()[-NUM_LOG_LINES:])
 
     def cpu_times(self) -> CpuTimes:
         """Of the whole process tree. What a worker has started, such as the process for templates, is part of it."""
@@ -152,7 +176,12 @@ def running_fleet(
             if not line:
                 raise SystemExit("the instances did not start; what they said is above")
             ready = json.loads(line)
-            yield Fleet(process, ready["runtime"], ready["admin"])
+            fleet = Fleet(process, ready["runtime"], ready["admin"], ready["run_dir"])
+            try:
+                yield fleet
+            except (Exception, SystemExit):
+                print("The fleet when the benchmark failed:", *fleet.explain(), sep="\n", file=sys.stderr)
+                raise
         finally:
             process.send_signal(signal.SIGINT)
             try:

@@ -97,13 +97,14 @@ def test_many_models_runs() -> None:
 
 @long
 def test_async_inference_runs() -> None:
-    """Each request has exactly one result whichever process is killed, and 1 GB passes with little memory."""
+    """Each request has exactly one result whichever process is killed, 1 GB passes with little memory, one wakes."""
     found = quick_run("async_inference")
 
     ratios, (row,) = found["ratios"], found["rows"]
     assert (ratios["submitted"], ratios["missing"], ratios["duplicated"]) == (300, 0, 0)
     assert row["killed_proxy"] == 1
     assert ratios["rss_growth_mb_1gb"] <= 64
+    assert ratios["wake_vs_start"] > 0
 
 
 @long

@@ -64,26 +64,6 @@ def instance_of(answer: bytes) -> str:
     return answer.partition(b"x-torchmoor-instance: ")[2].partition(b"\r\n")[0].decode()
 
 
-def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: Callable[..., Stage]) -> None:
-    """One lost packet is enough for it: the request goes elsewhere, and what the instance works on stays there."""
-    stage = make_stage(timeouts=TimeoutSettings(connect_timeout_s=0.3, sweep_interval_s=0.02), are_journaled=True)
-    full = socket.create_server(("127.0.0.1", 0), backlog=0)
-    stage.close_later(full)
-    for _ in range(4):  # they fill its queue; the packets of those that come after are dropped
-        waiting = socket.socket()
-        stage.close_later(waiting)
-        waiting.setblocking(False)
-        waiting.connect_ex(full.getsockname())
-    stage.instance("a").port = full.getsockname()[1]
-    assert instance_of(read_answer(invoke(stage, session=make_session_id("b")))) == "b"  # needs no connection later
-
-    answer = read_answer(invoke(stage, session=make_session_id("a")))
-
-    assert instance_of(answer) == "b"
-    assert stage.instance("a").state is InstanceState.READY
-    assert stage.instance("a").breaker.num_failures == 1
-
-
 def test_requests_of_an_instance_that_hangs_go_elsewhere(make_stage: Callable[..., Stage]) -> None:
     """As soon as probes have gone unanswered, and not only when their own time is over."""
     stage = make_stage(health=SILENCE, are_journaled=True)

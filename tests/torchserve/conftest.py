@@ -1,4 +1,4 @@
-"""Run fleets for this folder, with `torchmoor up` as a user starts it: `fleet`, and `small`, which tests kill."""
+"""Run fleets for this folder, with `torchmoor up` as a user starts it: `fleet`, and others, which tests kill."""
 
 import json
 import os
@@ -71,6 +71,20 @@ class Fleet:
     def holders(self, session_id: str) -> list[str]:
         """Return the instances that report a session as theirs."""
         return [i["name"] for i in self.instances() if session_id in self.status(i["name"])["session_ids"]]
+
+
+def processes_below(folder: Path) -> list[int]:
+    """Return every process whose command line or environment names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in text:
+                found.append(int(entry.name))
+    return found
 
 
 TORCHMOOR = Path(sys.executable).with_name("torchmoor")
@@ -163,6 +177,27 @@ def small(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Run one instance with little memory and a small batch; test_killed_fleet.py kills it when others have used it."""
     with run_small(tmp_path_factory.mktemp("small"), "first.log") as running:
         yield running
+
+
+@dataclass(frozen=True)
+class Three:
+    """A fleet of three instances, which tests of several files break and the supervisor repairs."""
+
+    fleet: Fleet
+    run_dir: Path
+    journal: Path
+
+
+@pytest.fixture(scope="package")
+def three(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
+    """Run the fleet; after Ctrl-C, no processes of it remain, and only the files of asynchronous requests."""
+    folder = tmp_path_factory.mktemp("three")
+    run_dir, journal = folder / "run", folder / "journal"
+    arguments = ("--instances", "3", "--journal", journal.as_uri())
+    with run_fleet(*arguments, run_dir=run_dir, log=folder / "up.log") as fleet:
+        yield Three(fleet, run_dir, journal)
+    assert processes_below(run_dir) == []
+    assert not run_dir.exists() or {path.name for path in run_dir.iterdir()} <= {"async", "session-keys"}
 
 
 @contextmanager

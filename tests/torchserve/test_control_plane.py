@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.conftest import Fleet, processes_below, run_fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_faults import processes_below
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]

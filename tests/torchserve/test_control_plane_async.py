@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import requests
 
-from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.conftest import Fleet, processes_below, run_fleet
 from tests.torchserve.test_async import path_of
 from tests.torchserve.test_control_plane import IMAGE, ROLE, wait
-from tests.torchserve.test_faults import processes_below
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]

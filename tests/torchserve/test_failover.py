@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ import pytest
 import requests
 from botocore.exceptions import ClientError, EventStreamError
 
-from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.conftest import Fleet, Three, processes_below
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.long_streams import begin_streams, num_continued
 from tests.torchserve.test_cancel import ENDLESS
 from tests.torchserve.test_faults import (
     PATIENTLY,
     ask_until_answered,
-    processes_below,
     ready_instances,
     slowed_worker,
     slowed_workers,
@@ -41,28 +39,6 @@ from torchmoor.wire.response_ids import read_response_id
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.slow, pytest.mark.timeout(240)]
 QUESTION = "What color is the circle?"
-NUM_INSTANCES = 3
-
-
-@dataclass(frozen=True)
-class Three:
-    """A fleet of three instances, which the tests of this file break and the supervisor repairs."""
-
-    fleet: Fleet
-    run_dir: Path
-    journal: Path
-
-
-@pytest.fixture(scope="module")
-def three(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
-    """Run the fleet; after Ctrl-C, no processes of it remain, and only the files of asynchronous requests."""
-    folder = tmp_path_factory.mktemp("three")
-    run_dir, journal = folder / "run", folder / "journal"
-    arguments = ("--instances", str(NUM_INSTANCES), "--journal", journal.as_uri())
-    with run_fleet(*arguments, run_dir=run_dir, log=folder / "up.log") as fleet:
-        yield Three(fleet, run_dir, journal)
-    assert processes_below(run_dir) == []
-    assert not run_dir.exists() or {path.name for path in run_dir.iterdir()} <= {"async", "session-keys"}
 
 
 class Talk(threading.Thread):

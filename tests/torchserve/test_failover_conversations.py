@@ -7,14 +7,14 @@ import httpx2
 import openai
 import pytest
 
+from tests.torchserve.conftest import Three
 from tests.torchserve.test_cancel import ENDLESS
-from tests.torchserve.test_failover import Three, kill_instance, recorded_turns, three
+from tests.torchserve.test_failover import kill_instance, recorded_turns
 from tests.torchserve.test_faults import PATIENTLY, slowed_workers, wait_until_all_serve
 from tests.waiting import wait_until
 from torchmoor.wire.headers import INSTANCE
 from torchmoor.wire.response_ids import read_response_id
 
-__all__ = ["three"]  # a fixture
 pytestmark = [pytest.mark.torchserve, pytest.mark.slow, pytest.mark.timeout(240)]
 
 

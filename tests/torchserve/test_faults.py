@@ -12,7 +12,7 @@ import pytest
 import requests
 from botocore.exceptions import ClientError
 
-from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.conftest import Fleet, processes_below, run_fleet
 from tests.torchserve.test_sessions import Chat
 from tests.waiting import wait_until
 
@@ -37,20 +37,6 @@ def wait_until_all_serve(fleet: Fleet) -> None:
         return are_answering and len(ready_instances(fleet)) == len(instances)
 
     wait_until(do_all_serve, "all instances serve", **PATIENTLY)
-
-
-def processes_below(folder: Path) -> list[int]:
-    """Return every process whose command line or environment names the folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if str(folder).encode() in text:
-                found.append(int(entry.name))
-    return found
 
 
 def worker_pids(folder: Path, instance: str) -> list[int]:

@@ -1,10 +1,9 @@
-"""Attacks on a fleet of two instances: what they get, and that others are answered meanwhile."""
+"""Attacks on a fleet of several instances: what they get, and that others are answered meanwhile."""
 
 import os
 import signal
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,7 +13,7 @@ import requests
 from websockets.sync.client import connect
 
 from tests.proxy.test_response_sockets import masked
-from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.conftest import Fleet, Three
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_faults import slowed_workers, wait_until_all_serve, worker_pids
 from tests.torchserve.test_response_sockets import LONG as NUMBERS
@@ -33,17 +32,16 @@ SAMPLED: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Run two instances; the last test kills their workers."""
-    folder = tmp_path_factory.mktemp("pair")
-    with run_fleet("--instances", "2", run_dir=folder / "run", log=folder / "up.log") as running:
-        yield running
+@pytest.fixture
+def attacked(three: Three) -> Fleet:
+    """Return a fleet of several instances, all of which serve."""
+    wait_until_all_serve(three.fleet)
+    return three.fleet
 
 
 @pytest.fixture
-def gpt(pair: Fleet) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{pair.runtime}/v1", api_key="any", timeout=120, max_retries=0) as client:
+def gpt(attacked: Fleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{attacked.runtime}/v1", api_key="any", timeout=120, max_retries=0) as client:
         yield client
 
 
@@ -52,7 +50,7 @@ def count(fleet: Fleet, group: str, name: str) -> int:
     return sum(fleet.status(i["name"])[group][name] for i in fleet.instances())
 
 
-def test_other_ids_in_the_place_of_a_compaction_are_no_fault(pair: Fleet, gpt: openai.OpenAI) -> None:
+def test_other_ids_in_the_place_of_a_compaction_are_no_fault(attacked: Fleet, gpt: openai.OpenAI) -> None:
     """The id of a caller's own response, conversation or file is read as its items, or refused."""
     response = gpt.responses.create(model="llava", input="What is this?", max_output_tokens=2)
     conversation = gpt.conversations.create(items=[{"type": "message", "role": "user", "content": "hello"}])
@@ -62,37 +60,37 @@ def test_other_ids_in_the_place_of_a_compaction_are_no_fault(pair: Fleet, gpt: o
         compaction = {"type": "compaction", "encrypted_content": compaction_id(place.session_id)}
         given = [compaction, {"role": "user", "content": "hello"}]
         body = {"model": "llava", "input": given, "max_output_tokens": 2}
-        assert requests.post(f"{pair.runtime}/v1/responses", json=body, timeout=90).status_code in (200, 400, 404)
+        assert requests.post(f"{attacked.runtime}/v1/responses", json=body, timeout=90).status_code in (200, 400, 404)
 
 
-def test_a_flood_of_messages_is_not_read(pair: Fleet, gpt: openai.OpenAI) -> None:
+def test_a_flood_of_messages_is_not_read(attacked: Fleet, gpt: openai.OpenAI) -> None:
     """The proxy holds little of it, the instances one message at a time, and others are answered."""
-    before, memory = num_open(pair), psutil.Process(pair.process.pid).memory_info().rss
+    before, memory = num_open(attacked), psutil.Process(attacked.process.pid).memory_info().rss
     message = create("Count", **NUMBERS).encode() + b" " * 60_000
-    with slowed_workers(pair), connect(address_of(pair), open_timeout=60) as client:
+    with slowed_workers(attacked), connect(address_of(attacked), open_timeout=60) as client:
         client.socket.settimeout(5)
         with pytest.raises(TimeoutError):  # all buffers on the way are full
             client.socket.sendall(masked(message) * 2_000)
-        assert psutil.Process(pair.process.pid).memory_info().rss - memory < 32 << 20
-        assert count(pair, "turns", "in_progress") == 1
+        assert psutil.Process(attacked.process.pid).memory_info().rss - memory < 32 << 20
+        assert count(attacked, "turns", "in_progress") == 1
         answer = gpt.responses.create(model="llava", input="What is this?", max_output_tokens=2)
         assert answer.status == "incomplete"
         client.socket.shutdown(socket.SHUT_RDWR)
-    wait_until(lambda: num_open(pair) == before, "the connection is forgotten")
-    wait_until(lambda: count(pair, "turns", "in_progress") == 0, "no turn is left")
+    wait_until(lambda: num_open(attacked) == before, "the connection is forgotten")
+    wait_until(lambda: count(attacked, "turns", "in_progress") == 0, "no turn is left")
 
 
-def test_several_answers_end_with_their_instance(pair: Fleet, gpt: openai.OpenAI) -> None:
+def test_several_answers_end_with_their_instance(attacked: Fleet, gpt: openai.OpenAI) -> None:
     """A stream of three answers ends with an error, and the request can be repeated."""
     whole = gpt.chat.completions.create(**SAMPLED)
-    with slowed_workers(pair):
+    with slowed_workers(attacked):
         stream = gpt.chat.completions.create(**SAMPLED, stream=True)
         next(stream)
-        kill_worker(pair, busy_instance(pair))
+        kill_worker(attacked, busy_instance(attacked))
         with pytest.raises(openai.APIError, match="The answer was broken off"):
             list(stream)
 
-    wait_until_all_serve(pair)
+    wait_until_all_serve(attacked)
     assert gpt.chat.completions.create(**SAMPLED).choices == whole.choices
 
 

@@ -14,10 +14,10 @@ import pytest
 from openai.types import FileObject
 from openai.types.responses import Response
 
-from tests.torchserve.conftest import Fleet, run_small
+from tests.torchserve.conftest import Fleet, processes_below, run_small
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_async import PATIENTLY, path_of, question, state_of, submit, until_there
-from tests.torchserve.test_faults import processes_below, worker_pids
+from tests.torchserve.test_faults import worker_pids
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 

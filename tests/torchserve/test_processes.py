@@ -14,10 +14,10 @@ from botocore.exceptions import BotoCoreError
 from websockets.sync.client import connect
 
 from tests.servers import RedisServer
-from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.conftest import Fleet, processes_below, run_fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.journals import JOURNAL_URL, MAX_SESSIONS, check_fleet, check_forgotten
-from tests.torchserve.test_faults import processes_below, ready_instances
+from tests.torchserve.test_faults import ready_instances
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 

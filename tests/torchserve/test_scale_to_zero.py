@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
-from tests.torchserve.conftest import run_fleet
+from tests.torchserve.conftest import processes_below, run_fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_faults import processes_below
 from tests.torchserve.test_sessions import open_session
 from tests.waiting import wait_until
 

@@ -4,7 +4,7 @@ TorchServe's /ping succeeds before the model is loaded and for minutes after a c
 /models/{model}` on its management port lists a READY worker; only an instance without a management port is probed by
 /ping. A negative answer or a refused connection takes the instance down at once. Missing answers take it down after
 `unanswered_before_down` in a row (HealthSettings), because moving an instance's sessions is expensive, and only if its
-streams make no progress either.
+streams make no progress either. An answer that is missing because this process itself was held up does not count.
 
 TorchServe lists a worker that hangs as READY. So an instance with our handler is also probed by its status operation,
 which the worker answers under any load (worker_probe.py).
@@ -28,6 +28,8 @@ from torchmoor.tasks import BackgroundTasks, cancel_all
 
 logger = logging.getLogger(__name__)
 
+HELD_UP_S = 0.5  # of a round's delay; with less, a probe has time enough
+
 
 class HealthChecker:
     """Probes every registered instance: often while it is not ready or does not answer, otherwise seldom.
@@ -45,6 +47,7 @@ class HealthChecker:
         self._workers: dict[str, WorkerProbe] = {}
         self._probes = BackgroundTasks()
         self._probing: set[str] = set()
+        self._last_round = self._held_up_at = 0.0
         self._loop_task: asyncio.Task[None] | None = None
         self._client: aiohttp.ClientSession | None = None
 
@@ -74,10 +77,19 @@ class HealthChecker:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        self._last_round = loop.time()
         while True:
+            self._look_for_delay()
+            self._last_round = loop.time()
             self._on_tick()
-            self.start_due_probes(loop.time())
+            self.start_due_probes(self._last_round)
             await asyncio.sleep(self._settings.starting_interval_s)
+
+    def _look_for_delay(self) -> None:
+        """Note the time if the next round of probes is late, because this process was held up."""
+        now = asyncio.get_running_loop().time()
+        if now - self._last_round > self._settings.starting_interval_s + HELD_UP_S:
+            self._held_up_at = now
 
     def start_due_probes(self, now: float) -> None:
         """Start a probe of each instance that is due and has none in flight."""
@@ -110,6 +122,7 @@ class HealthChecker:
         self._probes.start(self._probe(instance))
 
     async def _probe(self, instance: Instance) -> None:
+        began = asyncio.get_running_loop().time()
         try:
             is_ready = await self.ask(instance)
             if is_ready and self._registry.find(instance.name) is instance:
@@ -121,6 +134,10 @@ class HealthChecker:
             self._probing.discard(instance.name)
         if self._registry.find(instance.name) is not instance:
             return
+        if is_ready is None:
+            self._look_for_delay()
+            if self._held_up_at >= began:  # there may have been an answer
+                return
         unanswered = self._unanswered.get(instance.name, 0) + 1 if is_ready is None else 0
         if unanswered > 1 and instance.num_pieces != self._num_pieces.get(instance.name):
             unanswered = 1  # it streams: a busy instance is not a dead one

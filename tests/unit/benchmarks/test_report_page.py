@@ -20,7 +20,7 @@ from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
 pytestmark = pytest.mark.slow
 
 KEPT = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
-# Goals without a figure in the kept runs: the first is not measured, the others were added after the kept run.
+# Goals that were added after the kept run, which has no figure for them.
 WITHOUT_FIGURE = {
     ("async_inference", "wake_vs_start"),
     ("routing", "p99_gain_kept_2"),

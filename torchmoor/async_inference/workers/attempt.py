@@ -32,6 +32,7 @@ from torchmoor.async_inference.workers.instance_client import (
     DescriptorShortage,
     InstanceAnswer,
     InstanceLost,
+    InstanceUnanswered,
     InstanceUnreachable,
     InvocationTimedOut,
 )
@@ -111,7 +112,10 @@ class Attempt:
             return self._on_input_error(error)
         except InstanceUnreachable as error:
             self._has_ended = True
-            lease.on_unreachable()
+            if isinstance(error, InstanceUnanswered):
+                lease.on_failed(is_dead=True)
+            else:
+                lease.on_unreachable()
             raise RetryableFailure(str(error), counts=False) from error
         except DescriptorShortage as error:
             self._has_ended = True

@@ -29,6 +29,10 @@ class InstanceUnreachable(TorchmoorError):
     """Raised when no connection could be made: the instance did nothing."""
 
 
+class InstanceUnanswered(InstanceUnreachable):
+    """Raised when no connection was made in time. A busy machine or one lost packet can cause this."""
+
+
 class DescriptorShortage(TorchmoorError):
     """Raised when the proxy had no file descriptor for a connection; not the instance's fault."""
 
@@ -181,7 +185,7 @@ class InstanceClient:
                 raise DescriptorShortage("The proxy has too many open connections.") from error
             raise InstanceUnreachable(f"No connection to the instance: {error.strerror or error}") from error
         except TimeoutError as error:  # from aiohttp, while connecting
-            raise InstanceUnreachable("No connection to the instance in time.") from error
+            raise InstanceUnanswered("No connection to the instance in time.") from error
         except (aiohttp.ClientError, OSError) as error:
             if feed is not None and feed.error is not None:
                 raise feed.error from error

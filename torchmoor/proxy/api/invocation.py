@@ -327,14 +327,15 @@ class Invocation:
             # A reset alone does not mark the instance as failed: it may concern one worker, one request or one lost
             # packet. A probe tells.
             assignment.note_failure(is_dead=True)
-        was_sent = loss is Loss.RESET
-        is_safe = not was_sent or (assignment.is_repeatable and assignment.num_repeats < MAX_REPEATS)
-        assignment.num_repeats += was_sent
-        may_go = can_replay and is_safe
-        was_lost = assignment.is_repeatable  # otherwise a replacement cannot answer it
-        if may_go and assignment.try_reassign(self._resume, is_counted=was_sent, was_lost=was_lost):
-            return self._place()
-        return self.fail(unavailable.instance_lost())
+        if loss is Loss.UNANSWERED:
+            is_placed = can_replay and assignment.try_reach(self._resume)
+        else:
+            was_sent = loss is Loss.RESET
+            is_safe = not was_sent or (assignment.is_repeatable and assignment.num_repeats < MAX_REPEATS)
+            assignment.num_repeats += was_sent
+            may_go = can_replay and is_safe
+            is_placed = may_go and assignment.try_reassign(self._resume, is_counted=was_sent, was_lost=True)
+        return self._place() if is_placed else self.fail(unavailable.instance_lost())
 
     def _timeout_error(self) -> ApiError:
         model = self.assignment.model

@@ -30,7 +30,7 @@ from torchmoor.proxy.http.field_names import (
     SESSION_ID,
 )
 from torchmoor.proxy.http.message import AnswerHead, Request
-from torchmoor.proxy.instances.instance import Lease
+from torchmoor.proxy.instances.instance import SERVING, Lease
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.reasons import RETRY, SESSION_FAILOVER
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
@@ -165,7 +165,7 @@ class Assignment:
         was_lost: wait for the chosen instance's replacement, too, where instances are started on demand.
         """
         assert self.choice is not None
-        self.was_lost = was_lost
+        self.was_lost = was_lost and self.is_repeatable  # otherwise a replacement cannot answer it
         retries = self.dispatcher.retries
         if is_counted and not retries.try_take(self.dispatcher.metrics.invocations):
             self.metrics.retries_refused += 1
@@ -193,6 +193,21 @@ class Assignment:
         lease, self._lease = self._lease, None
         if lease is not None:
             self._return(lease)
+        return True
+
+    def try_reach(self, resume: Resume) -> bool:
+        """Lease an instance for a request that has not reached the chosen one in time. False if that is gone.
+
+        Without another one the request stays with the chosen instance, which may only be busy, until a probe tells.
+        """
+        assert self.choice is not None
+        instance = self.choice.instance
+        if self.is_repeatable and self.try_reassign(resume, is_counted=False):
+            return True
+        if instance.state not in SERVING or self._dispatchers.registry.find(instance.name) is not instance:
+            return False
+        self.has_failed = False
+        self._count_retry()
         return True
 
     def try_continue(self, resume: Resume, loss: Loss) -> bool:

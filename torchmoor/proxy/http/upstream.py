@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
@@ -319,7 +321,7 @@ class Connector:
         long_bodies = self._long_bodies.get(target)
         if long_bodies is None:
             long_bodies = self._long_bodies[target] = LongBodies(self._limits.max_long_body_bytes_per_s)
-        async with asyncio.timeout(self._timeouts.connect_timeout_s):
+        async with _patient_timeout(self._timeouts.connect_timeout_s):
             _, connection = await loop.create_connection(
                 lambda: UpstreamConnection(
                     target,
@@ -342,3 +344,19 @@ class Connector:
         for connection in idle[: 1 + self._max_connections // 16]:
             self._open.discard(connection)  # not counted again before the loop has closed it
             connection.close()
+
+
+@asynccontextmanager
+async def _patient_timeout(seconds: float) -> AsyncIterator[None]:
+    """Raise TimeoutError after this time, and not because the process itself was held up for as long.
+
+    The loop runs timers that are due before it reads what has arrived. So the time has two halves: the second one
+    begins when the loop has noticed the end of the first.
+    """
+    loop, half_s = asyncio.get_running_loop(), seconds / 2
+    async with asyncio.timeout(None) as limit:
+        halfway = loop.call_later(half_s, lambda: limit.reschedule(loop.time() + half_s))
+        try:
+            yield
+        finally:
+            halfway.cancel()

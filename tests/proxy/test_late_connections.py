@@ -1,0 +1,151 @@
+"""Instances that are slow to accept connections, and a proxy that is held up itself: requests are not lost."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.fake_instance import Received, Wire
+from tests.proxy.test_async import submit, until_there
+from tests.proxy.test_faults import instance_of, invoke
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.limits import TimeoutSettings
+from torchmoor.fleet.health import HELD_UP_S
+from torchmoor.proxy.http.upstream import UpstreamConnection
+from torchmoor.proxy.instances.instance import InstanceState
+
+SHORT = TimeoutSettings(connect_timeout_s=0.3, sweep_interval_s=0.02)
+
+
+@pytest.fixture
+def full_port() -> Iterator[int]:
+    """A port whose queue is full: the packets of those that come later are dropped, as on a machine under load."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        yield full.getsockname()[1]
+        for each in waiting:
+            each.close()
+
+
+def num_retries(stage: Stage) -> int:
+    return stage.proxy.data.dispatchers.all()[0].metrics.retries
+
+
+def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: Callable[..., Stage], full_port: int) -> None:
+    """One lost packet is enough for it: the request goes elsewhere, and what the instance works on stays there."""
+    stage = make_stage(timeouts=SHORT, are_journaled=True)
+    stage.instance("a").port = full_port
+    assert instance_of(read_answer(invoke(stage, session=make_session_id("b")))) == "b"  # needs no connection later
+
+    answer = read_answer(invoke(stage, session=make_session_id("a")))
+
+    assert instance_of(answer) == "b"
+    assert stage.instance("a").state is InstanceState.READY
+    assert stage.instance("a").breaker.num_failures == 1
+
+
+@pytest.mark.parametrize(("names", "session"), [("a", None), ("a", "a"), ("ab", "a")])
+def test_request_that_only_one_instance_can_answer_waits_for_it(
+    make_stage: Callable[..., Stage], full_port: int, names: str, session: str | None
+) -> None:
+    """Nothing says that the instance is gone. Without a journal, no other instance knows its sessions."""
+    stage = make_stage(timeouts=SHORT, names=tuple(names))
+    port, stage.instance("a").port = stage.instance("a").port, full_port
+    sock = invoke(stage, session=None if session is None else make_session_id(session))
+    stage.until(lambda: num_retries(stage) >= 2, "tried again")
+
+    stage.instance("a").port = port
+
+    assert instance_of(read_answer(sock)) == "a"
+    assert [fake.name for fake in stage.instances.values() if fake.received] == ["a"]
+    assert stage.instance("a").breaker.num_failures == 0
+
+
+def test_request_that_waits_is_refused_once_its_instance_is_gone(
+    make_stage: Callable[..., Stage], full_port: int
+) -> None:
+    """The probes have found it down."""
+    stage = make_stage(timeouts=SHORT, names=("a",))
+    stage.instance("a").port = full_port
+    sock = invoke(stage)
+    stage.until(lambda: num_retries(stage) >= 1, "tried again")
+
+    async def take_down() -> None:
+        stage.registry.set_state("a", InstanceState.DOWN)
+
+    stage.run(take_down())
+
+    answer = read_answer(sock)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"The instance that was to answer is gone." in answer
+
+
+def hold_up(seconds: float) -> None:
+    """Stop the calling thread for this time, as if other processes had all processors."""
+    time.sleep(seconds)
+
+
+def test_time_in_which_the_proxy_is_held_up_is_not_the_instances(make_stage: Callable[..., Stage]) -> None:
+    """The connection was made meanwhile, and the proxy had no time to see it."""
+    stage = make_stage(timeouts=SHORT)
+
+    async def connect() -> UpstreamConnection:
+        connecting = asyncio.create_task(stage.proxy.data.means.connector.connect(stage.instance("a")))
+        await asyncio.sleep(0)  # it begins
+        hold_up(2 * SHORT.connect_timeout_s)
+        return await connecting
+
+    async def close(connection: UpstreamConnection) -> None:
+        connection.close()
+
+    stage.run(close(stage.run(connect())))
+
+
+def test_silence_while_the_proxy_is_held_up_takes_nobody_down(make_stage: Callable[..., Stage]) -> None:
+    """The instance has answered its probe meanwhile, and the proxy had no time to read it."""
+    often = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=0.3)
+    stage = make_stage(health=often.replace(unanswered_before_down=1))
+    num_probes, states = 0, set()
+
+    async def answer_and_hold_up(request: Received, wire: Wire) -> None:
+        nonlocal num_probes
+        num_probes += 1
+        await wire.answer(body=b'[{"workers": [{"status": "READY"}]}]')
+        if num_probes == 2:
+            hold_up(often.probe_timeout_s + 2 * HELD_UP_S)  # this is the proxy's thread
+
+    stage.a.behave = answer_and_hold_up
+    stage.run(record_states(stage, states))
+    stage.instance("a").management_port = stage.a.port
+
+    stage.until(lambda: num_probes == 4, "two probes after it")
+
+    stage.instance("a").management_port = None
+    assert states == set()
+
+
+async def record_states(stage: Stage, states: set[InstanceState]) -> None:
+    stage.registry.listen(lambda instance: states.add(instance.state))
+
+
+def test_asynchronous_request_that_is_not_sent_in_time_takes_nobody_out(
+    make_stage: Callable[..., Stage], tmp_path: Path, full_port: int
+) -> None:
+    """The instance keeps the requests that it works on, and gets this one later."""
+    stage = make_stage(timeouts=SHORT, names=("a",), async_folder=tmp_path)
+    port, stage.instance("a").port = stage.instance("a").port, full_port
+    submitted = submit(stage, Body=b"{}")
+    stage.until(lambda: stage.instance("a").breaker.num_failures, "a connection not made in time")
+
+    assert stage.instance("a").state is InstanceState.READY
+    stage.instance("a").port = port
+    until_there(submitted["OutputLocation"])
