@@ -72,7 +72,8 @@ class StoredResponses:
         try:
             with self._sessions.hold(place.session_id, caller) as session:
                 with session.recording:
-                    event = self._find_turn(session, place.number)
+                    self._recorder.catch_up(session)  # another worker may have recorded it, or deleted it
+                    event = session.find_turn(place.number)
                     queued = session.queued.get(place.number) if event is None else None
                     if queued is not None:
                         event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
@@ -86,12 +87,6 @@ class StoredResponses:
                 yield found
         except SessionGone as error:
             raise unknown_response(response_id, param) from error
-
-    def _find_turn(self, session: Session, number: int) -> Event | None:
-        """Return an entry that is a turn, also if another worker has recorded it."""
-        if session.find_turn(number) is None:
-            self._recorder.catch_up(session)
-        return session.find_turn(number)
 
     def find_items(self, caller: Caller, references: References) -> dict[str, Item]:
         """Return stored items by their ids. Raises ResponseUnknown, InvalidRequest, JournalUnavailable."""
@@ -122,7 +117,7 @@ class StoredResponses:
     def _read_entries(self, caller: Caller, session_id: str, numbers: Collection[int]) -> dict[tuple[int, int], Item]:
         """Return the items of a session's entries, by number and place; without those that are not stored.
 
-        Always reads the journal: requests for a response go to its own instance, which may have deleted the items.
+        Reads the journal first, once: requests for a response go to its own instance, which may have deleted the items.
         """
         found: dict[tuple[int, int], Item] = {}
         try:

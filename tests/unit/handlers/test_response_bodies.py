@@ -199,6 +199,24 @@ def test_a_deleted_item_is_not_found_where_it_was_read_before(make_client: Servi
         assert client.call({**BODY, "input": [reference(kept["output"][0])]}, CREATE).status == 200
 
 
+def test_a_deleted_response_is_not_found_where_it_was_read_before(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """An instance that had its session keeps it, and gets the session's requests if the response's own is lost."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    one, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
+    kept = one.call(BODY, CREATE).json["id"]
+    deleted = one.call({**BODY, "previous_response_id": kept}, CREATE).json["id"]
+    path = f"responses/{deleted}"
+    assert other.call({}, {wire.RESOURCE: f"GET {path}"}).status == 200
+
+    one.call({}, {wire.RESOURCE: f"DELETE {path}"})
+
+    for target in (path, f"{path}/input_items", f"{path}?stream=true"):
+        assert other.call({}, {wire.RESOURCE: f"GET {target}"}).status == 404
+    for options in ({}, {"store": False}, {"background": True}):
+        assert other.call({**BODY, "previous_response_id": deleted, **options}, CREATE).status == 404
+    assert other.call({}, {wire.RESOURCE: f"GET responses/{kept}"}).status == 200
+
+
 def test_the_journal_is_read_once_for_a_sessions_items(
     make_client: ServiceFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
