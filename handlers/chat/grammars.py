@@ -10,6 +10,7 @@ from handlers.engine.contract import GrammarText
 from handlers.errors import InvalidRequest
 
 ANY_OBJECT = '{"type":"object"}'
+MAX_CLOSED_CHARS = 65_536  # of a schema; the pump's thread, which parses requests, must not take long over a longer one
 
 
 def read_tgi_grammar(given: Mapping[str, Any], field: str = "parameters.grammar") -> GrammarText:
@@ -67,8 +68,15 @@ def read_schema(given: Any, field: str) -> GrammarText:
             raise InvalidRequest(f"{field} is not valid JSON", param=field) from None
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"{field} must be a JSON schema, which is an object", param=field)
-    # Not sorted: an answer has its properties in the schema's order.
-    return _grammar("json_schema", json.dumps(close_objects(given), ensure_ascii=False, separators=(",", ":")), field)
+    text = _write(given)
+    if len(text) <= MAX_CLOSED_CHARS:
+        text = _write(close_objects(given))
+    return _grammar("json_schema", text, field)
+
+
+def _write(schema: Mapping[str, Any]) -> str:
+    """Return a schema as JSON. Not sorted: an answer has its properties in the schema's order."""
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
 def _read_tgi_schema(given: Any, field: str) -> GrammarText:
@@ -93,7 +101,7 @@ def _grammar(kind: Any, text: str, field: str) -> GrammarText:
 
 
 _TGI_KINDS: dict[str, Callable[[Any, str], GrammarText]] = {
-    "json": read_schema,
+    "json": _read_tgi_schema,
     "json_schema": _read_tgi_schema,
     "regex": _read_text("regex"),
     "lark": _read_text("lark"),

@@ -43,8 +43,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The stored objects that an input refers to by id: a compacted conversation, files, and items."""
+    """The stored objects that a request's items refer to by id: a compacted conversation, files, and items.
 
+    field: of the request, which has the items.
+    """
+
+    field: str
     compaction: str = ""
     files: tuple[str, ...] = ()
     items: tuple[str, ...] = ()
@@ -77,7 +81,7 @@ def find_references(given: Any, max_items: int, field: str = "input") -> Referen
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
     files = _texts(part.get("file_id") for part in parts if part.get("type") == "input_image")
     named = _texts(item.get("id") for item in items if item.get("type") == _REFERENCE)
-    return References(found[0] if found else "", files, named) if found or files or named else None
+    return References(field, found[0] if found else "", files, named) if found or files or named else None
 
 
 def _texts(values: Iterable[Any]) -> tuple[str, ...]:
@@ -191,7 +195,7 @@ def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item
 
 def _find(given: dict[str, Any], where: str, items: Mapping[str, Item]) -> Item:
     """Return the item that a reference names. items: by id."""
-    _check_fields(given, {"type", "id"}, where)
+    _check_fields({name: value for name, value in given.items() if value is not None}, {"type", "id"}, where)
     return items[_text(given.get("id"), f"{where}.id")]
 
 

@@ -4,7 +4,8 @@ A chain of responses is a session, and each response a turn of it.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,7 +14,7 @@ from typing import Any
 from handlers.chat.commands import ActOnSession, DeleteResponse, ShowResponse
 from handlers.chat.dialects.response_form import ResponseForm, show_items, show_page, show_response
 from handlers.chat.dialects.responses import find_response, unknown_response
-from handlers.chat.items import Item, images_in, read_items
+from handlers.chat.items import Item, References, images_in, read_items
 from handlers.chat.messages import USER, ImagePart, KeptImage, Message
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.sessions.entries import entries_of
@@ -71,7 +72,8 @@ class StoredResponses:
         try:
             with self._sessions.hold(place.session_id, caller) as session:
                 with session.recording:
-                    event = self._find_turn(session, place.number)
+                    self._recorder.catch_up(session)  # another worker may have recorded it, or deleted it
+                    event = session.find_turn(place.number)
                     queued = session.queued.get(place.number) if event is None else None
                     if queued is not None:
                         event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
@@ -86,43 +88,47 @@ class StoredResponses:
         except SessionGone as error:
             raise unknown_response(response_id, param) from error
 
-    def _find_turn(self, session: Session, number: int) -> Event | None:
-        """Return an entry that is a turn, after applying what other workers have recorded, deletions included."""
-        self._recorder.catch_up(session)
-        return session.find_turn(number)
-
-    def find_items(self, caller: Caller, names: Sequence[str]) -> dict[str, Item]:
+    def find_items(self, caller: Caller, references: References) -> dict[str, Item]:
         """Return stored items by their ids. Raises ResponseUnknown, InvalidRequest, JournalUnavailable."""
-        places = {name: read_item_id(name) for name in names}
-        numbers = {(place.session_id, place.number) for place in places.values() if place is not None}
-        entries = {each: self._read_entry(caller, *each) for each in numbers}
+        places = {name: read_item_id(name) for name in references.items}
+        numbers: dict[str, set[int]] = defaultdict(set)
+        for place in places.values():
+            if place is not None:
+                numbers[place.session_id].add(place.number)
+        entries = {session_id: self._read_entries(caller, session_id, own) for session_id, own in numbers.items()}
         found: dict[str, Item] = {}
         for name, place in places.items():
-            item = None if place is None else entries[place.session_id, place.number].get(place.item)
+            item = None if place is None else entries[place.session_id].get((place.number, place.item))
             if item is None:
                 raise ResponseUnknown(
                     f"Item with id '{name[:256]}' not found. Items of a response with 'store': false are not kept, and "
                     "others only as long as their response: send the item itself.",
-                    param="input",
+                    param=references.field,
                     api_code="not_found",
                 )
             if images_in([item]):
                 raise InvalidRequest(
                     f"Item '{name[:256]}' has an image, so no item_reference can name it: send the item itself",
-                    param="input",
+                    param=references.field,
                 )
             found[name] = item
         return found
 
-    def _read_entry(self, caller: Caller, session_id: str, number: int) -> dict[int, Item]:
-        """Return the items of an entry by their places; none if it is not stored."""
+    def _read_entries(self, caller: Caller, session_id: str, numbers: Collection[int]) -> dict[tuple[int, int], Item]:
+        """Return the items of a session's entries, by number and place; without those that are not stored.
+
+        Reads the journal first, once: requests for a response go to its own instance, which may have deleted the items.
+        """
+        found: dict[tuple[int, int], Item] = {}
         try:
             with self._sessions.hold(session_id, caller) as session, session.recording:
-                event = self._find_turn(session, number)
-                if event is None or not event.response or number in session.deleted:
-                    return {}
-                items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))
-                return {i: item for i, item in enumerate(items) if (number, i) not in session.deleted_items}
+                self._recorder.catch_up(session)
+                for number in numbers:
+                    event = session.find_turn(number)
+                    if event is not None and event.response and number not in session.deleted:
+                        items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))
+                        found |= {(number, place): item for place, item in enumerate(items)}
+                return {at: item for at, item in found.items() if at not in session.deleted_items}
         except SessionGone:
             return {}
 

@@ -204,7 +204,7 @@ class ResourceService:
         compacted = self._responses.read_compacted(caller, references.compaction) if references.compaction else []
         check_num_images(len(references.files), self._parts.limits.session.max_images)
         files = {text: self._files.find_image(caller, text) for text in references.files}
-        items = self._responses.find_items(caller, references.items)
+        items = self._responses.find_items(caller, references)
         self._service.dispatch(command.resume(Referred(compacted, files, items)), reply)
 
     def _compact(self, command: Compact, reply: PendingReply) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Answers that follow a grammar: on the engine with many schemas, and through the service in each dialect."""
 
 import json
+import random
 import re
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
 from benchmarks.grammar_schemas import SCHEMAS
 from handlers.chat.grammars import read_schema
@@ -23,7 +25,14 @@ from handlers.engine.builtin.runner import ModelRunner, cache_shape
 from handlers.engine.builtin.sampler import Sampler, choose_tokens
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence
-from handlers.engine.contract import AnswerRequest, FinishReason, GrammarText, SamplingParams, TokenEvent
+from handlers.engine.contract import (
+    JSON_OPTIONS,
+    AnswerRequest,
+    FinishReason,
+    GrammarText,
+    SamplingParams,
+    TokenEvent,
+)
 from handlers.engine.grammar import GrammarCompiler, GrammarFailed, GrammarState
 from handlers.errors import InvalidRequest, Overloaded
 from handlers.settings.grammar import GrammarSettings
@@ -360,6 +369,10 @@ def test_json_object_is_an_object(client: Any) -> None:
     assert answer.json["choices"][0]["message"]["content"].startswith("{")
 
 
+BASES = {
+    **{name: {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]} for name in "abc"},
+    "many": {"type": "array", "items": {"$ref": "#/$defs/a"}},
+}
 NESTED = {"properties": {"a": {"enum": [1]}, "b": {"$ref": "#/$defs/b"}}, "required": ["a", "b"]}
 LEAF = {"type": "object", "properties": {"properties": {"enum": [2]}}, "required": ["properties"]}
 
@@ -395,10 +408,91 @@ def test_answers_have_declared_properties_only(rows: Rows, compiler: GrammarComp
         {"allOf": [{"properties": {"a": {}}}], "required": ["b"]},
         {"enum": [{"properties": {}}]},
         {"const": {"properties": {}}, "properties": 5, "items": [], "anyOf": {}},
+        {"$ref": "#/$defs/a", "anyOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/c"}], "$defs": BASES},
+        {"$ref": "#/$defs/a", "allOf": [{"$ref": "#/$defs/b"}], "$defs": BASES},
+        {"allOf": [{"$ref": "#/$defs/a"}], "anyOf": [{"$ref": "#/$defs/b"}], "$defs": BASES},
+        {"$ref": "#/$defs/many", "items": {"$ref": "#/$defs/b"}, "$defs": BASES},
+        {"patternProperties": {"^a": {"$ref": "#/$defs/a", "anyOf": [{"$ref": "#/$defs/b"}]}}, "$defs": BASES},
+        {"properties": {"a": {}}, "enum": [{"a": 1, "b": 2}]},
+        {"$ref": "#/$defs/a", "const": {"a": 1, "b": 2}, "$defs": BASES},
+        {"properties": {f"{'x' * 100}{number}": {} for number in range(700)}},
     ],
 )
 def test_schemas_that_may_mean_other_properties_stay_as_they_are(schema: dict[str, Any]) -> None:
+    """And schemas whose walk would take the thread that parses requests too long."""
     assert json.loads(read_schema(schema, "schema").text) == schema
+
+
+def test_closed_schemas_have_answers_that_fit_the_given_ones() -> None:
+    """Random schemas: what the library accepts it accepts closed, too, and an answer is valid by both."""
+    num_closed = 0
+    for seed in range(2000):
+        schema = RandomSchema(seed).make()
+        text = read_schema(schema, "schema").text
+        if json.loads(text) == schema or sample(json.dumps(schema), seed) is None:
+            continue
+        answer = sample(text, seed)
+        assert answer is not None, schema
+        jsonschema.Draft202012Validator(schema).validate(json.loads(answer))
+        num_closed += 1
+    assert num_closed > 100
+
+
+class RandomSchema:
+    """Schemas of objects that refer to each other and are combined, some in ways that nothing satisfies."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def make(self) -> dict[str, Any]:
+        return {**self._value(3), "$defs": {"x": self._object(2), "y": self._object(1)}}
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        draw = self._random
+        schema: dict[str, Any] = {"type": "object"}
+        rules = {
+            "properties": {name: self._value(depth - 1) for name in draw.sample("abc", draw.randint(0, 3))},
+            "required": draw.sample("abc", draw.randint(0, 2)),
+            "additionalProperties": draw.choice([True, False, {"type": "integer"}]),
+            "patternProperties": {"^c": self._value(depth - 1)},
+            "maxProperties": draw.randint(0, 3),
+            "enum": [{"a": 1}, {"a": 1, "b": 2}],
+        }
+        for (name, rule), chance in zip(rules.items(), (0.9, 0.4, 0.1, 0.1, 0.1, 0.1), strict=True):
+            if draw.random() < chance:
+                schema[name] = rule
+        return schema
+
+    def _value(self, depth: int) -> dict[str, Any]:
+        draw = self._random
+        if depth <= 0:
+            return dict(draw.choice([{"type": "integer", "maximum": 9}, {"type": "boolean"}, {"const": 1}]))
+        schema: dict[str, Any] = {}
+        several = {
+            "$ref": f"#/$defs/{draw.choice('xy')}",
+            "anyOf": [self._value(depth - 1) for _ in range(draw.randint(1, 2))],
+            "allOf": [self._value(depth - 1) for _ in range(draw.randint(1, 2))],
+        }
+        if depth == 3:  # elsewhere a reference might refer to itself
+            for name, rule in several.items():
+                if draw.random() < 0.3:
+                    schema[name] = rule
+        if draw.random() < 0.3:
+            return {**schema, "type": "array", "items": self._value(depth - 1), "maxItems": 2}
+        return {**schema, **(self._object(depth) if draw.random() < 0.7 else {})}
+
+
+def sample(schema: str, seed: int) -> str | None:
+    """Return an answer by a schema, drawn byte by byte; None if the library refuses the schema."""
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
+    draw, answer = random.Random(seed), bytearray()
+    while not matcher.is_error() and not matcher.is_accepting():
+        mask = matcher.compute_bitmask()
+        allowed = [byte for byte in b'{}[]":,0123456789abcdeflnrstu' if mask[byte // 8] >> byte % 8 & 1]
+        closing = [byte for byte in b'}]"' if byte in allowed and len(answer) > 30]
+        answer.append(draw.choice(closing or allowed))
+        matcher.consume_token(answer[-1])
+    return None if matcher.is_error() else answer.decode()
 
 
 def test_chat_completion_follows_formats_of_tgi(client: Any) -> None:
@@ -406,6 +500,7 @@ def test_chat_completion_follows_formats_of_tgi(client: Any) -> None:
     for format in (
         {"type": "json_object", "value": PERSON},
         {"type": "json", "value": PERSON},
+        {"type": "json_object", "value": {"name": "person", "schema": PERSON}},
         {"type": "json_schema", "value": {"name": "person", "schema": PERSON}},
     ):
         answer = client.call(chat(response_format=format, **SAMPLED))

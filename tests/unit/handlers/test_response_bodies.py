@@ -179,6 +179,83 @@ def test_an_item_that_is_not_stored_is_not_found(make_client: ServiceFactory, tm
     assert client.call({**BODY, "input": [reference(item)]}, CREATE).status == 200
 
 
+def test_a_deleted_item_is_not_found_where_it_was_read_before(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """A request that names items of several responses goes to one instance; a deletion goes to the response's own."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    one, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
+    kept = one.call(BODY, CREATE).json
+    response = one.call({**BODY, "previous_response_id": kept["id"]}, CREATE).json
+    talk = one.call({"items": QUESTIONS}, {wire.RESOURCE: "POST conversations"}).json["id"]
+    added = one.call({}, {wire.RESOURCE: f"GET conversations/{talk}/items"}).json["data"][0]
+    deleted = (response["output"][0], added)
+    for item in deleted:
+        assert other.call({**BODY, "input": [reference(item)]}, CREATE).status == 200
+
+    one.call({}, {wire.RESOURCE: f"DELETE responses/{response['id']}"})
+    one.call({}, {wire.RESOURCE: f"DELETE conversations/{talk}/items/{added['id']}"})
+
+    for client in (one, other):
+        assert [client.call({**BODY, "input": [reference(item)]}, CREATE).status for item in deleted] == [404, 404]
+        assert client.call({**BODY, "input": [reference(kept["output"][0])]}, CREATE).status == 200
+
+
+def test_a_deleted_response_is_not_found_where_it_was_read_before(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """An instance that had its session keeps it, and gets the session's requests if the response's own is lost."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    one, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
+    kept = one.call(BODY, CREATE).json["id"]
+    deleted = one.call({**BODY, "previous_response_id": kept}, CREATE).json["id"]
+    path = f"responses/{deleted}"
+    assert other.call({}, {wire.RESOURCE: f"GET {path}"}).status == 200
+
+    one.call({}, {wire.RESOURCE: f"DELETE {path}"})
+
+    for target in (path, f"{path}/input_items", f"{path}?stream=true"):
+        assert other.call({}, {wire.RESOURCE: f"GET {target}"}).status == 404
+    for options in ({}, {"store": False}, {"background": True}):
+        assert other.call({**BODY, "previous_response_id": deleted, **options}, CREATE).status == 404
+    assert other.call({}, {wire.RESOURCE: f"GET responses/{kept}"}).status == 200
+
+
+def test_the_journal_is_read_once_for_a_sessions_items(
+    make_client: ServiceFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever entries are named, existing or not: reading it for each of 512 items would take S3 half a minute."""
+    journal = DirectoryJournal(tmp_path, JournalSettings())
+    client = make_client(journal=journal)
+    name = client.call(BODY, CREATE).json["output"][0]["id"]
+    read, num_reads = journal.read, 0
+
+    def count(*args: Any) -> Any:
+        nonlocal num_reads
+        num_reads += 1
+        return read(*args)
+
+    monkeypatch.setattr(journal, "read", count)
+    names = [name, *(name.replace("_1_1", f"_{number}_0") for number in range(2, 50))]
+
+    answer = client.call({**BODY, "input": [reference({"id": each}) for each in names]}, CREATE)
+
+    assert (answer.status, num_reads) == (404, 1)
+
+
+def test_an_item_that_is_not_found_is_in_the_field_that_names_it(client: Client) -> None:
+    missing = {"items": [reference({"id": "msg_x"})]}
+    talk = client.call({}, {wire.RESOURCE: "POST conversations"}).json["id"]
+
+    for path in ("conversations", f"conversations/{talk}/items"):
+        answer = client.call(missing, {wire.RESOURCE: f"POST {path}"})
+
+        assert (answer.status, answer.json["error"]["param"]) == (404, "items")
+
+
+def test_a_reference_may_have_fields_that_are_null(client: Client) -> None:
+    """Like the members of other items."""
+    item = client.call(BODY, CREATE).json["output"][0]
+
+    assert client.call({**BODY, "input": [{**reference(item), "status": None}]}, CREATE).status == 200
+
+
 @pytest.mark.parametrize(
     ("changed", "param"), [({"id": None}, "input[0].id"), ({"id": 7}, "input[0].id"), ({"role": "user"}, "input[0]")]
 )
