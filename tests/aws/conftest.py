@@ -14,7 +14,6 @@ import pytest
 import requests
 import yaml
 
-from tests.aws.moto_cloudformation import install
 from tests.aws.operator import NAME, Operator
 from tests.aws.slow_sagemaker import SlowSageMaker
 from tests.aws.stack import Stack
@@ -122,6 +121,8 @@ def sagemaker(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> SlowSageMaker:
 @pytest.fixture
 def stack(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Stack:
     """Provide a stack of the template that is not yet created."""
+    from tests.aws.moto_cloudformation import install  # takes a second, which each run's processes would need
+
     install(monkeypatch, aws)
     return Stack(aws)
 

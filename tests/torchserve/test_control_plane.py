@@ -6,15 +6,18 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import Fleet, processes_below, run_fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_async import path_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
@@ -22,6 +25,7 @@ IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-inference:2.6.0-cp
 ROLE = "arn:aws:iam::000000000000:role/anything-at-all"
 SCALING = "application-autoscaling"
 QUICK = {"Delay": 1, "MaxAttempts": 120}
+ONE_AT_A_TIME = {"OutputConfig": {}, "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def create(client: Any, name: str, model_data: str, *, count: int = 1, **environ
     client.create_endpoint(EndpointName=name, EndpointConfigName=name)
 
 
-def create_config(client: Any, name: str, *, model: str = "", count: int = 1) -> None:
+def create_config(client: Any, name: str, *, model: str = "", count: int = 1, **fields: Any) -> None:
     client.create_endpoint_config(
         EndpointConfigName=name,
         ProductionVariants=[
@@ -54,6 +58,7 @@ def create_config(client: Any, name: str, *, model: str = "", count: int = 1) ->
                 "InstanceType": "ml.g5.xlarge",
             }
         ],
+        **fields,
     )
 
 
@@ -63,6 +68,26 @@ def ask(runtime: Any, name: str, **arguments: Any) -> dict[str, Any]:
         EndpointName=name, ContentType="application/json", Body=json.dumps(body), **arguments
     )
     return {"text": answer["Body"].read(), **answer["ResponseMetadata"]["HTTPHeaders"]}
+
+
+def send_asynchronously(runtime: Any, name: str) -> list[dict[str, Any]]:
+    """Send an asynchronous endpoint more requests than it runs at once."""
+    body = json.dumps({"inputs": "USER: hello ASSISTANT:", "parameters": {"max_new_tokens": 64}}).encode()
+    asked = {"EndpointName": name, "ContentType": "application/json", "Body": body}
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(lambda _: runtime.invoke_endpoint_async(**asked), range(12)))
+
+
+def check_ended(fleet: Fleet, sent: list[dict[str, Any]]) -> None:
+    """Each request of the deleted endpoint has one object; those that did not run have the reason."""
+    reasons = []
+    for each in sent:
+        result, failure = path_of(each["OutputLocation"]), path_of(each["FailureLocation"])
+        assert result.exists() != failure.exists()
+        reasons += [failure.read_text()] if failure.exists() else []
+        found = requests.get(f"{fleet.admin}/async-requests/{each['InferenceId']}", timeout=60).json()
+        assert found["state"] == ("CANCELLED" if failure.exists() else "COMPLETED")
+    assert set(reasons) == {"The endpoint was deleted before the request was done."}
 
 
 def wait(client: Any, waiter: str, name: str) -> None:
@@ -93,7 +118,7 @@ def test_an_endpoint_from_create_model_to_delete_endpoint(plane: Fleet, aws: Any
     )
     session = opened["NewSessionId"].partition(";")[0]
     first = ask_session(runtime, session)
-    create_config(client, "chat-2", model="chat")
+    create_config(client, "chat-2", model="chat", AsyncInferenceConfig=ONE_AT_A_TIME)
     answers: list[Any] = []
     is_done = threading.Event()
 
@@ -128,8 +153,11 @@ def test_an_endpoint_from_create_model_to_delete_endpoint(plane: Fleet, aws: Any
 
     check_metrics(aws("cloudwatch", plane))
 
+    # Each asynchronous request ends with one object; another endpoint of the same name has nothing of it to run.
+    sent = send_asynchronously(runtime, "chat")
     client.delete_endpoint(EndpointName="chat")
     wait(client, "endpoint_deleted", "chat")
+    check_ended(plane, sent)
     assert plane.instances() == []
     client.delete_endpoint_config(EndpointConfigName="chat")
     client.delete_endpoint_config(EndpointConfigName="chat-2")

@@ -1,22 +1,29 @@
-"""A user's own checkpoints under their own names: as directories, in S3, and as an archive of `torchmoor package`."""
+"""A user's own checkpoints under their own names, in one fleet: an archive of `torchmoor package`, which sees pictures,
+SmolLM2-135M-Instruct with its real weights in a directory, and a checkpoint in S3.
+
+Each has one instance, which runs one request at a time and has a queue.
+"""
 
 import json
-import shutil
+import re
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import openai
 import pytest
 import requests
 import torch
+from botocore.exceptions import ClientError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from scripts.make_smollm2 import TARGET
 from tests.servers import S3Server
-from tests.torchserve.conftest import ROOT, Fleet, run_fleet
-from tests.torchserve.drawings import draw
+from tests.tools import missing
+from tests.torchserve.conftest import ROOT, TORCHMOOR, Fleet, run_fleet
+from tests.torchserve.drawings import data_url, draw
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 from tests.waiting import wait_until
 
@@ -24,18 +31,24 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.s3]
 
 DEMO = ROOT / "models" / "tiny-llava"
 BUCKET = "own-models"
-SEEING = ["packaged", "my-llava"]
+PACKAGED = "packaged"
+TEXT = "llm"
 OLD = "old"  # a GPT-2 in S3, which does not run in packed steps
-SHORT = 80  # tokens
+SHORT = 200  # tokens
 
 
 @pytest.fixture(scope="module")
 def own(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Run a renamed archive, a checkpoint with a serving.properties of its own, and one in S3."""
+    if not TARGET.is_dir():
+        missing("there is no SmolLM2: make archives downloads it")
     folder = tmp_path_factory.mktemp("own-models")
-    mine = folder / "my-llava"
-    shutil.copytree(DEMO, mine)
-    (mine / "serving.properties").write_text(f"option.max_model_len={SHORT}\n")
+    mine = folder / "smollm2"
+    mine.mkdir()
+    for path in TARGET.iterdir():
+        (mine / path.name).symlink_to(path)
+    options = {"max_model_len": SHORT, "output_formatter": "json"}
+    (mine / "serving.properties").write_text("".join(f"option.{name}={value}\n" for name, value in options.items()))
     save(PLAIN["gpt2"](), folder / "tiny-gpt2", DEMO)
     client = s3_server.client()
     client.create_bucket(Bucket=BUCKET)
@@ -43,12 +56,12 @@ def own(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         client.upload_file(str(path), BUCKET, f"tiny/{path.name}")
     client.close()
     (folder / "store").mkdir()
-    command = [str(Path(sys.executable).with_name("torchmoor")), "package", str(DEMO)]
-    subprocess.run([*command, "-o", str(folder / "store" / "demo.mar")], check=True, timeout=60)
-    (folder / "store" / "demo.mar").rename(folder / "store" / "packaged.mar")
+    command = [str(TORCHMOOR), "package", str(DEMO), "-o", str(folder / "store" / "demo.mar")]
+    subprocess.run(command, check=True, timeout=60)
+    (folder / "store" / "demo.mar").rename(folder / "store" / f"{PACKAGED}.mar")
     with run_fleet(
-        *(str(mine), "--name", "my-llava", f"s3://{BUCKET}/tiny", "--name", OLD),
-        *("--model-store", str(folder / "store"), "--endpoint", "packaged"),
+        *(str(mine), "--name", TEXT, f"s3://{BUCKET}/tiny", "--name", OLD),
+        *("--model-store", str(folder / "store"), "--endpoint", PACKAGED, "--capacity", "1", "--late-binding"),
         run_dir=folder / "run",
         log=folder / "up.log",
         environment={**s3_server.environment, "TORCHMOOR_HANDLER_MODEL_CACHE_DIR": str(folder / "cache")},
@@ -56,42 +69,54 @@ def own(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield fleet
 
 
-@pytest.mark.parametrize("name", SEEING)
-def test_a_model_answers_boto3_under_its_name(own: Fleet, name: str) -> None:
+@pytest.fixture
+def gpt(own: Fleet) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=own.runtime + "/v1", api_key="any", timeout=90, max_retries=0) as client:
+        yield client
+
+
+def open_session(client: Any, endpoint: str, body: dict[str, Any]) -> str:
+    opened = client.invoke_endpoint(
+        EndpointName=endpoint,
+        SessionId="NEW_SESSION",
+        ContentType="application/json",
+        Body=json.dumps(body),
+    )
+    session: str = opened["NewSessionId"].partition(";")[0]
+    return session
+
+
+def ask(client: Any, endpoint: str, session: str, question: str) -> list[str]:
+    """Return the pieces of a streamed answer."""
+    body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": {"max_new_tokens": 40}}
+    answer = client.invoke_endpoint_with_response_stream(
+        EndpointName=endpoint, SessionId=session, ContentType="application/json", Body=json.dumps(body)
+    )
+    return [event["PayloadPart"]["Bytes"].decode() for event in answer["Body"]]
+
+
+def test_a_model_answers_boto3_under_its_name(own: Fleet) -> None:
     """A session with a picture, and a question about it."""
     client = own.client()
     opened = client.invoke_endpoint(
-        EndpointName=name, SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
+        EndpointName=PACKAGED, SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
     )
     session = opened["NewSessionId"].partition(";")[0]
 
     answer = client.invoke_endpoint(
-        EndpointName=name,
+        EndpointName=PACKAGED,
         SessionId=session,
         ContentType="application/json",
         Body=json.dumps({"type": "send_text_prompt", "prompt_text": "What color is the circle?"}),
     )
 
-    assert f"{name}-0" in session
+    assert f"{PACKAGED}-0" in session
     assert json.load(answer["Body"]) == {"response_text": "The circle is red."}
-
-
-def test_models_are_listed_and_answered_by_their_names(own: Fleet) -> None:
-    """OpenAI's client sees the endpoints; llava, which nothing names, is not served."""
-    with openai.OpenAI(base_url=own.runtime + "/v1", api_key="any", timeout=90, max_retries=0) as client:
-        assert sorted(model.id for model in client.models.list()) == sorted([*SEEING, OLD])
-        answer = client.chat.completions.create(
-            model="packaged", messages=[{"role": "user", "content": "What color is the circle?"}], max_tokens=20
-        )
-        with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(model="llava", messages=[{"role": "user", "content": "Hello"}])
-
-    assert answer.choices[0].message.content
 
 
 def test_models_report_whether_they_read_pictures(own: Fleet) -> None:
     """The chat page learns it of every endpoint."""
-    wanted = {"packaged": {"can_see": True}, "my-llava": {"can_see": True}, OLD: {"can_see": False}}
+    wanted = {PACKAGED: {"can_see": True}, TEXT: {"can_see": False}, OLD: {"can_see": False}}
 
     def capabilities() -> Any:
         return requests.get(f"{own.runtime}/chat/endpoints", timeout=10).json()["capabilities"]
@@ -99,17 +124,12 @@ def test_models_report_whether_they_read_pictures(own: Fleet) -> None:
     wait_until(lambda: capabilities() == wanted, "each endpoint has reported its capabilities")
 
 
-def test_a_models_own_settings_are_its_own(own: Fleet) -> None:
+def test_a_models_own_settings_are_its_own(gpt: openai.OpenAI) -> None:
     """serving.properties beside one checkpoint limits its context; the same question fits the other."""
-    question = "What color is the circle? " * 12
-    with openai.OpenAI(base_url=own.runtime + "/v1", api_key="any", timeout=90, max_retries=0) as client:
-        with pytest.raises(openai.BadRequestError, match=f"at most {SHORT - 1}"):
-            client.chat.completions.create(
-                model="my-llava", messages=[{"role": "user", "content": question}], max_tokens=8
-            )
-        answer = client.chat.completions.create(
-            model="packaged", messages=[{"role": "user", "content": question}], max_tokens=8
-        )
+    question: Any = [{"role": "user", "content": "What color is the circle? " * 40}]
+    with pytest.raises(openai.BadRequestError, match=f"at most {SHORT - 1}"):
+        gpt.chat.completions.create(model=TEXT, messages=question, max_tokens=8)
+    answer = gpt.chat.completions.create(model=PACKAGED, messages=question, max_tokens=8)
 
     assert answer.choices[0].message.content is not None
 
@@ -146,3 +166,103 @@ def test_a_model_without_packed_steps_answers_like_any_other(own: Fleet) -> None
         assert ask({"inputs": prompt, "parameters": parameters}) == [{"generated_text": found}]
         messages.append({"role": "assistant", "content": found})
     assert "do not run in packed steps" in "".join(log.read_text() for log in own.run_dir.rglob("*.log"))
+
+
+def test_a_text_model_streams_a_right_answer(own: Fleet) -> None:
+    """Real weights answer a factual question, and the second turn continues from the first."""
+    client = own.client()
+    session = open_session(client, TEXT, {"requestType": "NEW_SESSION"})
+
+    pieces = ask(client, TEXT, session, "What is the capital of France?")
+    followed = ask(client, TEXT, session, "And in which country is that city?")
+
+    assert "llm-0" in session
+    assert len(pieces) > 1
+    assert "".join(pieces) == "The capital of France is Paris."
+    assert "France" in "".join(followed)
+
+
+def test_a_text_model_refuses_a_picture(own: Fleet) -> None:
+    """A picture is refused with the reason, and no session is opened."""
+    with pytest.raises(ClientError, match="text only"):
+        open_session(own.client(), TEXT, {"type": "start_session", "image": "aGk="})
+
+
+def test_sessions_belong_to_their_endpoint(own: Fleet) -> None:
+    """An id of one endpoint is refused by the other, although they share keys and journal."""
+    client = own.client()
+    session = open_session(client, TEXT, {"requestType": "NEW_SESSION"})
+
+    with pytest.raises(ClientError) as refused:
+        ask(client, PACKAGED, session, "What color is the circle?")
+
+    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+
+
+def test_openai_client_reaches_models_by_their_names(own: Fleet, gpt: openai.OpenAI) -> None:
+    """One base URL serves the models by name, with pictures, streams, text and a list; llava is not served here."""
+    see = [{"type": "image_url", "image_url": {"url": data_url(draw("circle", "red"))}}]
+    seeing: Any = [{"role": "user", "content": [*see, {"type": "text", "text": "What color is the circle?"}]}]
+    asking: Any = [{"role": "user", "content": "What is the capital of France?"}]
+
+    models = [model.id for model in gpt.models.list()]
+    stream = gpt.chat.completions.create(model=PACKAGED, messages=seeing, stream=True)
+    seen = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    answer = gpt.chat.completions.create(model=TEXT, messages=asking, max_tokens=40)
+    with pytest.raises(openai.NotFoundError) as unknown:
+        gpt.chat.completions.create(model="llava", messages=asking)
+    with pytest.raises(openai.BadRequestError, match="text only"):
+        gpt.chat.completions.create(model=TEXT, messages=seeing)
+
+    assert sorted(models) == sorted([PACKAGED, TEXT, OLD])
+    assert seen == "The circle is red."
+    assert (answer.model, answer.choices[0].message.content) == (TEXT, "The capital of France is Paris.")
+    assert unknown.value.code == "model_not_found"
+    assert f"There is: {', '.join(f'`{name}`' for name in models)}." in unknown.value.message
+
+
+def test_older_lmi_streams_one_object_without_being_asked(own: Fleet) -> None:
+    """With LMI 0.25's output_formatter=json, a client that sends no `stream` can print the text as it comes."""
+    body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 40}}
+
+    answer = own.client().invoke_endpoint_with_response_stream(
+        EndpointName=TEXT, ContentType="application/json", Body=json.dumps(body)
+    )
+    pieces = [event["PayloadPart"]["Bytes"] for event in answer["Body"]]
+
+    assert answer["ContentType"] == "application/json"
+    assert pieces[0].startswith(b'{"generated_text": "')
+    assert len(pieces) > 10
+    assert "Paris" in json.loads(b"".join(pieces))["generated_text"]
+
+
+def test_requests_beyond_the_capacity_wait_for_the_instance(own: Fleet) -> None:
+    """Requests beyond the capacity wait and are all answered, as the command line configures."""
+    body = json.dumps({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}})
+    together = Barrier(6)
+
+    def ask_once(client: Any) -> Any:
+        together.wait(60)
+        answer = client.invoke_endpoint(EndpointName=TEXT, ContentType="application/json", Body=body)
+        return json.loads(answer["Body"].read())["generated_text"]
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(ask_once, [own.client() for _ in range(6)]))
+
+    assert len(answers) == 6
+    assert all("Paris" in answer for answer in answers)
+    assert {instance["capacity"] for instance in own.instances()} == {1}
+    numbers = requests.get(f"{own.admin}/metrics", timeout=30).text
+    [waited] = re.findall(r'^QueueLatency_count\{endpoint="llm".*\} (.+)$', numbers, re.MULTILINE)
+    assert float(waited) >= 1
+
+
+def test_the_command_line_talks_to_a_text_model(own: Fleet) -> None:
+    """`torchmoor chat` works without a picture."""
+    command = [str(TORCHMOOR), "chat", "--endpoint", TEXT]
+    question = ("--ask", "What is the capital of France?")
+
+    result = subprocess.run([*command, "--url", own.runtime, *question], capture_output=True, text=True, timeout=120)
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "The capital of France is Paris.\n"

@@ -19,8 +19,9 @@ from scripts.make_adapters import make_adapters
 from tests.tools import require_vllm
 from tests.torchserve.conftest import ROOT, Fleet, processes_below, run_fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.in_s3.fleet import CHECKPOINT
+from tests.torchserve.in_s3.test_adapters import Adapted, find_expected
 from tests.torchserve.long_streams import num_continued
-from tests.torchserve.test_adapters import CHECKPOINT, Adapted, find_expected
 from tests.torchserve.test_failover import find_jvm
 from tests.torchserve.test_faults import PATIENTLY, ready_instances, slowed_process, worker_pids
 from tests.torchserve.test_lost_instance import open_at

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 NAME = "someone/tiny"
+LIMIT = 1000
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
 import logging, os, sys
@@ -24,11 +25,12 @@ from handlers.errors import SettingsError
 from handlers.models.checkpoint import find_checkpoint
 from handlers.settings.model import ModelSettings
 logging.basicConfig(level="INFO", stream=sys.stderr, format="%(message)s")
-try:
-    settings = ModelSettings(path="hf://" + sys.argv[1], max_download_bytes=int(sys.argv[2]))
-    print(find_checkpoint(settings, Path("."), os.environ))
-except SettingsError as error:
-    print("SettingsError:", error)
+for name, max_bytes in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        settings = ModelSettings(path="hf://" + name, max_download_bytes=int(max_bytes))
+        print(find_checkpoint(settings, Path("."), os.environ))
+    except SettingsError as error:
+        print("SettingsError:", error)
 """
 
 
@@ -106,18 +108,24 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
-def find(hub: Hub, home: Path, name: str = NAME, max_bytes: int = 1000, **environment: str) -> str:
-    """Find a checkpoint in a new process, because huggingface_hub reads its environment when it is imported."""
-    process = start(hub, home, name, max_bytes, **environment)
+def find(hub: Hub, home: Path, *searches: tuple[str, int], **environment: str) -> list[str]:
+    """Find checkpoints in a new process, because huggingface_hub reads its environment when it is imported.
+
+    searches: names and the limits of their bytes. Returns a line for each: its folder or error.
+    """
+    process = start(hub, home, *searches, **environment)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    return output.strip()
+    lines = output.splitlines()
+    assert len(lines) == len(searches)
+    return lines
 
 
-def start(hub: Hub, home: Path, name: str, max_bytes: int, **environment: str) -> subprocess.Popen[str]:
+def start(hub: Hub, home: Path, *searches: tuple[str, int], **environment: str) -> subprocess.Popen[str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    arguments = [str(each) for search in searches for each in search]
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, name, str(max_bytes)],
+        [sys.executable, "-c", SCRIPT, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -128,7 +136,7 @@ def start(hub: Hub, home: Path, name: str, max_bytes: int, **environment: str) -
 
 def test_only_what_a_model_needs_is_downloaded(hub: Hub, tmp_path: Path) -> None:
     """The download uses the operator's token; afterwards the checkpoint is found without a network."""
-    found = Path(find(hub, tmp_path, HF_TOKEN="hf_secret"))
+    found = Path(*find(hub, tmp_path, (NAME, LIMIT), HF_TOKEN="hf_secret"))
 
     assert {path.name: path.read_bytes() for path in found.iterdir()} == {
         "config.json": b"{}",
@@ -136,26 +144,27 @@ def test_only_what_a_model_needs_is_downloaded(hub: Hub, tmp_path: Path) -> None
     }
     assert hub.tokens == {"Bearer hf_secret"}
     hub.asked.clear()
-    assert find(hub, tmp_path, HF_HUB_OFFLINE="1") == str(found)
+    assert find(hub, tmp_path, (NAME, LIMIT), HF_HUB_OFFLINE="1") == [str(found)]
     assert hub.asked == []
 
 
 def test_the_revision_of_the_path_is_downloaded(hub: Hub, tmp_path: Path) -> None:
     """The hub is asked for that revision, and afterwards it alone is in the cache."""
-    found = find(hub, tmp_path, name=f"{NAME}@v2")
+    [found] = find(hub, tmp_path, (f"{NAME}@v2", LIMIT))
 
     assert (Path(found) / "config.json").read_bytes() == b"{}"
     assert f"/api/models/{NAME}/revision/v2" in hub.asked
     assert f"/api/models/{NAME}/revision/main" not in hub.asked
-    assert find(hub, tmp_path, name=f"{NAME}@v2", HF_HUB_OFFLINE="1") == found
-    assert "HF_HUB_OFFLINE" in find(hub, tmp_path, HF_HUB_OFFLINE="1")
+    again, main = find(hub, tmp_path, (f"{NAME}@v2", LIMIT), (NAME, LIMIT), HF_HUB_OFFLINE="1")
+    assert again == found
+    assert "HF_HUB_OFFLINE" in main
 
 
 def test_a_download_logs_its_progress(hub: Hub, tmp_path: Path) -> None:
     """The log says how much is done while the hub is slow."""
     hub.files["model.safetensors"] = b"w" * 40_000_000
     hub.gate = threading.Event()
-    process = start(hub, tmp_path, NAME, 50_000_000)
+    process = start(hub, tmp_path, (NAME, 50_000_000))
     assert process.stderr is not None
 
     lines = iter(process.stderr.readline, "")
@@ -170,15 +179,16 @@ def test_a_download_logs_its_progress(hub: Hub, tmp_path: Path) -> None:
 
 def test_a_checkpoint_over_the_limit_is_not_downloaded(hub: Hub, tmp_path: Path) -> None:
     """Files that a model does not need do not count."""
-    assert "more than handler.model.max_download_bytes (101)" in find(hub, tmp_path, max_bytes=101)
+    [refused] = find(hub, tmp_path, (NAME, 101))
+    assert "more than handler.model.max_download_bytes (101)" in refused
     assert not [path for path in hub.asked if "resolve" in path]
 
-    assert "SettingsError" not in find(hub, tmp_path, max_bytes=102)
+    [found] = find(hub, tmp_path, (NAME, 102))
+    assert "SettingsError" not in found
 
 
 def test_a_name_that_the_hub_does_not_have_is_a_config_error(hub: Hub, tmp_path: Path) -> None:
     """The error is one line that contains the name."""
-    said = find(hub, tmp_path, name="someone/else")
+    [said] = find(hub, tmp_path, ("someone/else", LIMIT))
 
     assert said.startswith("SettingsError: someone/else cannot be had from the Hugging Face hub")
-    assert "\n" not in said

@@ -539,7 +539,7 @@ def test_tokens_of_characters_need_no_vocabulary(tmp_path: Path, load: Load) -> 
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, num_hash_buckets=64
     )
     hf.CanineModel(config).save_pretrained(tmp_path)
-    hf.CanineTokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CanineTokenizer"}')  # making one takes 2 s
 
     assert len(ask(load(tmp_path), "cat")[0][0]) == 32
 

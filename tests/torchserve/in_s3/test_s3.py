@@ -4,11 +4,7 @@ Asynchronous results go to S3, too.
 """
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlparse
 
@@ -16,58 +12,19 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.servers import BUCKET, S3Server
-from tests.torchserve.conftest import ROOT, Fleet, run_fleet
+from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
-from tests.torchserve.journals import JOURNAL_URL, MAX_SESSIONS, check_fleet, check_forgotten
+from tests.torchserve.in_s3.fleet import FleetInS3
+from tests.torchserve.journals import MAX_SESSIONS, check_fleet, check_forgotten
+from tests.torchserve.test_faults import wait_until_all_serve
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.s3]
 
-CHECKPOINTS = "checkpoints"
-
 
 @pytest.fixture(scope="module")
-def filled_s3(s3_server: S3Server) -> S3Server:
-    """Upload the checkpoint."""
-    client = s3_server.client()
-    client.create_bucket(Bucket=CHECKPOINTS)
-    for path in (ROOT / "models" / "tiny-llava").iterdir():
-        if path.is_file():
-            client.upload_file(str(path), CHECKPOINTS, f"models/tiny/{path.name}")
-    client.close()
-    return s3_server
-
-
-@pytest.fixture(scope="module")
-def from_s3(filled_s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with run_from_s3(filled_s3, tmp_path_factory.mktemp("from-s3"), num_instances=1) as fleet:
-        yield fleet
-
-
-@contextmanager
-def run_from_s3(s3_server: S3Server, folder: Path, num_instances: int) -> Iterator[Fleet]:
-    """Run instances with the environment of a TGI container on SageMaker and a journal in S3."""
-    empty = folder / "models" / "tiny-llava"
-    empty.mkdir(parents=True)
-    (empty / "config.json").write_text("{}")
-    store = ("--model-store", str(folder / "store"))
-    build = [sys.executable, str(ROOT / "scripts" / "build_archives.py"), "--models-dir", str(empty.parent), *store]
-    subprocess.run(build, check=True, timeout=60)
-    environment = {
-        **s3_server.environment,
-        JOURNAL_URL: f"s3://{BUCKET}/fleet",
-        "HF_MODEL_ID": f"s3://{CHECKPOINTS}/models/tiny",
-        "SM_NUM_GPUS": "0",
-        "DTYPE": "float32",
-        "MAX_INPUT_LENGTH": "150",
-        "MAX_TOTAL_TOKENS": "200",
-        "TORCHMOOR_HANDLER_MODEL_CACHE_DIR": str(folder / "cache"),
-        "TORCHMOOR_HANDLER_SESSION_MAX_SESSIONS": str(MAX_SESSIONS),
-    }
-    run_dir, log = folder / "run", folder / "up.log"
-    arguments = ("--async-output", f"s3://{BUCKET}/results", "--endpoint", "llava", "--instances", str(num_instances))
-    with run_fleet(*store, *arguments, run_dir=run_dir, log=log, environment=environment) as fleet:
-        yield fleet
+def from_s3(in_s3: FleetInS3) -> Fleet:
+    return in_s3.fleet
 
 
 def test_a_checkpoint_in_s3_serves_by_configuration_alone(from_s3: Fleet) -> None:
@@ -108,18 +65,6 @@ def test_forgotten_sessions_in_s3_can_be_asked_again(from_s3: Fleet) -> None:
     check_forgotten(from_s3, 3 * MAX_SESSIONS)
 
 
-@pytest.mark.slow
-def test_sessions_in_s3_survive_their_instance(filled_s3: S3Server, tmp_path: Path) -> None:
-    """After kill -9 of a JVM, sessions continue elsewhere with the environment's credentials."""
-
-    def kept(session_id: str) -> list[str]:
-        found = filled_s3.client().list_objects_v2(Bucket=BUCKET, Prefix="fleet/").get("Contents", [])
-        return sorted({item["Key"].split("/")[4] for item in found if f"/{session_id}/" in item["Key"]})
-
-    with run_from_s3(filled_s3, tmp_path, num_instances=2) as fleet:
-        check_fleet(fleet, kept, ["events", "owner", "pictures"], ["closed", "events", "owner"])
-
-
 def test_asynchronous_results_are_polled_in_s3(from_s3: Fleet, s3_server: S3Server) -> None:
     """A client that takes bucket and key from the locations and polls S3 gets the result and the failure."""
     client, s3 = from_s3.client(), s3_server.client()
@@ -148,3 +93,16 @@ def test_asynchronous_results_are_polled_in_s3(from_s3: Fleet, s3_server: S3Serv
     assert answered["OutputLocation"] == f"s3://{BUCKET}/results/{answered['InferenceId']}.out"
     assert json.loads(wait_for(answered["OutputLocation"]))[0]["generated_text"]
     assert "'inputs' must be" in wait_for(refused["FailureLocation"])
+
+
+@pytest.mark.slow
+@pytest.mark.ends_fleet
+def test_sessions_in_s3_survive_their_instance(from_s3: Fleet, s3_server: S3Server) -> None:
+    """After kill -9 of a JVM, sessions continue elsewhere with the environment's credentials."""
+
+    def kept(session_id: str) -> list[str]:
+        found = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix="fleet/").get("Contents", [])
+        return sorted({item["Key"].split("/")[4] for item in found if f"/{session_id}/" in item["Key"]})
+
+    check_fleet(from_s3, kept, ["events", "owner", "pictures"], ["closed", "events", "owner"])
+    wait_until_all_serve(from_s3)

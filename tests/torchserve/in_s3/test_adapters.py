@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,19 +18,17 @@ import torch
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from scripts.make_adapters import make_adapters
-from tests.torchserve.conftest import ROOT, TORCHMOOR, Fleet, run_fleet
+from tests.torchserve.conftest import TORCHMOOR, Fleet
+from tests.torchserve.in_s3.fleet import CHECKPOINT, NAMES, FleetInS3
 from tests.torchserve.test_faults import worker_pids
 from tests.unit.handlers.conftest import Reference
 from tests.unit.handlers.merged import add_adapter
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
-CHECKPOINT = ROOT / "models" / "tiny-llava"
+pytestmark = [pytest.mark.torchserve, pytest.mark.s3, pytest.mark.timeout(240)]
 QUESTION = "What is it?"
 NUM_TOKENS = 8
 RETRYING = Config(retries={"mode": "standard", "max_attempts": 10}, read_timeout=90)
-NAMES = ("adapter-000", "adapter-001", "adapter-002")
 
 
 @dataclass(frozen=True)
@@ -101,16 +99,8 @@ def find_expected(adapters: Sequence[Path]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def adapted(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
-    folder = tmp_path_factory.mktemp("adapted")
-    source = folder / "adapters"
-    made = make_adapters(CHECKPOINT, source, len(NAMES), strength=1.0)
-    expected = find_expected(made)
-    arguments = ("--instances", "2", "--adapters", str(source))
-    environment = {"TORCHMOOR_HANDLER_MANY_REFRESH_S": "0.5", "TORCHMOOR_HANDLER_MANY_CACHE_DIR": str(folder / "cache")}
-    run_dir = folder / "run"
-    with run_fleet(*arguments, run_dir=run_dir, log=folder / "up.log", environment=environment) as fleet:
-        yield Adapted(fleet, run_dir, source, expected)
+def adapted(in_s3: FleetInS3) -> Adapted:
+    return Adapted(in_s3.fleet, in_s3.fleet.run_dir, in_s3.adapters, find_expected(in_s3.made))
 
 
 def test_openai_model_names_select_the_adapter_and_the_endpoints_name_its_model(adapted: Adapted) -> None:
