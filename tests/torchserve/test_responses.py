@@ -257,6 +257,24 @@ def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> No
         gpt.responses.create(model="llava", input=COLOR, conversation=talk.id)
 
 
+def test_listed_items_are_sent_again_with_their_images(gpt: openai.OpenAI) -> None:
+    """As OpenAI's Agents SDK does with OpenAIConversationsSession: each turn sends all items of the conversation."""
+    talk = gpt.conversations.create()
+    asked: list[Any] = [FIRST[0]]
+    for question, expected in ((None, "red"), (SHAPE, "circle"), (COLOR, "red")):
+        listed: list[Any] = [
+            item.model_dump(exclude_unset=True) for item in gpt.conversations.items.list(talk.id, order="asc")
+        ]
+        asked = [{"role": "user", "content": question}] if question else asked
+        response = gpt.responses.create(model="llava", input=[*listed, *asked])
+        assert expected in response.output_text
+        output: list[Any] = [item.model_dump(exclude_unset=True) for item in response.output]
+        gpt.conversations.items.create(talk.id, items=[*asked, *output])
+
+    [question] = [item for item in gpt.responses.input_items.list(response.id, order="asc") if len(item.content) == 2]
+    assert gpt.files.content(question.content[1].file_id).read() == draw("circle", "red")
+
+
 def test_tokens_are_counted_as_usage_counts_them(gpt: openai.OpenAI) -> None:
     """With a picture, and after a response."""
     first = gpt.responses.create(model="llava", input=FIRST)

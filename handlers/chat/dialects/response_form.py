@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from handlers.chat.answer_parts import AnswerPart, Content
@@ -15,7 +16,7 @@ from handlers.chat.logprobs import TokenScore
 from handlers.chat.messages import Message
 from handlers.chat.output_items import OutputItem, OutputItems, read_output
 from handlers.errors import HandlerError, InvalidRequest
-from torchmoor.wire.response_ids import compaction_id, item_id, read_item_id, response_id
+from torchmoor.wire.response_ids import compaction_id, image_id, item_id, read_item_id, response_id
 
 UNNAMED = "unstored"  # replaces the session's id in the ids of a response that is not stored
 _PIECES = "pieces"  # kept with the fields of a response that was streamed
@@ -257,8 +258,24 @@ def show_response(
 
 
 def show_items(items: Sequence[Item], session_id: str, number: int) -> list[dict[str, Any]]:
-    """Return items with their ids."""
-    return [_with_id(item.value, session_id, number, i) for i, item in enumerate(items)]
+    """Return an entry's items with their ids, and with the ids of images that have no address to send again."""
+    image_ids = (image_id(session_id, number, i) for i in count())
+    shown = [_with_image_ids(item.value, image_ids) for item in items]
+    return [_with_id(value, session_id, number, i) for i, value in enumerate(shown)]
+
+
+def _with_image_ids(value: Mapping[str, Any], image_ids: Iterator[str]) -> Mapping[str, Any]:
+    """Return an item. image_ids: of each image from here on."""
+    content = value.get("content", ())
+    if not any(part["type"] == "input_image" for part in content):
+        return value
+    parts = []
+    for part in content:
+        if part["type"] == "input_image":
+            own_id = next(image_ids)
+            part = part if part["image_url"] or part["file_id"] else {**part, "file_id": own_id}
+        parts.append(part)
+    return {**value, "content": parts}
 
 
 def _with_id(value: Mapping[str, Any], session_id: str, number: int, place: int) -> dict[str, Any]:
