@@ -23,7 +23,7 @@ from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
 from handlers.chat.images.addresses import is_address
 from handlers.chat.logprobs import show_score
-from handlers.chat.messages import TOOL, ImagePart, Message, Part, TextPart, ToolCall, read_call
+from handlers.chat.messages import TOOL, USER, ImagePart, Message, Part, TextPart, ToolCall, read_call
 from handlers.chat.parameters import Parameters
 from handlers.chat.template_variables import FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
@@ -162,8 +162,8 @@ def _part(given: Any, role: str, where: str) -> Part:
         raise UnsupportedMedia(f"{where}: {kind} is not supported: a message may have {allowed}", param=where)
     if given.get("type") != "image_url":
         raise InvalidRequest(f"{where}.type must be text or image_url", param=f"{where}.type")
-    if role != "user":
-        raise InvalidRequest(f"{where}: only a user's message may have images", param=where)
+    if role not in (USER, TOOL):
+        raise InvalidRequest(f"{where}: only messages of a user or a tool may have images", param=where)
     image = given.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
     if not isinstance(url, str) or not is_address(url):

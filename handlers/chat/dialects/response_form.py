@@ -266,16 +266,22 @@ def show_items(items: Sequence[Item], session_id: str, number: int) -> list[dict
 
 def _with_image_ids(value: Mapping[str, Any], image_ids: Iterator[str]) -> Mapping[str, Any]:
     """Return an item. image_ids: of each image from here on."""
-    content = value.get("content", ())
-    if not any(part["type"] == "input_image" for part in content):
+    name = "output" if value["type"] == "function_call_output" else "content"
+    if not has_image(value):
         return value
     parts = []
-    for part in content:
+    for part in value[name]:
         if part["type"] == "input_image":
             own_id = next(image_ids)
             part = part if part["image_url"] or part["file_id"] else {**part, "file_id": own_id}
         parts.append(part)
-    return {**value, "content": parts}
+    return {**value, name: parts}
+
+
+def has_image(value: Mapping[str, Any]) -> bool:
+    """Return whether an item has an image, in its content or in a tool's output."""
+    parts = value.get("content") or value.get("output") or ()
+    return not isinstance(parts, str) and any(part["type"] == "input_image" for part in parts)
 
 
 def _with_id(value: Mapping[str, Any], session_id: str, number: int, place: int) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
 
-QUESTION = {"type": "input_text", "text": "What color is it?"}
+TEXT = {"type": "text", "text": "What color is it?"}
+QUESTION = {**TEXT, "type": "input_text"}
 
 
 def ask(client: Client, resource: str, body: Any = None, caller: str = "alice") -> Exchange:
@@ -78,6 +79,56 @@ def test_the_input_of_a_response_has_ids_of_its_images(clients: list[Client], re
     assert ask(other, f"GET files/{by_id}/content", caller="bob").status == 404
     assert ask(first, f"DELETE responses/{response['id']}").status == 200
     assert respond(other, items).status == 404
+
+
+CALL = {"type": "function_call", "call_id": "call_x", "name": "look", "arguments": "{}"}
+
+
+def look(**image: str) -> dict[str, Any]:
+    """Make the result of a call, with an image."""
+    picture = {"type": "input_image", **image}
+    return {"type": "function_call_output", "call_id": "call_x", "output": [QUESTION, picture]}
+
+
+def test_a_tools_result_may_have_images(clients: list[Client], red: Image.Image, blue: Image.Image) -> None:
+    """The template places them. They are stored, listed and sent again as those of a question."""
+    first, other = clients
+    kept = ask(first, "POST files", {"file": png_of(red), "purpose": b"vision"}).json["id"]
+    asked = [say(blue), CALL, look(image_url=data_url(red))]
+    picture = {"type": "image_url", "image_url": {"url": data_url(red)}}
+    chat = [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(blue)}}, TEXT]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "call_x", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "call_x", "content": [TEXT, picture]},
+    ]
+
+    by_name = respond(first, [say(blue), CALL, look(file_id=kept)]).json
+    talk = ask(first, "POST conversations", {"items": asked}).json["id"]
+    items = ask(other, f"GET conversations/{talk}/items?order=asc").json["data"]
+    answers = [respond(other, given).json for given in (asked, items)]
+    follow_up = respond(other, [say()], previous_response_id=by_name["id"])
+    whole = first.call({"messages": chat, "max_tokens": 3}).json
+
+    for answer in answers:
+        assert answer["output"][0]["content"] == by_name["output"][0]["content"]
+    assert [answer["usage"]["input_tokens"] for answer in answers] == [whole["usage"]["prompt_tokens"]] * 2
+    assert follow_up.status == 200, follow_up.body
+    result = items[2]
+    assert result["output"][1]["file_id"]
+    assert ask(other, f"GET files/{result['output'][1]['file_id']}/content").body == png_of(red)
+    assert ask(other, f"DELETE conversations/{talk}/items/{result['id']}").status == 400
+
+
+def test_in_a_session_a_tools_result_has_text_only(client: Client, red: Image.Image) -> None:
+    picture = {"type": "image_url", "image_url": {"url": data_url(red)}}
+    message = {"role": "tool", "tool_call_id": "call_x", "content": [TEXT, picture]}
+
+    answer = client.call({"messages": [message]}, {wire.SESSION_ID: client.open()})
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "messages")
 
 
 def png_of(image: Image.Image) -> bytes:
