@@ -143,13 +143,15 @@ class ItemQuery:
 class ShowResponse:
     """Show a stored response, or the items of its input if there is an ItemQuery.
 
-    stream_after: repeat the response's stream instead, from after the event with this sequence number.
+    stream_after: repeat the response's stream instead, from after the event with this sequence number. included:
+    OpenAI's names of what to show besides.
     """
 
     caller: Caller
     response_id: str
     items: ItemQuery | None = None
     stream_after: int | None = None
+    included: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

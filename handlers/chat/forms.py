@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from handlers.chat.answer_parts import AnswerMessage, AnswerPart
 from handlers.chat.items import Item
+from handlers.chat.logprobs import TokenScore
 from handlers.chat.messages import Message
 from handlers.errors import HandlerError
 
@@ -36,6 +37,10 @@ class Token:
     top: "Sequence[Token]" = ()
     offset: int = 0
     own_text: str = ""
+
+    @property
+    def score(self) -> TokenScore:
+        return [self.own_text, self.logprob, [[each.own_text, each.logprob] for each in self.top]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,11 @@ class ResponseDraft(AnswerForm, Protocol):
 
     @property
     def items(self) -> tuple[Item, ...]: ...
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the record has the log probabilities of the answer's tokens."""
+        ...
 
     @property
     def instructions(self) -> tuple[Message, ...]:

@@ -10,6 +10,7 @@ from handlers.chat.images.addresses import DATA, find_scheme, is_address
 from handlers.chat.messages import (
     ASSISTANT,
     TOOL,
+    USER,
     ImagePart,
     ImageReference,
     KeptImage,
@@ -77,7 +78,7 @@ def find_references(given: Any, max_items: int, field: str = "input") -> Referen
         raise InvalidRequest(f"'{field}' may have one compaction item: send only the last one", param=field)
     if found and not isinstance(found[0], str):
         raise InvalidRequest("a compaction item needs its encrypted_content", param=field)
-    contents = [item.get("content") for item in items]
+    contents = [item.get(name) for item in items for name in ("content", "output")]
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
     files = _texts(part.get("file_id") for part in parts if part.get("type") == "input_image")
     named = _texts(item.get("id") for item in items if item.get("type") == _REFERENCE)
@@ -167,6 +168,8 @@ def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item
         raise InvalidRequest(f"{where} must be an object", param=where, api_code="invalid_type")
     given = {name: value for name, value in given.items() if value is not None}
     kind = given.get("type", "message")
+    if kind == "function_call_output":
+        return _result(given, where, files)
     if isinstance(kind, str) and kind in _OTHERS:
         return _OTHERS[kind](given, where)
     if kind != "message":
@@ -227,15 +230,15 @@ def _call(given: dict[str, Any], where: str) -> Item:
     return Item(value, Message(ASSISTANT, (), (call or ToolCall(call_id, name, {"arguments": text}),)))
 
 
-def _result(given: dict[str, Any], where: str) -> Item:
-    """Read the result of a call."""
+def _result(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | None) -> Item:
+    """Read the result of a call. files: as for `_item`."""
     _check_fields(given, {"type", "id", "call_id", "output", "status"}, where)
     call_id, status = _text(given.get("call_id"), f"{where}.call_id"), _read_status(given, where)
     output, where = given.get("output"), f"{where}.output"
     parts = [{"type": "input_text", "text": output}] if isinstance(output, str) else output
     if not isinstance(parts, list) or not parts:
         raise InvalidRequest(f"{where} must be a text or a list of parts", param=where)
-    said = [_part(part, TOOL, f"{where}[{i}]", None) for i, part in enumerate(parts)]
+    said = [_part(part, TOOL, f"{where}[{i}]", files) for i, part in enumerate(parts)]
     shown = output if isinstance(output, str) else [part for _, part in said]
     value = {"type": "function_call_output", "status": status, "call_id": call_id, "output": shown}
     return Item(value, Message(TOOL, tuple(part for part, _ in said), call_id=call_id))
@@ -256,7 +259,7 @@ def _reasoning(given: dict[str, Any], where: str) -> Item:
     return Item(shown, Message(ASSISTANT, (), reasoning=text))
 
 
-_OTHERS = {"function_call": _call, "function_call_output": _result, "reasoning": _reasoning}
+_OTHERS = {"function_call": _call, "reasoning": _reasoning}
 
 
 def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]], field: str = "input") -> None:
@@ -282,9 +285,10 @@ def _part(given: Any, role: str, where: str, files: Mapping[str, KeptImage] | No
     if kind == "input_text":
         text = _text(given.get("text"), f"{where}.text")
         return TextPart(text), {"type": "input_text", "text": text}
-    if kind == "input_image" and role == "user":
+    sees = role in (USER, TOOL)
+    if kind == "input_image" and sees:
         return _image(given, where, files)
-    wanted = "input_text or input_image" if role == "user" else "input_text"
+    wanted = "input_text or input_image" if sees else "input_text"
     raise InvalidRequest(f"{where}.type must be {wanted}", param=f"{where}.type", api_code="invalid_value")
 
 

@@ -1,27 +1,34 @@
 """The output of a response as it grows: items of reasoning, text and calls in the order in which they come."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Content, Reasoning
+from handlers.chat.logprobs import TokenScore, show_score
 
 MESSAGE, REASONING, CALL = "message", "reasoning", "function_call"
 
 
-def write_output_text(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def write_output_text(text: str, scores: Sequence[TokenScore] = ()) -> dict[str, Any]:
+    logprobs = [show_score(score) for score in scores]
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 @dataclass(slots=True)
 class OutputItem:
-    """One item, whose kind is its type. pieces: lengths of the deltas that made its text."""
+    """One item, whose kind is its type.
+
+    pieces: lengths of the deltas that made its text. scores: of each delta's tokens, and of those after the last delta;
+    a message has them if the request asks for log probabilities.
+    """
 
     kind: str
     text: str = ""
     call_id: str = ""
     name: str = ""
     pieces: list[int] = field(default_factory=list)
+    scores: list[list[TokenScore]] = field(default_factory=list)
 
     def show(self, status: str) -> dict[str, Any]:
         """Return the item without its id. status: completed, incomplete or in_progress, when it has no text."""
@@ -36,21 +43,30 @@ class OutputItem:
                 value = {"summary": [self.part()] if is_begun else []}
         return {"type": self.kind, "status": status, **value}
 
+    def split_as(self, begun: "OutputItem") -> None:
+        """Let the pieces of this whole item begin with those of the same item that another attempt has begun."""
+        num_pieces = len(begun.pieces)
+        if self.pieces[:num_pieces] != begun.pieces:
+            self.pieces = [*begun.pieces, len(self.text) - sum(begun.pieces)]
+            num_scores = sum(map(len, begun.scores))
+            self.scores = [*begun.scores, [score for each in self.scores for score in each][num_scores:]]
+
     def part(self, *, is_empty: bool = False) -> dict[str, Any]:
         """Return the item's text as a part of its content."""
         text = "" if is_empty else self.text
         if self.kind == MESSAGE:
-            return write_output_text(text)
+            return write_output_text(text, () if is_empty else [score for each in self.scores for score in each])
         return {"type": "summary_text", "text": text}
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of an item. is_new: the item begins with it."""
+    """More text of an item. is_new: the item begins with it. scores: of the text's tokens, see OutputItem."""
 
     index: int
     text: str
     is_new: bool
+    scores: Sequence[TokenScore] = ()
 
 
 class OutputItems:
@@ -58,9 +74,13 @@ class OutputItems:
 
     def __init__(self) -> None:
         self.items: list[OutputItem] = []
+        self.held: list[TokenScore] = []  # of tokens whose text is not certain yet
 
-    def add(self, parts: Sequence[AnswerPart]) -> list[Delta]:
-        """Add a token's parts. Return one delta for each item that is new or has more text."""
+    def add(self, parts: Sequence[AnswerPart], score: TokenScore | None = None) -> list[Delta]:
+        """Add a token's parts. Return one delta for each item that is new or has more text.
+
+        score: of the token, if the request asks for log probabilities.
+        """
         deltas: list[Delta] = []
         for part in parts:
             delta = self._add(part)
@@ -72,7 +92,21 @@ class OutputItems:
         for delta in deltas:
             if delta.text:
                 self.items[delta.index].pieces.append(len(delta.text))
-        return deltas
+        return deltas if score is None else self._with_scores(deltas, score)
+
+    def _with_scores(self, deltas: list[Delta], score: TokenScore) -> list[Delta]:
+        """Give a message's delta the scores of the last tokens whose texts it has; those before them were marks."""
+        self.held.append(score)
+        scored = []
+        for delta in deltas:
+            item = self.items[delta.index]
+            if item.kind == MESSAGE and delta.text:
+                delta = replace(delta, scores=_last_of(self.held, len(delta.text)))
+                item.scores.append([*delta.scores])
+            scored.append(delta)
+        if deltas:
+            self.held = []
+        return scored
 
     def _add(self, part: AnswerPart) -> Delta:
         if isinstance(part, CallStart):
@@ -87,14 +121,34 @@ class OutputItems:
         self.items[-1].text += part.text
         return Delta(len(self.items) - 1, part.text, is_new)
 
-    def ensure_one(self) -> list[Delta]:
+    def finish(self) -> list[Delta]:
         """Add an empty message if the answer has no items. Return its first delta."""
-        return [] if self.items else self.add((Content(""),))
+        deltas = [] if self.items else self.add((Content(""),))
+        if self.held and self.items[-1].kind == MESSAGE:
+            self.items[-1].scores.append(self.held)
+        self.held = []
+        return deltas
 
 
-def read_output(values: Sequence[dict[str, Any]]) -> list[OutputItem]:
-    """Read items that `show` has made."""
-    return [_read(value) for value in values]
+def _last_of(scores: Sequence[TokenScore], num_chars: int) -> Sequence[TokenScore]:
+    """Return the last scores, whose texts have this many characters or all of theirs."""
+    start = len(scores)
+    while start and (num_chars > 0 or not scores[start - 1][0]):
+        start -= 1
+        num_chars -= len(scores[start][0])
+    return scores[start:]
+
+
+def read_output(
+    values: Sequence[dict[str, Any]], pieces: Sequence[list[int]] | None, scores: Sequence[list[list[TokenScore]]]
+) -> list[OutputItem]:
+    """Read items that `show` has made. pieces, scores: of each item; without pieces, each text is one."""
+    items = [_read(value) for value in values]
+    for item, own in zip(items, pieces or [[len(item.text)] for item in items], strict=True):
+        item.pieces = own
+    for item, scored in zip(items, scores, strict=False):
+        item.scores = scored if pieces else [[score for each in scored for score in each]]
+    return items
 
 
 def _read(value: dict[str, Any]) -> OutputItem:

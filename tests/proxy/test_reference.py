@@ -291,7 +291,7 @@ def forms(pattern: ast.pattern) -> list[tuple[str, ...]]:
     [
         (schemas.CHAT, set()),
         (schemas.COMPLETION, {"max_completion_tokens", "top_logprobs"}),
-        (schemas.RESPONSE, {"max_tokens", "max_completion_tokens", "logit_bias", "top_logprobs"}),
+        (schemas.RESPONSE, {"max_tokens", "max_completion_tokens", "logit_bias"}),
     ],
 )
 def test_each_parameter_of_an_answer_is_in_the_document(schema: dict[str, Any], others: set[str]) -> None:

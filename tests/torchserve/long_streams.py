@@ -49,7 +49,7 @@ class LongStream(threading.Thread):
 
 
 def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
-    """Begin a turn of a session, answers in the forms of TGI and LMI by boto3, and one by OpenAI's client."""
+    """Begin a turn of a session, answers in the forms of TGI and LMI by boto3, and two by OpenAI's client."""
     turn = {"type": "send_text_prompt", "prompt_text": "hello", "stream": True, "parameters": LONG}
 
     def by_boto3(body: dict[str, Any], **more: str) -> tuple[str, Iterator[str]]:
@@ -82,7 +82,34 @@ def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
         LongStream(lambda: by_boto3(INPUTS, Accept="text/event-stream")),
         LongStream(lambda: by_boto3(INPUTS, Accept="application/jsonlines")),
         LongStream(by_openai),
+        LongStream(lambda: _begin_response(fleet)),
     ]
+
+
+def _begin_response(fleet: Fleet) -> tuple[str, Iterator[str]]:
+    """Begin a response with log probabilities, whose last event repeats its tokens."""
+    gpt = openai.OpenAI(base_url=fleet.runtime + "/v1", api_key="any", timeout=60, max_retries=0)
+    answer = gpt.responses.with_raw_response.create(
+        model="llava",
+        input="hello",
+        stream=True,
+        store=False,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+        max_output_tokens=LONG["max_new_tokens"],
+        temperature=LONG["temperature"],
+        extra_body={"seed": LONG["seed"]},
+    )
+
+    def pieces() -> Iterator[str]:
+        with gpt:
+            for event in answer.parse():
+                if event.type == "response.output_text.delta":
+                    yield f"{event.delta} {[each.token for each in event.logprobs]}"
+                elif event.type == "response.output_text.done":
+                    yield str([each.token for each in event.logprobs])
+
+    return answer.headers[INSTANCE], pieces()
 
 
 def num_continued(fleet: Fleet) -> int:

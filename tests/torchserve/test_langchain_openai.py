@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(290)
 SKIPPED = {
     "Model does not support PDF inputs.",
     "Model does not support audio inputs.",
-    "Model does not support image tool message.",
     "Model does not support PDF tool message.",
     "Model does not explicitly support Anthropic inputs.",
     "VCR not set up.",

@@ -13,6 +13,7 @@ from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 
 pytestmark = pytest.mark.torchserve
+LOGPROBS: Any = "message.output_text.logprobs"
 COLOR, SHAPE, NUMBER = "What color is the circle?", "What shape is it?", "How many shapes are there?"
 PICTURE: Any = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
 FIRST: Any = [{"role": "user", "content": [{"type": "input_text", "text": COLOR}, PICTURE]}]
@@ -165,6 +166,40 @@ def test_stream_of_a_stored_response_is_repeated(gpt: openai.OpenAI) -> None:
     assert [each.delta for each in deltas] == [whole.output_text]
 
 
+@pytest.mark.parametrize("is_background", [False, True])
+def test_log_probabilities_of_whole_and_streamed_answers(gpt: openai.OpenAI, is_background: bool) -> None:
+    """Those of each delta's tokens, together in the last events and, with `include`, in the stored response."""
+    asked: dict[str, Any] = {"model": "llava", "input": FIRST, "include": [LOGPROBS], "top_logprobs": 2}
+    whole = gpt.responses.create(**asked)
+    events = list(gpt.responses.create(**asked, stream=True, background=is_background))
+    streamed = events[-1].response
+
+    scores = logprobs_of(whole)
+    assert "".join(each.token for each in scores) == whole.output_text
+    assert all(each.top_logprobs[0].logprob == each.logprob for each in scores)  # a greedy answer
+    assert {len(each.top_logprobs) for each in scores} == {2}
+    assert [each.token for each in logprobs_of(streamed)] == [each.token for each in scores]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    told = [each.token for delta in deltas for each in delta.logprobs]
+    assert told == [each.token for each in scores][: len(told)]
+    assert all("".join(each.token for each in delta.logprobs) == delta.delta for delta in deltas)
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    assert [each.logprob for each in done.logprobs] == [each.logprob for each in logprobs_of(streamed)]
+    assert gpt.responses.retrieve(streamed.id, include=[LOGPROBS]) == streamed
+    assert logprobs_of(gpt.responses.retrieve(streamed.id)) == []
+    assert list(gpt.responses.retrieve(streamed.id, stream=True, starting_after=2)) == events[3:]
+    second = ask(gpt, SHAPE, whole, top_logprobs=2)
+    assert (second.top_logprobs, logprobs_of(second)) == (2, [])
+
+
+def logprobs_of(response: Response) -> list[Any]:
+    [message] = response.output
+    assert message.type == "message"
+    [part] = message.content
+    assert part.type == "output_text"
+    return part.logprobs or []
+
+
 def test_deleted_and_cut_responses(gpt: openai.OpenAI) -> None:
     """A deleted response is gone, also for those who would continue it; one that is cut short is incomplete."""
     first = gpt.responses.create(model="llava", input=FIRST)
@@ -220,6 +255,24 @@ def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> No
             use(talk.id)
     with pytest.raises(openai.NotFoundError):
         gpt.responses.create(model="llava", input=COLOR, conversation=talk.id)
+
+
+def test_listed_items_are_sent_again_with_their_images(gpt: openai.OpenAI) -> None:
+    """As OpenAI's Agents SDK does with OpenAIConversationsSession: each turn sends all items of the conversation."""
+    talk = gpt.conversations.create()
+    asked: list[Any] = [FIRST[0]]
+    for question, expected in ((None, "red"), (SHAPE, "circle"), (COLOR, "red")):
+        listed: list[Any] = [
+            item.model_dump(exclude_unset=True) for item in gpt.conversations.items.list(talk.id, order="asc")
+        ]
+        asked = [{"role": "user", "content": question}] if question else asked
+        response = gpt.responses.create(model="llava", input=[*listed, *asked])
+        assert expected in response.output_text
+        output: list[Any] = [item.model_dump(exclude_unset=True) for item in response.output]
+        gpt.conversations.items.create(talk.id, items=[*asked, *output])
+
+    [question] = [item for item in gpt.responses.input_items.list(response.id, order="asc") if len(item.content) == 2]
+    assert gpt.files.content(question.content[1].file_id).read() == draw("circle", "red")
 
 
 def test_tokens_are_counted_as_usage_counts_them(gpt: openai.OpenAI) -> None:
@@ -336,6 +389,7 @@ def test_parsed_answer_follows_its_schema(gpt: openai.OpenAI) -> None:
         ({"metadata": {"a": 1}}, "metadata", "InvalidRequest"),
         ({"background": "yes"}, "background", "unsupported_value"),
         ({"include": ["everything"]}, "include", "unsupported_value"),
+        ({"top_logprobs": 21}, "top_logprobs", "unsupported_value"),
     ],
 )
 def test_bad_fields_are_named(fleet: Fleet, body: dict[str, Any], param: str, code: str) -> None:

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 MARKING = "1"  # the value of a request's CONTINUABLE
-MAX_NOTE_BYTES = 65_536
+MAX_NOTE_BYTES = 1 << 20  # enough for thousands of tokens, each with the likeliest ones
 MAX_PIECE_BYTES = 16 << 20  # enough for an answer that repeats the longest prompt in one piece
 MAX_FAILURE_BYTES = 65_536
 _LINE = re.compile(rb"([0-9a-f]{1,8})([.!]?) ([!-~]*)")

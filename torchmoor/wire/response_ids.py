@@ -4,6 +4,7 @@
     conv_{session}                     the session itself, of a conversation
     cmp_{session}, file-{session}      the same, of a compacted conversation, and of a file
     msg_{session}_{number}_{place}     an item of an entry, from 0; fc_ for a function's call, rs_ for reasoning
+    file-{session}_{number}_{place}    an image in an entry's items, from 0
 
 An item is found by its place only: calls and reasoning had msg_, too, in earlier versions.
 session: the session's id without `ts-seq-`. Because its MAC authenticates ids of every kind, each proxy finds the
@@ -23,6 +24,7 @@ _SESSION = rf"([a-z0-9-]{{1,{MAX_ID_LENGTH - len(PREFIX)}}})"
 _RESPONSE_FORM = re.compile(rf"{_RESPONSE}{_SESSION}_{_NUMBER}", re.ASCII)
 _CONVERSATION_FORM = re.compile(rf"{_CONVERSATION}{_SESSION}", re.ASCII)
 _COMPACTION_FORM = re.compile(rf"{_COMPACTION}{_SESSION}", re.ASCII)
+_IMAGE_FORM = re.compile(rf"{_FILE}{_SESSION}_{_NUMBER}_{_NUMBER}", re.ASCII)
 _FILE_FORM = re.compile(rf"{_FILE}{_SESSION}", re.ASCII)
 _ITEM_FORM = re.compile(rf"(?:{'|'.join((_ITEM, *_ITEMS.values()))}){_SESSION}_{_NUMBER}_{_NUMBER}", re.ASCII)
 
@@ -30,7 +32,8 @@ _ITEM_FORM = re.compile(rf"(?:{'|'.join((_ITEM, *_ITEMS.values()))}){_SESSION}_{
 class Place(NamedTuple):
     """The session and entry that an id names.
 
-    session_id: not verified. number: the entry's, 0 for all entries. item: its place in the entry.
+    session_id: not verified. number: the entry's, 0 for all entries. item: its place in the entry, or the image's place
+    in the entry's items.
     """
 
     session_id: str
@@ -52,6 +55,11 @@ def compaction_id(session_id: str) -> str:
 
 def file_id(session_id: str) -> str:
     return f"{_FILE}{session_id.removeprefix(PREFIX)}"
+
+
+def image_id(session_id: str, number: int, place: int) -> str:
+    """Return the id by which an input names an image of stored items, as it names a file."""
+    return f"{file_id(session_id)}_{number}_{place}"
 
 
 def item_id(session_id: str, number: int, item: int, kind: str) -> str:
@@ -83,9 +91,15 @@ def read_file_id(text: str) -> Place | None:
     return None if match is None else Place(PREFIX + match[1])
 
 
+def read_image_id(text: str) -> Place | None:
+    """Read the id of an image of stored items; None for any other text."""
+    match = _IMAGE_FORM.fullmatch(text)
+    return None if match is None else Place(PREFIX + match[1], int(match[2]), int(match[3]))
+
+
 def read_id(text: str) -> Place | None:
-    """Read the id of a response, conversation or file; None for any other text."""
-    return read_response_id(text) or read_conversation_id(text) or read_file_id(text)
+    """Read the id of a response, conversation, file or image; None for any other text."""
+    return read_response_id(text) or read_conversation_id(text) or read_file_id(text) or read_image_id(text)
 
 
 def read_resource_path(path: str) -> Place | None:

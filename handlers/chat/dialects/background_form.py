@@ -17,30 +17,27 @@ class BackgroundForm(ResponseForm):
         return json.dumps(self._fields, ensure_ascii=False)
 
     def follow(self, starting_after: int, *, is_running: bool) -> tuple["BackgroundForm", bytes]:
-        form = BackgroundForm(self._fields, self.items)
+        form = BackgroundForm(self._fields, self.items, has_logprobs=self.has_logprobs)
         form.place(self._session_id, self._number)
         form._first_event = starting_after + 1
         data = form.begin() if is_running else form.created()
-        written = self._output.items
-        return form, data + form._stream.repeat(
-            [each.show("completed") for each in written], [e.pieces for e in written]
-        )
+        return form, data + form._stream.repeat(self._output.items, self._output.held)
 
     @property
     def resume_after(self) -> int:
         return max(self._first_event, self._num_events) - 1
 
     def note(self, token: Token) -> None:
-        self._output.add(output_parts(token))
+        self._output.add(output_parts(token), self._score(token))
 
     def end_like(self, form: "BackgroundForm", token: Token) -> bytes:
-        self._ended, self._pieces = form._ended, form._pieces
-        if self._pieces is None:
-            return self._stream.write(output_parts(token)) + self._end()
+        self._ended, self._stored = form._ended, form._stored
+        if not form._is_restored:
+            return self._stream.write(output_parts(token), self._score(token)) + self._end()
         # Another instance has stored the answer: its events from the beginning, without those that the client has.
         self._first_event, self._num_events = self.resume_after + 1, 0
         self._stream = ResponseStream(self._event, self._item_id)
-        return self.begin() + self._repeat() + self._end()
+        return self.begin() + self._stream.repeat(self._stored) + self._end()
 
     def fail(self, fields: dict[str, Any]) -> bytes:
         """Write the last event, with a number after all events that the client has."""

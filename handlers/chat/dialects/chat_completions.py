@@ -22,7 +22,8 @@ from handlers.chat.dialects.reasoning_fields import EFFORTS, REASONING_WANTED, i
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
 from handlers.chat.images.addresses import is_address
-from handlers.chat.messages import TOOL, ImagePart, Message, Part, TextPart, ToolCall, read_call
+from handlers.chat.logprobs import show_score
+from handlers.chat.messages import TOOL, USER, ImagePart, Message, Part, TextPart, ToolCall, read_call
 from handlers.chat.parameters import Parameters
 from handlers.chat.template_variables import FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
@@ -161,8 +162,8 @@ def _part(given: Any, role: str, where: str) -> Part:
         raise UnsupportedMedia(f"{where}: {kind} is not supported: a message may have {allowed}", param=where)
     if given.get("type") != "image_url":
         raise InvalidRequest(f"{where}.type must be text or image_url", param=f"{where}.type")
-    if role != "user":
-        raise InvalidRequest(f"{where}: only a user's message may have images", param=where)
+    if role not in (USER, TOOL):
+        raise InvalidRequest(f"{where}: only messages of a user or a tool may have images", param=where)
     image = given.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
     if not isinstance(url, str) or not is_address(url):
@@ -219,12 +220,7 @@ class ChatCompletionForm(OpenAIAnswer):
     def _logprobs(self, tokens: Any) -> dict[str, Any] | None:
         if not self.has_logprobs:
             return None
-        content = [{**_logprob(token), "top_logprobs": [_logprob(each) for each in token.top]} for token in tokens]
-        return {"content": content, "refusal": None}
-
-
-def _logprob(token: Token) -> dict[str, Any]:
-    return {"token": token.own_text, "logprob": token.logprob, "bytes": list(token.own_text.encode())}
+        return {"content": [show_score(token.score) for token in tokens], "refusal": None}
 
 
 def _finish_reason(summary: Summary) -> str:

@@ -70,7 +70,8 @@ def parse_resource(
         case background.END, "responses", str():
             return EndResponse(caller=caller, response_id=ids[0], ended=_read_end(read_body()))
         case "GET", "responses", str():
-            return ShowResponse(caller=caller, response_id=ids[0], stream_after=_parse_stream(values))
+            stream_after, included = _parse_stream(values), _parse_included(query)
+            return ShowResponse(caller=caller, response_id=ids[0], stream_after=stream_after, included=included)
         case "GET", "responses", str(), "input_items":
             return ShowResponse(caller=caller, response_id=ids[0], items=_parse_page(values))
         case "DELETE", "responses", str():
@@ -248,6 +249,11 @@ def _parse_stream(query: Mapping[str, str]) -> int | None:
     if number != "-1" and (not number.isdecimal() or len(number) > MAX_DIGITS):
         raise InvalidRequest("'starting_after' must be a whole number, 0 or more", param="starting_after")
     return int(number)
+
+
+def _parse_included(query: str) -> frozenset[str]:
+    """Return what a query wants to see besides. OpenAI's clients write a list as `include[]`."""
+    return frozenset(value for name, value in parse_qsl(query) if name in ("include", "include[]"))
 
 
 def _parse_page(query: Mapping[str, str], max_limit: int = MAX_LIMIT, default: int = 20) -> ItemQuery:

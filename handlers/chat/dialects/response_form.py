@@ -2,7 +2,9 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from handlers.chat.answer_parts import AnswerPart, Content
@@ -10,13 +12,15 @@ from handlers.chat.commands import ItemQuery
 from handlers.chat.dialects.response_stream import ResponseStream
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.items import Item, read_items, text_of
+from handlers.chat.logprobs import TokenScore
 from handlers.chat.messages import Message
 from handlers.chat.output_items import OutputItem, OutputItems, read_output
 from handlers.errors import HandlerError, InvalidRequest
-from torchmoor.wire.response_ids import compaction_id, item_id, read_item_id, response_id
+from torchmoor.wire.response_ids import compaction_id, image_id, item_id, read_item_id, response_id
 
 UNNAMED = "unstored"  # replaces the session's id in the ids of a response that is not stored
 _PIECES = "pieces"  # kept with the fields of a response that was streamed
+_SCORES = "scores"  # kept with the fields of a response whose request asks for log probabilities
 _UNFINISHED = {"status": "in_progress", "completed_at": None, "incomplete_details": None, "error": None, "usage": None}
 _QUEUED = {**_UNFINISHED, "status": "queued"}
 
@@ -26,8 +30,8 @@ class ResponseForm:
 
     fields: of the response object, from the request. items: the client's input. instructions: precede the conversation
     in this prompt only. after: the number of the response that this one follows, 0 in a new session, None for the end
-    of a conversation. may_drop: the oldest turns may be left out of a prompt that is too long. session_id: part of the
-    response's ids, until `place` names another.
+    of a conversation. may_drop: the oldest turns may be left out of a prompt that is too long. has_logprobs: the output
+    and its events have log probabilities. session_id: part of the response's ids, until `place` names another.
     """
 
     content_type = "text/event-stream"
@@ -40,12 +44,14 @@ class ResponseForm:
         instructions: tuple[Message, ...] = (),
         after: int | None = 0,
         may_drop: bool = False,
+        has_logprobs: bool = False,
         session_id: str = UNNAMED,
     ) -> None:
         self.items = items
         self.instructions = instructions
         self.after = after
         self.may_drop = may_drop
+        self.has_logprobs = has_logprobs
         self._fields = fields
         self._session_id, self._number = session_id, 1
         self._num_events = 0
@@ -54,7 +60,7 @@ class ResponseForm:
         self._stream = ResponseStream(self._event, self._item_id)
         self._ended: dict[str, Any] | None = None
         self._is_restored = False  # _ended is that of an earlier attempt
-        self._pieces: list[list[int]] | None = None  # of a stored response that was streamed
+        self._stored: list[OutputItem] = []  # its output
 
     @property
     def is_background(self) -> bool:
@@ -74,28 +80,30 @@ class ResponseForm:
         """Return the answer's items and the response's fields as JSON, for the journal."""
         is_streamed = bool(self._output.items)
         for token in summary.tokens:
-            self._output.add(output_parts(token))
-        self._output.ensure_one()
+            self._output.add(output_parts(token), self._score(token))
+        self._output.finish()
         cut, items = _find_cut(summary), self._output.items
         statuses = [*["completed"] * (len(items) - 1), "incomplete" if cut else "completed"]
         shown = [item.show(status) for item, status in zip(items, statuses, strict=True)]
         fields = {**self._fields, **_ending(summary, cut)}
         self._ended = self._show(fields, shown)
         if is_streamed or self.is_background:
-            fields = {**fields, _PIECES: [item.pieces for item in items]}
+            fields[_PIECES] = [item.pieces for item in items]
+        if self.has_logprobs:
+            fields[_SCORES] = [item.scores for item in items]
+            shown = [replace(item, scores=[]).show(status) for item, status in zip(items, statuses, strict=True)]
         return json.dumps(shown, ensure_ascii=False), json.dumps(fields, ensure_ascii=False)
 
     def restore(self, answer: str, response: str) -> str:
         """Take the output and the fields of a stored response. Return its text."""
         items = read_items(answer)
-        self._fields = json.loads(response)
-        self._pieces = self._fields.pop(_PIECES, None)
-        self._ended, self._is_restored = self._show(self._fields, [item.value for item in items]), True
+        self._fields, values = json.loads(response), [item.value for item in items]
+        self._stored = read_output(values, self._fields.get(_PIECES), self._fields.get(_SCORES, ()))
+        self._ended, self._is_restored = self._show(self._fields, values), True
         return text_of(items)
 
     def has_begun_as_restored(self) -> bool:
-        assert self._ended is not None
-        written, stored = self._output.items, read_output(self._ended["output"])
+        written, stored = self._output.items, self._stored
         if len(written) > len(stored) or not all(map(_is_start, written, stored)):
             return False
         return all(item.text == whole.text for item, whole in zip(written[:-1], stored, strict=False))
@@ -104,7 +112,7 @@ class ResponseForm:
         """Encode the events of a stored response as they were streamed, those after this sequence number."""
         self._first_event = starting_after + 1
         self.restore(answer, response)
-        return self.begin() + self._repeat() + self._end()
+        return self.begin() + self._stream.repeat(self._stored) + self._end()
 
     # AnswerForm
 
@@ -122,12 +130,12 @@ class ResponseForm:
 
     def token(self, token: Token, summary: Summary | None) -> bytes:
         if summary is None:
-            self._output.add(output_parts(token))
-            return self._stream.write(output_parts(token))
+            self._output.add(output_parts(token), self._score(token))
+            return self._stream.write(output_parts(token), self._score(token))
         if self._is_restored:
             return self._rest()
         self._end_with(summary)
-        return self._stream.write(output_parts(token)) + self._end()
+        return self._stream.write(output_parts(token), self._score(token)) + self._end()
 
     def error(self, error: HandlerError) -> bytes:
         failure = {"code": "server_error", "message": error.message}
@@ -141,22 +149,14 @@ class ResponseForm:
 
     def _rest(self) -> bytes:
         """Write the events of a restored answer that the client does not have."""
-        assert self._ended is not None
-        stored = read_output(self._ended["output"])
-        pieces = self._pieces or [[len(item.text)] for item in stored]
-        for index, item in enumerate(self._output.items):
-            begun = item.pieces
-            if pieces[index][: len(begun)] != begun:
-                pieces[index] = [*begun, len(stored[index].text) - sum(begun)]
-        self._pieces = pieces
+        for begun, whole in zip(self._output.items, self._stored, strict=False):
+            whole.split_as(begun)
         self._first_event, self._num_events = self._num_events, 0
         self._stream = ResponseStream(self._event, self._item_id)
-        return self.begin() + self._repeat() + self._end()
+        return self.begin() + self._stream.repeat(self._stored) + self._end()
 
-    def _repeat(self) -> bytes:
-        """Write the output of a stored answer, in the pieces in which it was streamed."""
-        assert self._ended is not None
-        return self._stream.repeat(self._ended["output"], self._pieces)
+    def _score(self, token: Token) -> TokenScore | None:
+        return token.score if self.has_logprobs else None
 
     def _show(self, fields: Mapping[str, Any], output: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         return show_response(fields, output, self._session_id, self._number, len(self.items))
@@ -236,17 +236,52 @@ def show_compaction(session_id: str, instructions: Sequence[Item], num_tokens: i
 
 
 def show_response(
-    fields: Mapping[str, Any], output: Sequence[dict[str, Any]], session_id: str, number: int, num_input: int
+    fields: Mapping[str, Any],
+    output: Sequence[dict[str, Any]],
+    session_id: str,
+    number: int,
+    num_input: int,
+    *,
+    has_logprobs: bool = True,
 ) -> dict[str, Any]:
-    """Return the response object. output: items without ids. num_input: number of the turn's input items."""
+    """Return the response object.
+
+    output: items without ids. num_input: number of the turn's input items. has_logprobs: show the log probabilities
+    that are stored with the fields.
+    """
+    if has_logprobs and _SCORES in fields:
+        scored = zip(output, read_output(output, None, fields[_SCORES]), strict=True)
+        output = [item.show(value["status"]) for value, item in scored]
     shown = [_with_id(value, session_id, number, num_input + i) for i, value in enumerate(output)]
-    shown_fields = {name: value for name, value in fields.items() if name != _PIECES}
+    shown_fields = {name: value for name, value in fields.items() if name not in (_PIECES, _SCORES)}
     return {"id": response_id(session_id, number), "object": "response", **shown_fields, "output": shown}
 
 
 def show_items(items: Sequence[Item], session_id: str, number: int) -> list[dict[str, Any]]:
-    """Return items with their ids."""
-    return [_with_id(item.value, session_id, number, i) for i, item in enumerate(items)]
+    """Return an entry's items with their ids, and with the ids of images that have no address to send again."""
+    image_ids = (image_id(session_id, number, i) for i in count())
+    shown = [_with_image_ids(item.value, image_ids) for item in items]
+    return [_with_id(value, session_id, number, i) for i, value in enumerate(shown)]
+
+
+def _with_image_ids(value: Mapping[str, Any], image_ids: Iterator[str]) -> Mapping[str, Any]:
+    """Return an item. image_ids: of each image from here on."""
+    name = "output" if value["type"] == "function_call_output" else "content"
+    if not has_image(value):
+        return value
+    parts = []
+    for part in value[name]:
+        if part["type"] == "input_image":
+            own_id = next(image_ids)
+            part = part if part["image_url"] or part["file_id"] else {**part, "file_id": own_id}
+        parts.append(part)
+    return {**value, name: parts}
+
+
+def has_image(value: Mapping[str, Any]) -> bool:
+    """Return whether an item has an image, in its content or in a tool's output."""
+    parts = value.get("content") or value.get("output") or ()
+    return not isinstance(parts, str) and any(part["type"] == "input_image" for part in parts)
 
 
 def _with_id(value: Mapping[str, Any], session_id: str, number: int, place: int) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """The events of a response's output items: each is added, grows by deltas and is done, in the order of the answer."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 from handlers.chat.answer_parts import AnswerPart
-from handlers.chat.output_items import CALL, MESSAGE, Delta, OutputItem, OutputItems, read_output
+from handlers.chat.logprobs import TokenScore, show_score
+from handlers.chat.output_items import CALL, MESSAGE, Delta, OutputItem, OutputItems
 
 
 class ResponseStream:
@@ -18,30 +21,33 @@ class ResponseStream:
         self._item_id = item_id
         self._output = OutputItems()
 
-    def write(self, parts: Sequence[AnswerPart]) -> bytes:
+    def write(self, parts: Sequence[AnswerPart], score: TokenScore | None) -> bytes:
         """Write the parts of one more token."""
-        return b"".join(map(self._write, self._output.add(parts)))
+        return b"".join(map(self._write, self._output.add(parts, score)))
 
     def end(self, status: str) -> bytes:
         """Write the end of the last item."""
-        data = b"".join(map(self._write, self._output.ensure_one()))
+        data = b"".join(map(self._write, self._output.finish()))
         return data + self._finish(len(self._output.items) - 1, status)
 
-    def repeat(self, values: Sequence[dict[str, Any]], pieces: Sequence[Sequence[int]] | None) -> bytes:
-        """Write stored items, except the end of the last. pieces: lengths of each item's deltas; None for one delta."""
+    def repeat(self, items: Sequence[OutputItem], held: Sequence[TokenScore] = ()) -> bytes:
+        """Write items in their pieces, except the end of the last. held: see OutputItems."""
         data = []
-        for index, item in enumerate(read_output(values)):
-            self._output.items.append(item)
+        for index, item in enumerate(items):
+            self._output.items.append(replace(item, scores=[*item.scores], pieces=[*item.pieces]))
             data.append(self._write(Delta(index, "", is_new=True)))
             start = 0
-            for length in [len(item.text)] if pieces is None else pieces[index]:
-                data.append(self._write(Delta(index, item.text[start : start + length], is_new=False)))
+            scores = chain(item.scores, repeat([]))
+            for length in item.pieces:
+                text = item.text[start : start + length]
+                data.append(self._write(Delta(index, text, is_new=False, scores=next(scores))))
                 start += length
+        self._output.held = [*held]
         return b"".join(data)
 
     def _write(self, delta: Delta) -> bytes:
         data = self._begin(delta.index) if delta.is_new else b""
-        return data + self._delta(delta.index, delta.text) if delta.text else data
+        return data + self._delta(delta) if delta.text else data
 
     def _begin(self, index: int) -> bytes:
         data = self._finish(index - 1, "completed") if index else b""
@@ -50,10 +56,10 @@ class ResponseStream:
         data += self._event("response.output_item.added", output_index=index, item=shown)
         return data if item.kind == CALL else data + self._part_event(index, "added", item.part(is_empty=True))
 
-    def _delta(self, index: int, text: str) -> bytes:
-        item = self._output.items[index]
-        more: dict[str, Any] = {"logprobs": []} if item.kind == MESSAGE else {}
-        return self._event(f"{_text_event(item)}.delta", **self._place(index), delta=text, **more)
+    def _delta(self, delta: Delta) -> bytes:
+        item = self._output.items[delta.index]
+        more = {"logprobs": [show_score(score) for score in delta.scores]} if item.kind == MESSAGE else {}
+        return self._event(f"{_text_event(item)}.delta", **self._place(delta.index), delta=delta.text, **more)
 
     def _finish(self, index: int, status: str) -> bytes:
         item, place = self._output.items[index], self._place(index)
@@ -61,7 +67,7 @@ class ResponseStream:
         if item.kind == CALL:
             values: dict[str, Any] = {"name": item.name, "arguments": item.text}
         else:
-            values = {"text": item.text, **({"logprobs": []} if item.kind == MESSAGE else {})}
+            values = {"text": item.text, **({"logprobs": item.part()["logprobs"]} if item.kind == MESSAGE else {})}
         data = self._event(f"{_text_event(item)}.done", **place, **values)
         data += b"" if item.kind == CALL else self._part_event(index, "done", item.part())
         return data + self._event("response.output_item.done", output_index=index, item=shown)

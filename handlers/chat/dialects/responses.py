@@ -32,6 +32,7 @@ from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire.response_ids import Place, read_conversation_id, read_response_id
+from torchmoor.wire.sampling import TOP_TOKENS
 
 MAX_LABEL_CHARS = 256
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # limits of metadata: OpenAI's
@@ -44,7 +45,8 @@ _PARAMETERS = {
 }
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 _UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options"}  # have no effect here
-_INCLUDED = {"reasoning.encrypted_content", "message.input_image.image_url"}  # accepted, without effect
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = {LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url"}  # the others have no effect
 
 # Fields with few valid values: the check, and the description of valid values for an error.
 _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -55,7 +57,7 @@ _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "store": (is_bool, "true or false"),
     "stream": (is_bool, "true or false"),
     "text": (lambda v: _is_text(v), "an object with a format, and no verbosity but medium"),
-    "top_logprobs": (lambda v: is_int(v) and v == 0, "0"),
+    "top_logprobs": (lambda v: is_int(v) and v in TOP_TOKENS, TOP_TOKENS.wanted),
     "truncation": (lambda v: v in ("auto", "disabled"), "auto or disabled"),
 }
 _FIELDS = {"model", "input", "instructions", "previous_response_id", "conversation", "metadata", "include"}
@@ -93,6 +95,7 @@ def parse_response(
         instructions=instructions,
         after=None if conversation else 0 if place is None else place.number,
         may_drop=bool(referred.compacted) or given.get("truncation") == "auto",
+        has_logprobs=LOGPROBS in given.get("include", ()),
         session_id=incoming.headers.get(wire.REQUEST_ID) or str(uuid.uuid4()),
     )
     ask = Ask(
@@ -167,6 +170,7 @@ def resume_response(command: RunResponse, queued: QueuedResponse, session_id: st
         instructions=_read_instructions(given),
         after=None if queued.entry else queued.number - 1,
         may_drop=kept["may_drop"],
+        has_logprobs=LOGPROBS in given.get("include", ()),
     )
     form.place(session_id, queued.number)
     return Ask(
@@ -265,6 +269,8 @@ def _read_parameters(given: dict[str, Any]) -> Parameters:
             values[name] = check_parameter(name, value, f"'{called}'")
     if given.get("text", {}).get("format") is not None:
         values["grammar"] = read_text_format(given["text"]["format"])
+    if LOGPROBS in given.get("include", ()):
+        values["top_n_tokens"] = given.get("top_logprobs", 0)
     values["tools"] = read_tools(given, is_flat=True)
     return Parameters(**values, **read_reasoning(given))
 
@@ -323,7 +329,7 @@ def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict
         "text": {"format": given.get("text", {}).get("format") or TEXT_FORMAT, "verbosity": "medium"},
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": [_show_tool(tool) for tool in given.get("tools", [])],
-        "top_logprobs": 0,
+        "top_logprobs": given.get("top_logprobs", 0),
         "top_p": 1.0 if parameters.top_p is None else parameters.top_p,
         "truncation": given.get("truncation", "disabled"),
         "usage": None,

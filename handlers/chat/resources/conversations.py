@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from handlers.chat.commands import AddItems, DeleteConversation, ShowConversation, UpdateConversation
-from handlers.chat.dialects.response_form import find_item, show_items, show_list, show_page
+from handlers.chat.dialects.response_form import find_item, has_image, show_items, show_list, show_page
 from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import check_results, images_in, read_items, write_items
@@ -66,7 +66,7 @@ class Conversations:
         with self.found(command.caller, command.conversation_id) as session:
             if command.item_id:
                 item, place = _find_item(session, command.item_id), read_item_id(command.item_id)
-                if any(part["type"] == "input_image" for part in item.get("content", ())):
+                if has_image(item):
                     raise InvalidRequest("an item with an image cannot be deleted; delete the conversation")
                 assert place is not None
                 event = Event(kind="delete", question=f"{place.number}_{place.item}")

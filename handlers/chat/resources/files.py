@@ -1,12 +1,17 @@
-"""OpenAI's files, images only: each is a session with one image, which later inputs can refer to."""
+"""OpenAI's files, images only: each is a session with one image, which later inputs can refer to.
 
-from contextlib import AbstractContextManager
+Inputs can refer in the same way to images of stored items.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 from handlers.chat.commands import DeleteFile, ListFiles, ShowFile
 from handlers.chat.dialects.response_form import show_list
 from handlers.chat.images.store import Image
+from handlers.chat.items import images_in, read_items
 from handlers.chat.messages import KeptImage
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
@@ -15,7 +20,7 @@ from handlers.errors import InvalidRequest, ResponseUnknown, SessionLost
 from handlers.journal.journal import expiry
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
-from torchmoor.wire.response_ids import file_id, read_file_id
+from torchmoor.wire.response_ids import Place, file_id, read_file_id, read_image_id
 
 FILE = "file"
 
@@ -32,8 +37,7 @@ class Files:
 
         Raises JournalUnavailable, and ResponseUnknown, also if another caller owns the file.
         """
-        unknown = ResponseUnknown(f"No such File object: {text[:256]}", param="id", api_code="not_found")
-        return self._sessions.hold_resource(read_file_id(text), caller, unknown, FILE)
+        return self._sessions.hold_resource(read_file_id(text), caller, _unknown(text), FILE)
 
     def show(self, command: ShowFile) -> dict[str, Any]:
         with self.found(command.caller, command.file_id) as session:
@@ -70,19 +74,50 @@ class Files:
             return None
 
     def find_image(self, caller: Caller, text: str) -> KeptImage:
-        """Return a file's image, whose bytes are read later."""
-        with self.found(caller, text) as session:
-            return KeptImage(_image(session).digest, partial(self.read, caller, text))
+        """Return the image of a file or of stored items, whose bytes are read later."""
+        with self._held(caller, text) as (_, image):
+            return KeptImage(image.digest, partial(self.read, caller, text))
 
     def read(self, caller: Caller, text: str) -> bytes:
-        """Return a file's bytes."""
-        with self.found(caller, text) as session:
-            return self._recorder.read_image(session, _image(session))
+        """Return the bytes of a file, or of an image of stored items."""
+        with self._held(caller, text) as (session, image):
+            return self._recorder.read_image(session, image)
+
+    @contextmanager
+    def _held(self, caller: Caller, text: str) -> Iterator[tuple[Session, Image]]:
+        """Hold the session of an image. Raises as `found`."""
+        place = read_image_id(text)
+        if place is None:
+            with self.found(caller, text) as session:
+                yield session, _image(session)
+            return
+        with self._sessions.hold_resource(place, caller, _unknown(text)) as session:
+            image = _find_image(session, place)
+            if image is None:
+                raise _unknown(text)
+            yield session, image
 
     def delete(self, command: DeleteFile, reply: PendingReply) -> dict[str, Any]:
         with self.found(command.caller, command.file_id) as session:
             self._sessions.end(session, command.invocation_id, reply)
         return {"id": command.file_id, "object": FILE, "deleted": True}
+
+
+def _unknown(text: str) -> ResponseUnknown:
+    return ResponseUnknown(f"No such File object: {text[:256]}", param="id", api_code="not_found")
+
+
+def _find_image(session: Session, place: Place) -> Image | None:
+    """Return an image of an entry's items, which were perhaps preceded by images of no item."""
+    with session.recording:
+        event, images = session.find_turn(place.number), list(session.images)
+    if event is None or not event.response or place.number in session.deleted:
+        return None
+    num_own = len(images_in(read_items(event.question)))
+    if place.item >= num_own:
+        return None
+    digest = event.images[len(event.images) - num_own + place.item]
+    return next((image for image in images if image.digest == digest), None)
 
 
 def _image(session: Session) -> Image:

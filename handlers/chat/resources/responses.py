@@ -13,7 +13,7 @@ from typing import Any
 
 from handlers.chat.commands import ActOnSession, DeleteResponse, ShowResponse
 from handlers.chat.dialects.response_form import ResponseForm, show_items, show_page, show_response
-from handlers.chat.dialects.responses import find_response, unknown_response
+from handlers.chat.dialects.responses import LOGPROBS, find_response, unknown_response
 from handlers.chat.items import Item, References, images_in, read_items
 from handlers.chat.messages import USER, ImagePart, KeptImage, Message
 from handlers.chat.queued_response import QueuedResponse
@@ -140,7 +140,8 @@ class StoredResponses:
             if command.items is not None:
                 return show_page(show_items(asked, session_id, number), command.items)
             output = [item.value for item in read_items(event.answer)] if event.answer else []
-            return show_response(found.fields, output, session_id, number, len(asked))
+            has_logprobs = LOGPROBS in command.included
+            return show_response(found.fields, output, session_id, number, len(asked), has_logprobs=has_logprobs)
 
     def repeat_stream(self, found: StoredResponse, reply: PendingReply, starting_after: int) -> None:
         """Repeat the stream of a response that has its answer."""

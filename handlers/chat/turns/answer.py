@@ -7,7 +7,7 @@ the engine's thread, because a stop string ends the sequence.
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
@@ -21,7 +21,7 @@ from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.errors import TurnConflict
 from handlers.models.answer_style import AnswerStyle
 from handlers.models.prompt_format import PromptFormat
-from handlers.requests.continuation import AnswerStart, Continuation, write_note
+from handlers.requests.continuation import AnswerStart, Continuation, GivenToken, write_note
 from handlers.requests.reply import JSON, PendingReply
 from torchmoor.wire import headers as wire
 from torchmoor.wire.receipt import CACHE_TIER, GENERATED_TOKENS
@@ -76,7 +76,7 @@ class AnswerWriter:
             if given.has_begun:
                 self._form.begin()
             for token in given.tokens:
-                self._form.token(self._token(TokenEvent(token), None), None)
+                self._form.token(self._token(TokenEvent(token.id, token.logprob, top=token.top), None), None)
         if self._detokenizer.is_stopped:
             raise TurnConflict("the answer that is to be continued has ended")
 
@@ -180,8 +180,15 @@ class AnswerWriter:
             parts = [self._form.begin()] if is_first else []
             tokens = self._take_added()
             parts += [self._form.token(token, None) for token in tokens]
-            note = write_note([token.id for token in tokens], is_first=is_first) if self.start is not None else ""
-            self._reply.write(b"".join(parts), note)
+            self._reply.write(b"".join(parts), self._note(tokens, is_first=is_first))
+
+    def _note(self, tokens: Sequence[Token], *, is_first: bool) -> str:
+        """Return what another worker needs of these tokens; empty if none can continue the answer."""
+        if self.start is None:
+            return ""
+        given = [GivenToken(each.id, each.logprob, tuple((one.id, one.logprob) for one in each.top)) for each in tokens]
+        has_logprobs = isinstance(self._form, ResponseDraft) and self._form.has_logprobs
+        return write_note(given, is_first=is_first, has_logprobs=has_logprobs)
 
     def _take_added(self) -> list[Token]:
         added = [self._added.popleft() for _ in range(len(self._added))]

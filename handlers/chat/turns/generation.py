@@ -205,7 +205,7 @@ class Generation:
         given, model = self._reply.continuation, self._parts.model
         if given is None:
             return
-        if not all(0 <= token < model.vocabulary and token not in model.eos_token_ids for token in given.tokens):
+        if not all(0 <= each.id < model.vocabulary and each.id not in model.eos_token_ids for each in given.tokens):
             raise InvalidRequest("the answer that is to be continued is not this model's")
         self._writer.resume(given)
 
@@ -225,7 +225,7 @@ class Generation:
             self._parameters = replace(self._parameters, seed=params.seed)
         elif begun is not None:
             raise TurnConflict("this worker's engine cannot continue the answer that another one has begun")
-        self._given = () if begun is None else begun.tokens
+        self._given = () if begun is None else [token.id for token in begun.tokens]
         if len(self._given) >= max_new_tokens:
             raise TurnConflict("the answer that is to be continued has already reached its maximum length")
         self._num_prompt_tokens = len(keys)

@@ -10,13 +10,14 @@ from handlers.chat.feed import AnswerFeed
 from handlers.chat.forms import Token
 from handlers.errors import ClientGone
 from handlers.requests.reply import PendingReply, ReplyPieces
-from tests.unit.handlers.test_response_form import ITEMS, read, summarise
+from tests.unit.handlers.test_response_form import ITEMS, make_token, read, summarise
 
 FAILED = {"status": "failed", "error": {"code": "server_error", "message": "why"}}
 
 
 def make_form() -> BackgroundForm:
-    form = BackgroundForm({"status": "queued", "usage": None, "background": True}, ITEMS)
+    fields = {"status": "queued", "usage": None, "background": True}
+    form = BackgroundForm(fields, ITEMS, has_logprobs=True)
     form.place("ts-seq-a", 3)
     return form
 
@@ -45,7 +46,7 @@ def end(feed: AnswerFeed, form: BackgroundForm, last: Token) -> list[dict[str, A
 @given(st.lists(st.text(max_size=4), min_size=1, max_size=8), st.data())
 def test_followers_get_the_events_of_the_stored_response(texts: list[str], data: st.DataObject) -> None:
     """From any event on, whenever they come, before or while it is generated."""
-    tokens = [Token(i, text, 0.0, False) for i, text in enumerate(texts)]
+    tokens = [make_token(i, text) for i, text in enumerate(texts)]
     feed, form = AnswerFeed(), make_form()
     joins = data.draw(st.lists(st.tuples(st.integers(0, len(tokens)), st.integers(-1, 20)), max_size=5))
     followers = [(make_reply(), after) for _, after in joins]
@@ -71,7 +72,7 @@ def test_followers_get_the_events_of_the_stored_response(texts: list[str], data:
 @given(st.lists(st.text(min_size=1, max_size=4), min_size=2, max_size=8), st.data())
 def test_a_second_attempt_repeats_no_event(texts: list[str], data: st.DataObject) -> None:
     """The client has some events of the first one, and gets the others when the second one has caught up."""
-    tokens = [Token(i, text, 0.0, False) for i, text in enumerate(texts)]
+    tokens = [make_token(i, text) for i, text in enumerate(texts)]
     feed, reply = AnswerFeed(), make_reply()
     feed.follow(reply, make_form(), -1, {})
     feed.begin(make_form(), lambda: None)
@@ -104,7 +105,7 @@ def test_a_failure_reaches_clients_that_have_more_events_than_there_are() -> Non
 
 def test_an_answer_that_another_instance_has_stored_repeats_no_event() -> None:
     """A client that has a part of the answer gets the other events of the stored one."""
-    tokens = [Token(number, text, 0.0, False) for number, text in enumerate(("ab", "cd", "ef"))]
+    tokens = [make_token(number, text) for number, text in enumerate(("ab", "cd", "ef"))]
     elsewhere, form, feed, reply = make_form(), make_form(), AnswerFeed(), make_reply()
     for token in tokens[:-1]:
         elsewhere.note(token)

@@ -93,6 +93,20 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {  # 
         RESPONSE,
         {},
     ),
+    "response with log probabilities": (  # the last events have those of all tokens
+        {
+            "model": "llava",
+            "input": "hi",
+            "stream": True,
+            "store": False,
+            "temperature": 50.0,
+            "max_output_tokens": 14,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+        },
+        RESPONSE,
+        {},
+    ),
     "top_p": ({**INPUTS, "parameters": {**HOT, "temperature": 3.0, "top_p": 0.9, "top_k": 40}}, {}, {}),
 }
 

@@ -1,6 +1,8 @@
 """The form of OpenAI's responses: an answer as events, as an object, and as its stored stream."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from handlers.chat.answer_parts import AnswerReader
+from handlers.chat.answer_parts import AnswerPart, AnswerReader
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.forms import Summary, Token
 from handlers.chat.items import parse_input
@@ -20,10 +22,15 @@ STYLE = AnswerStyle(call=CALL, thought=THOUGHT, knows_tools=True)
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def make_form() -> ResponseForm:
-    form = ResponseForm({"status": "in_progress", "usage": None}, ITEMS)
+def make_form(*, has_logprobs: bool = True) -> ResponseForm:
+    form = ResponseForm({"status": "in_progress", "usage": None}, ITEMS, has_logprobs=has_logprobs)
     form.place("ts-seq-a", 3)
     return form
+
+
+def make_token(number: int, text: str, parts: Sequence[AnswerPart] | None = None) -> Token:
+    top = [Token(number + place, "", -place, False, own_text=f"{text}{place}") for place in range(2)]
+    return Token(number, text, -float(number), False, parts, top, own_text=text)
 
 
 def summarise(tokens: list[Token], reader: AnswerReader | None = None) -> Summary:
@@ -42,7 +49,7 @@ def split(texts: list[str]) -> tuple[list[Token], AnswerReader]:
     reader, tokens = AnswerReader(STYLE, has_tools=True, name="x"), []
     for i, text in enumerate(texts):
         parts = reader.read(text)
-        tokens.append(Token(i, text, 0.0, False, parts + reader.finish() if i == len(texts) - 1 else parts))
+        tokens.append(make_token(i, text, parts + reader.finish() if i == len(texts) - 1 else parts))
     return tokens, reader
 
 
@@ -60,7 +67,7 @@ def write(
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=8), st.data())
 def test_stored_stream_is_the_first_one(texts: list[str], data: st.DataObject) -> None:
     """The events after any number are those that the client would have got, with equal numbers."""
-    tokens = [Token(i, text, 0.0, False) for i, text in enumerate(texts)]
+    tokens = [make_token(i, text) for i, text in enumerate(texts)]
 
     events, (answer, response) = write(tokens)
     number = data.draw(st.integers(-1, len(events) - 1))
@@ -103,6 +110,9 @@ def test_reasoning_text_and_calls_are_items(cuts: list[int]) -> None:
     assert (first["name"], json.loads(first["arguments"])) == ("f", {"a": [1, "}"]})
     assert (second["name"], second["arguments"], second["status"]) == ("g", "{}", "completed")
     assert len({item["id"] for item in last["output"]} | {first["call_id"], second["call_id"]}) == 7
+    for item in (text, rest):
+        scored = "".join(each["token"] for each in item["content"][0]["logprobs"])
+        assert item["content"][0]["text"] in scored  # a token may also have a mark
     for index, item in enumerate(last["output"]):
         own = [event for event in events if event.get("output_index") == index]
         assert own[0]["type"] == "response.output_item.added"
@@ -160,6 +170,47 @@ def _told(events: list[dict[str, Any]], index: int) -> tuple[str, list[str]]:
     own = [event for event in events if event.get("output_index") == index]
     others = [event["type"] for event in own if "delta" not in event]
     return "".join(event.get("delta", "") for event in own), others
+
+
+def test_log_probabilities_are_those_of_the_text() -> None:
+    """Tokens of reasoning, of calls and of their marks have none; a delta has those of its own tokens."""
+    texts = ["<think>", "Why", "?", "</think>", "\n\n", "I", " lo", "ok", ".\n", "<tool_call>", ANSWER[44:]]
+    tokens, reader = split(texts)
+
+    events, stored = write(tokens, reader)
+
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    told = [(each["delta"], [(one["token"], one["logprob"]) for one in each["logprobs"]]) for each in deltas]
+    assert told[:4] == [("I", [("I", -5)]), (" lo", [(" lo", -6)]), ("ok", [("ok", -7)]), (".", [(".\n", -8)])]
+    text = events[-1]["response"]["output"][1]["content"][0]
+    assert text["logprobs"] == [one for each in deltas[:4] for one in each["logprobs"]]
+    assert text["logprobs"][0]["top_logprobs"][1] == {"token": "I1", "logprob": -1, "bytes": [73, 49]}
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    assert done["logprobs"] == text["logprobs"]
+    assert '"logprobs": [{' not in stored[0]
+
+
+def test_without_a_request_there_are_no_log_probabilities() -> None:
+    tokens = [make_token(i, text) for i, text in enumerate(["a", "b"])]
+    form = make_form(has_logprobs=False)
+
+    summary = summarise(tokens)
+    response = json.loads(form.whole(summary))
+
+    assert response["output"][0]["content"][0]["logprobs"] == []
+
+
+def test_a_stop_string_is_in_the_log_probabilities() -> None:
+    """As in chat completions: its tokens come after those of the text, and so does text that was held back."""
+    own_texts, texts = ["x", "y", "\u00e9", "", "S"], ["", "", "xy\u00e9", "", ""]
+    tokens = [replace(make_token(i, text), text=texts[i]) for i, text in enumerate(own_texts)]
+
+    events, _ = write(tokens)
+
+    [delta] = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [each["token"] for each in delta["logprobs"]] == own_texts[:3]
+    logprobs = events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+    assert [each["token"] for each in logprobs] == own_texts
 
 
 def test_a_call_that_is_cut_is_incomplete() -> None:

@@ -8,9 +8,13 @@ from torchmoor.wire.response_ids import (
     Place,
     compaction_id,
     conversation_id,
+    file_id,
+    image_id,
     item_id,
     read_compaction_id,
     read_conversation_id,
+    read_file_id,
+    read_image_id,
     read_item_id,
     read_response_id,
     response_id,
@@ -20,7 +24,14 @@ from torchmoor.wire.session_ids import mint
 SESSIONS = st.from_regex(r"[a-z0-9]{1,8}(-[a-z0-9]{1,8}){0,3}", fullmatch=True).map(
     lambda name: mint({"k1": b"0" * 16}, instance=name, expires_at=1_900_000_000, endpoint="llava").text
 )
-READERS = (read_response_id, read_conversation_id, read_compaction_id, read_item_id)
+READERS = (
+    read_response_id,
+    read_conversation_id,
+    read_compaction_id,
+    read_item_id,
+    read_file_id,
+    read_image_id,
+)
 
 
 @given(SESSIONS, st.integers(0, 999_999), st.integers(0, 999_999), st.sampled_from(["message", "function_call"]))
@@ -31,12 +42,15 @@ def test_an_id_names_its_place(session_id: str, number: int, item: int, kind: st
         conversation_id(session_id),
         compaction_id(session_id),
         item_id(session_id, number, item, kind),
+        file_id(session_id),
+        image_id(session_id, number, item),
     )
-    places = (Place(session_id, number), Place(session_id), Place(session_id), Place(session_id, number, item))
+    whole, place = Place(session_id), Place(session_id, number, item)
+    places = (Place(session_id, number), whole, whole, place, whole, place)
 
     for i, text in enumerate(ids):
         assert text.isascii()
-        assert [read(text) for read in READERS] == [places[i] if i == j else None for j in range(4)]
+        assert [read(text) for read in READERS] == [places[i] if i == j else None for j in range(len(READERS))]
 
 
 @pytest.mark.parametrize(
@@ -44,4 +58,4 @@ def test_an_id_names_its_place(session_id: str, number: int, item: int, kind: st
 )
 def test_other_texts_name_nothing(text: str) -> None:
     """An id has one spelling."""
-    assert [read(text) for read in READERS] == [None] * 4
+    assert [read(text) for read in READERS] == [None] * len(READERS)

@@ -42,6 +42,10 @@ class TestChatCompletions(ChatModelIntegrationTests):
         return True
 
     @property
+    def supports_image_tool_message(self) -> bool:
+        return True
+
+    @property
     def supports_model_override(self) -> bool:
         return True
 

@@ -106,7 +106,11 @@ _OPENAI_ROUTES = (
         "/responses/{id}",
         "getResponse",
         "Get a stored response, or its events.",
-        query=(("stream", "true for its events."), ("starting_after", "Only events after the one with this number.")),
+        query=(
+            ("stream", "true for its events."),
+            ("starting_after", "Only events after the one with this number."),
+            ("include[]", "message.output_text.logprobs for its log probabilities."),
+        ),
         answers=streamed(schemas.RESPONSE_ANSWER),
     ),
     delete("/responses/{id}", "deleteResponse", "Delete a response.", answers=answer(schemas.DELETED)),

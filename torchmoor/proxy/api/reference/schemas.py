@@ -108,6 +108,8 @@ RESPONSE = record(
     stream=FLAG,
     text={"type": "object"},
     truncation={"enum": ["auto", "disabled"]},
+    include={"type": "array", "items": TEXT},
+    top_logprobs=_TOP_LOGPROBS,
     reasoning=_REASONING,
     metadata=LABELS,
     **{**_FOR_TEMPLATE, "tools": {"type": "array", "items": _RESPONSE_TOOL}},
