@@ -206,7 +206,7 @@ def serving(folder: Path, num_bytes: int) -> Iterator[tuple[int, int]]:
                 }
             }
         ],
-        "Instances": [{"name": "a", "port": int(instance.stdout.readline())}],
+        "Instances": [{"name": "a", "port": int(instance.stdout.readline()), "max_inflight_body_bytes": 2 * num_bytes}],
         "listen": {"port": 0, "admin_port": 0},
         "async_inference": {"queue": f"sqlite://{folder}/queue.db", "output_root": (folder / "results").as_uri()},
         "objects": {
