@@ -278,7 +278,7 @@ def test_asynchronous_requests_are_told_with_their_reasons_and_cancelled(
         client.invoke_endpoint_async(EndpointName="llava", Body=body, InferenceId=name)
     with open_tab(browser, stage.proxy.admin_url) as tab:
         page = tab.page
-        expect(page.locator("#queue-facts")).to_contain_text("1 request not ended, the oldest is")
+        expect(page.locator("#queue-facts")).to_contain_text("1 request waiting or running, the oldest is")
         expect(page.locator("#queue-facts")).to_contain_text("1 failed")
         expect(row_of(page, "queue", "bad-1")).to_contain_text("failed")
         expect(row_of(page, "queue", "slow-1")).to_contain_text("running")
@@ -311,7 +311,7 @@ def test_asynchronous_endpoints_come_and_go(stage: Stage, browser: Browser) -> N
         page.route("**/dashboard.json*", show_names)
         page.route("**/async-requests*", lambda route: route.fulfill(json=backlog))
         expect(page.locator("#queue-endpoint option")).to_have_text(["first", "second"])
-        expect(page.locator("#overview")).to_contain_text("5 asynchronous requests not ended at first.")
+        expect(page.locator("#overview")).to_contain_text("5 asynchronous requests waiting or running at first.")
         names[1] = "third"
         expect(page.locator("#queue-endpoint option")).to_have_text(["first", "third"])
         names.clear()

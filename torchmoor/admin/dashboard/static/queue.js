@@ -86,7 +86,7 @@ function show(data) {
   fillBars($("queue-lines"), lines.map(([label, each]) => ({ label, text: number(each), part: each / most })));
   toBeDone = data.waiting + data.running;
   const { processed = 0, failed = 0, expired = 0, cancelled = 0 } = counts[data.endpoint] ?? {};
-  const todo = toBeDone ? `${count(toBeDone, "request")} not ended, the oldest is ${span(data.oldest_age_s)} old` : "All requests have ended";
+  const todo = toBeDone ? `${count(toBeDone, "request")} waiting or running, the oldest is ${span(data.oldest_age_s)} old` : "No request waits or runs";
   say($("queue-facts"), `${todo} · since the start ${number(processed)} done, ${number(failed)} failed, ${number(expired)} expired, ${number(cancelled)} cancelled`);
   table.show(data.requests);
 }
@@ -114,7 +114,7 @@ export function pollQueue(data) {
 // Of the endpoint that is shown.
 export function describeBacklog() {
   const where = $("queue-endpoint").options.length > 1 ? ` at ${$("queue-endpoint").value}` : "";
-  return toBeDone ? ` ${count(toBeDone, "asynchronous request")} not ended${where}.` : "";
+  return toBeDone ? ` ${count(toBeDone, "asynchronous request")} waiting or running${where}.` : "";
 }
 
 function onFilter() {
