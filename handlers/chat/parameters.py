@@ -1,6 +1,6 @@
 """The generation parameters of a request: names, checks and defaults, for every dialect.
 
-Sampling parameters that are numbers are rows of torchmoor/wire/sampling.py; the others are rows of `Parameters`.
+Sampling parameters that are numbers: torchmoor/wire/sampling_parameters.py. The others are rows of `Parameters`.
 """
 
 import re
@@ -14,7 +14,14 @@ from handlers.chat.grammars import read_tgi_grammar
 from handlers.chat.tools import ToolUse
 from handlers.engine.contract import Capabilities, GrammarText, SamplingParams
 from handlers.errors import InvalidRequest
-from torchmoor.wire.sampling import COUNT, LOGIT_BIAS, SAMPLING_NUMBERS, TOP_TOKENS, NumberRange, SamplingNumbers
+from torchmoor.wire.sampling_parameters import (
+    COUNT,
+    LOGIT_BIAS,
+    SAMPLING_NUMBERS,
+    TOP_TOKENS,
+    NumberRange,
+    SamplingNumbers,
+)
 
 MAX_STOP = 16
 MAX_STOP_CHARS = 256

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 
 from handlers.chat.adapters import AdapterLease, Adapters
@@ -55,6 +54,7 @@ from handlers.settings.handler import HandlerSettings
 from handlers.worker.fair_threads import FairThreads
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
+from torchmoor.wire.session_header import write_session_header
 from torchmoor.wire.session_query import SessionQuery
 
 MAX_LISTED_SESSIONS = 1000
@@ -271,7 +271,7 @@ class ChatService:
         ttl_s = self._sessions.choose_ttl_s(command)
         self._model.template.check()
         sid = self._sessions.open(command, ttl_s, reply, source)
-        stamp = f"{sid.text}; Expires={datetime.fromtimestamp(self.store.expires_at(sid), UTC):%Y-%m-%dT%H:%M:%SZ}"
+        stamp = write_session_header(sid.text, self.store.expires_at(sid))
         reply.session_stamps |= {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp}
         return sid.text
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from PIL.Image import Image
 
 from handlers.worker.counters import Counters
-from torchmoor.wire.sampling import SAMPLING_NUMBERS, SamplingNumbers
+from torchmoor.wire.sampling_parameters import SAMPLING_NUMBERS, SamplingNumbers
 
 WHITESPACE = " ?"  # between the tokens of JSON; without a bound a weak model would write nothing else
 # llguidance's options of a JSON schema. They win over its own "x-guidance", which could make its keywords void.

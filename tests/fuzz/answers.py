@@ -15,7 +15,7 @@ from tests.fuzz.llhttp import CUT, Answers
 from torchmoor.proxy.http.call import Loss
 from torchmoor.proxy.http.long_bodies import LongBodies
 from torchmoor.proxy.http.message import AnswerHead
-from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from torchmoor.config.limits import LimitSettings
-from torchmoor.proxy.http.timeouts import NEVER, Sweeper
+from torchmoor.proxy.http.sweeper import NEVER, Sweeper
 
 SWEEP_INTERVAL_S = 0.25
 _TEXT = b"Too many admin connections: close some, or raise limits.max_admin_connections.\n"

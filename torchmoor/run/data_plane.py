@@ -37,7 +37,7 @@ from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.spool import Spool
 from torchmoor.proxy.http.subrequest import Subrequests
-from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.upstream import Connector
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance, InstanceState

@@ -18,7 +18,7 @@ from handlers.models.prompt_format import PromptFormat
 from handlers.models.tokenizer import load_tokenizer
 from handlers.settings.handler import HandlerSettings
 from handlers.worker.counters import Counters
-from torchmoor.wire.sampling import TOP_TOKENS
+from torchmoor.wire.sampling_parameters import TOP_TOKENS
 
 logger = logging.getLogger(__name__)
 LOGGING = Path(__file__).with_name("logging.json")  # without the requests that vLLM would log when a step fails

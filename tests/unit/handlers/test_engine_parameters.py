@@ -12,7 +12,7 @@ from handlers.engine.builtin import sampler
 from handlers.engine.contract import Capabilities, SamplingParams
 from handlers.engine.vllm.parameters import REFUSED, VALUES, read_values
 from handlers.errors import InvalidRequest
-from torchmoor.wire.sampling import SAMPLING_NUMBERS
+from torchmoor.wire.sampling_parameters import SAMPLING_NUMBERS
 
 ROOT = Path(__file__).parents[3]
 NAMES = sorted(each.name for each in fields(SamplingParams))

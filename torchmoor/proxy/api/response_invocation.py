@@ -17,7 +17,6 @@ from torchmoor.async_inference.request import DEFAULT_TTL_S, AsyncRequest, backg
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.dispatch.request_sessions import read_expiry
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import HOLD, PASS_ON, Judgement, NextStep, Outcome
 from torchmoor.proxy.http.field_names import BACKGROUND, NEW_SESSION_ID
@@ -27,6 +26,7 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import operations
 from torchmoor.wire.response_ids import read_response_id
 from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_header import read_expiry
 
 TIMEOUT_S = 3600.0  # of one attempt; the handler has its own limit of an answer
 CLOSE_TIMEOUT_S = 10.0

@@ -19,7 +19,6 @@ from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.model_use import ModelUse
-from torchmoor.proxy.dispatch.request_sessions import read_expiry
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.field_names import (
     CLOSED_SESSION_ID,
@@ -37,6 +36,7 @@ from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
 from torchmoor.wire import error_codes, headers
 from torchmoor.wire.continuation import MARKING
+from torchmoor.wire.session_header import read_expiry
 from torchmoor.wire.session_ids import SessionId
 
 LONG_FORM_BYTES = 1024  # shorter forms are cheap for an instance

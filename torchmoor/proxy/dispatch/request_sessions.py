@@ -6,8 +6,6 @@ For the event loop's thread only. Does not select instances.
 from __future__ import annotations
 
 import json
-from calendar import timegm
-from time import strptime
 
 from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.errors import ValidationError
@@ -21,7 +19,6 @@ from torchmoor.wire.session_ids import SessionId, find_key, verify
 NEW_SESSION = headers.NEW_SESSION.encode()
 SESSION_KEY = b'"session_id"'  # in the body of a turn that has no header for it
 MAX_REMEMBERED_IDS = 4096
-_EXPIRES_FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class RequestSessions:
@@ -103,12 +100,3 @@ class RequestSessions:
     def on_closed(self, endpoint: Endpoint, principal: str, session: SessionId) -> None:
         if session.is_foreign:
             self._foreign.remove(session.text, endpoint=endpoint.name, principal=principal)
-
-
-def read_expiry(raw: bytes) -> float | None:
-    """Return when a session expires, in seconds since 1970; None if `<id>; Expires=...` does not say so."""
-    _, _, text = raw.partition(b"Expires=")
-    try:
-        return timegm(strptime(text.strip().decode("ascii"), _EXPIRES_FORM))
-    except ValueError:
-        return None

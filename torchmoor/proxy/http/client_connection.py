@@ -18,7 +18,7 @@ from torchmoor.proxy.http.half_closed import HalfClosedProbe
 from torchmoor.proxy.http.message import CONTINUE, Reply, Request
 from torchmoor.proxy.http.message_exchange import SocketServer
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
-from torchmoor.proxy.http.timeouts import LINGER_S
+from torchmoor.proxy.http.sweeper import LINGER_S
 from torchmoor.proxy.http.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)

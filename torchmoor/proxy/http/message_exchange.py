@@ -12,7 +12,7 @@ from torchmoor.proxy.http.call import Application, MessageRequest
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Reply
-from torchmoor.proxy.http.timeouts import NEVER, Sweeper
+from torchmoor.proxy.http.sweeper import NEVER, Sweeper
 
 _HEAD_END = b"\r\n\r\n"
 

@@ -11,7 +11,7 @@ from torchmoor.proxy.http.client_connection import MAX_LINGERING_REFUSED, Client
 from torchmoor.proxy.http.handshakes import Handshakes
 from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.reader import RequestCaches
-from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.websocket import WebSocketConnection
 
 

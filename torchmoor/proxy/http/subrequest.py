@@ -14,7 +14,7 @@ from time import monotonic
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.message import AnswerHead
-from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.upstream import Connector, UpstreamConnection
 
 logger = logging.getLogger(__name__)

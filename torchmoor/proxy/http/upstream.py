@@ -26,7 +26,7 @@ from torchmoor.proxy.http.head import HeadBook
 from torchmoor.proxy.http.long_bodies import LongBodies
 from torchmoor.proxy.http.message import AnswerHead, AnswerLine
 from torchmoor.proxy.http.spool import SpooledBody, SpoolSender
-from torchmoor.proxy.http.timeouts import NEVER, Sweeper
+from torchmoor.proxy.http.sweeper import NEVER, Sweeper
 
 logger = logging.getLogger(__name__)
 

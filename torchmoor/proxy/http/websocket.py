@@ -25,7 +25,7 @@ from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.http.message_exchange import MessageExchange, SocketServer
-from torchmoor.proxy.http.timeouts import LINGER_S, NEVER
+from torchmoor.proxy.http.sweeper import LINGER_S, NEVER
 
 # At the debug level, the library would log frames, which contain prompts.
 _frames = logging.getLogger(f"{__name__}.frames")

@@ -44,7 +44,7 @@ def test_a_failed_conversation_is_one_line_and_status_one(monkeypatch: pytest.Mo
     ("option", "value"), [("--top-p", "0"), ("--min-p", "2"), ("--repetition-penalty", "101"), ("--seed", "-1")]
 )
 def test_numbers_that_workers_refuse_are_refused_before_a_question_is_sent(option: str, value: str) -> None:
-    """The ranges are those of `wire.sampling`."""
+    """The ranges are those of `wire.sampling_parameters`."""
     result = invoke("chat", "a.png", option, value)
 
     assert result.exit_code == 2

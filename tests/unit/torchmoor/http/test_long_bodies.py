@@ -12,7 +12,7 @@ from tests.fuzz.answers import Target, Transport
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.http.long_bodies import LongBodies
 from torchmoor.proxy.http.spool import PIECE_BYTES, Spool, SpooledBody
-from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 
 NUM_BYTES = 3 * PIECE_BYTES

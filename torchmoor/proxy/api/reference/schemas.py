@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchmoor.wire import sampling
+from torchmoor.wire import sampling_parameters
 
 Schema = dict[str, Any]
 
@@ -14,7 +14,7 @@ ANY_FORM: Schema = {"description": "The model's own form."}
 FRAMES: Schema = {"type": "string", "format": "binary", "description": "Frames with PayloadParts."}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
-COUNT: Schema = sampling.COUNT.schema
+COUNT: Schema = sampling_parameters.COUNT.schema
 FLAG: Schema = {"type": "boolean"}
 LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
 
@@ -53,13 +53,13 @@ _RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **_FUNCTIO
 _SAMPLING: dict[str, Schema] = {
     **{
         name: {**row.numbers.schema, "description": row.help}
-        for name, row in sampling.SAMPLING_NUMBERS.items()
+        for name, row in sampling_parameters.SAMPLING_NUMBERS.items()
         if row.is_openai
     },
     "stop": TEXTS,
 }
-_LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": sampling.LOGIT_BIAS.schema}
-_TOP_LOGPROBS: Schema = sampling.TOP_TOKENS.schema
+_LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": sampling_parameters.LOGIT_BIAS.schema}
+_TOP_LOGPROBS: Schema = sampling_parameters.TOP_TOKENS.schema
 _AFFINITY: dict[str, Schema] = {"prompt_cache_key": TEXT, "safety_identifier": TEXT, "user": TEXT}
 
 CHAT = record(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.sweeper import Sweeper
 
 LATER = 100.0
 
