@@ -32,7 +32,7 @@ from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire.response_ids import Place, read_conversation_id, read_response_id
-from torchmoor.wire.sampling import TOP_TOKENS
+from torchmoor.wire.sampling_parameters import TOP_TOKENS
 
 MAX_LABEL_CHARS = 256
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # limits of metadata: OpenAI's
