@@ -18,7 +18,7 @@ from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire import headers
-from torchmoor.wire.continuation import ContinuationRequest, PieceKind, mark_piece, split_request
+from torchmoor.wire.continuation import MAX_NOTE_BYTES, ContinuationRequest, PieceKind, mark_piece, split_request
 
 BODY = json.dumps({"inputs": "größer", "stream": True}).encode()
 WORDS = ("ein ", "größer", "er ", "Satz")
@@ -147,7 +147,7 @@ def test_pieces_that_arrive_together_are_one_part(three: Stage) -> None:
     assert parts[0].startswith("".join(WORDS[:3]))
 
 
-@pytest.mark.parametrize("garbage", [b"no mark\n", b"fffffff \n", b"2000000! \nx", b"x" * 70_000])
+@pytest.mark.parametrize("garbage", [b"no mark\n", b"fffffff \n", b"2000000! \nx", b"x" * (MAX_NOTE_BYTES + 1)])
 def test_an_instance_that_breaks_the_form_of_its_pieces_is_lost(three: Stage, garbage: bytes) -> None:
     """Another one goes on at once, not when the broken one ends or falls silent."""
 

@@ -323,7 +323,10 @@ def test_what_is_not_offered_is_named(field: str, value: Any) -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}], "image_url.url"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url.url"),
-        ([{"role": "system", "content": [{"type": "image_url", "image_url": {"url": URL}}]}], "user's message"),
+        (
+            [{"role": "system", "content": [{"type": "image_url", "image_url": {"url": URL}}]}],
+            "messages of a user or a tool",
+        ),
         ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "tool_calls"),
     ],
 )

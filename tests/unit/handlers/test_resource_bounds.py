@@ -69,7 +69,7 @@ def test_a_body_of_many_values_is_refused_before_it_is_parsed(make_client: Servi
     answer = client.call(json.dumps(body).encode())
 
     assert (answer.status, answer.error) == (400, "InvalidRequest")
-    assert "it may have 1000" in answer.json["error"]["message"]
+    assert "the limit is 1000" in answer.json["error"]["message"]
 
 
 def png(colour: str) -> bytes:
