@@ -296,8 +296,8 @@ class Generate:
     """Answer without a session: a raw prompt, or a conversation that the request contains whole.
 
     prompt: passed to the tokenizer unchanged; a model with vision finds its images with `split_images`. None if
-    there are `messages`, which the model's chat template renders. num_choices: answers that are generated; for several,
-    the form is a `ChoicesForm`.
+    there are `messages`, which the model's chat template renders. more_prompts: further raw prompts, each with answers
+    of its own. num_choices: answers to each prompt. If there are several answers, the form is a `ChoicesForm`.
     """
 
     caller: Caller
@@ -308,6 +308,11 @@ class Generate:
     form: AnswerForm
     is_streaming: bool
     num_choices: int = 1
+    more_prompts: tuple[str, ...] = ()
+
+    @property
+    def num_answers(self) -> int:
+        return self.num_choices * (1 + len(self.more_prompts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

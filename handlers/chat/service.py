@@ -168,7 +168,7 @@ class ChatService:
                 reply.finish_json(list_sessions(self.store, command))
             case Ask():
                 self._ask(command, reply)
-            case Generate() if command.num_choices > 1:
+            case Generate() if command.num_answers > 1:
                 Choices(self._parts, command, reply).start()
             case Generate():
                 Completion(self._parts, command, reply).start()

@@ -11,7 +11,8 @@ class RequestSettings(HandlerGroup, title="request"):
     """The bodies of requests, and what every request must state."""
 
     max_messages: Count = Field(512, description="Messages in an OpenAI body.")
-    max_choices: Count = Field(8, description="Answers to one request of OpenAI's completions, which asks for `n`.")
+    max_choices: Count = Field(8, description="Answers to one prompt of OpenAI's completions, which asks for `n`.")
+    max_prompts: Count = Field(32, description="Prompts in one request of OpenAI's completions.")
     max_json_values: Count = Field(500_000, description="JSON values in a body, estimated before it is parsed.")
     inputs_form: Literal["tgi", "lmi", "lmi-json", "lmi-outputs"] = Field(
         "tgi",

@@ -92,6 +92,26 @@ def test_completions_have_choices_too(gpt: openai.OpenAI) -> None:
     assert whole[0] != whole[1]
 
 
+def test_completions_of_several_prompts(gpt: openai.OpenAI) -> None:
+    """Each prompt's choices are those of its own request, whole and streamed."""
+    asked: Any = {"model": "llava", "n": 2, "temperature": 1e6, "seed": 3, "max_tokens": 9}
+    prompts = [f"number {number}" for number in range(20)]
+    alone = [gpt.completions.create(**asked, prompt=each) for each in prompts[:2]]
+
+    whole = gpt.completions.create(**asked, prompt=prompts)
+    texts = [""] * 40
+    for chunk in gpt.completions.create(**asked, prompt=prompts, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+
+    assert [choice.text for choice in whole.choices] == texts
+    assert texts[:4] == [choice.text for each in alone for choice in each.choices]
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens >= 20
+    with pytest.raises(openai.BadRequestError, match="tokens"):
+        gpt.completions.create(**asked, prompt=[*prompts, "word " * 3000])
+
+
 def test_a_client_that_leaves_stops_all_choices(fleet: Fleet, gpt: openai.OpenAI) -> None:
     long: Any = {**SAMPLED, "seed": 55, "max_tokens": 1500, "stream": True}  # each choice has 369 tokens or more
     with slowed_workers(fleet), gpt.chat.completions.create(**long) as stream:

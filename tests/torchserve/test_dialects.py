@@ -187,8 +187,8 @@ def test_openai_client_continues_a_prompt(gpt: openai.OpenAI, fleet: Fleet) -> N
     assert whole.choices[0].text == streamed == own["generated_text"]
     assert whole.usage is not None
     assert whole.object == "text_completion"
-    with pytest.raises(openai.BadRequestError, match="one text"):
-        gpt.completions.create(model="llava", prompt=["a", "b"])
+    with pytest.raises(openai.BadRequestError, match="token ids are not read"):
+        gpt.completions.create(model="llava", prompt=[1, 2])
 
 
 def test_openai_client_reads_log_probabilities_of_a_prompt(gpt: openai.OpenAI) -> None:

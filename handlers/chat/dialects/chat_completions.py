@@ -16,7 +16,6 @@ from handlers.chat.dialects.openai_fields import (
     read_sampling,
     refuse_unsupported,
     write_event,
-    write_usage,
 )
 from handlers.chat.dialects.reasoning_fields import EFFORTS, REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.forms import Summary, Token, encode
@@ -208,7 +207,7 @@ class ChatCompletionForm(OpenAIAnswer):
             }
             for index, summary in enumerate(summaries)
         ]
-        return encode({**self.head("chat.completion"), "choices": choices, "usage": write_usage(summaries)})
+        return encode({**self.head("chat.completion"), "choices": choices, "usage": self.count_tokens(summaries)})
 
     def _chunk(self, delta: Mapping[str, Any], *, finish_reason: str | None = None, logprobs: Any = None) -> bytes:
         choice = {"index": self.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -15,7 +15,6 @@ from handlers.chat.dialects.openai_fields import (
     read_sampling,
     refuse_unsupported,
     write_event,
-    write_usage,
 )
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.parameters import Parameters, check_parameter
@@ -40,31 +39,41 @@ def parse_completion(incoming: Incoming, body: dict[str, Any], settings: Request
     given = {name: value for name, value in body.items() if value is not None}
     refuse_unsupported(given, _FIELDS, _NEUTRAL, "completions")
     is_streaming = read_flag(given, "stream")
+    prompt, *more_prompts = _read_prompts(given, settings)
     parameters = {"max_new_tokens": DEFAULT_TOKENS, "length_field": "max_tokens", **read_sampling(given)}
     if "logprobs" in given:
         parameters["top_n_tokens"] = check_parameter("top_n_tokens", given["logprobs"], "'logprobs'")
     return Generate(
         caller=incoming.caller,
-        prompt=_read_prompt(given),
+        prompt=prompt,
+        more_prompts=tuple(more_prompts),
         messages=(),
         parameters=Parameters(**parameters),
         invocation_id=incoming.invocation_id,
-        form=CompletionForm(**read_answer("cmpl", given, incoming, now), has_logprobs="logprobs" in given),
+        form=CompletionForm(
+            **read_answer("cmpl", given, incoming, now),
+            has_logprobs="logprobs" in given,
+            num_prompts=1 + len(more_prompts),
+        ),
         is_streaming=is_streaming,
         num_choices=read_num_choices(given, settings),
     )
 
 
-def _read_prompt(given: Mapping[str, Any]) -> str:
+def _read_prompts(given: Mapping[str, Any], settings: RequestSettings) -> list[str]:
+    """Return the texts to continue, of which a client may send several."""
     prompt = given.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1:
-        [prompt] = prompt
-    if not isinstance(prompt, str) or not prompt:
+    prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
+    are_texts = all(isinstance(each, str) and each for each in prompts)
+    if not are_texts or not 1 <= len(prompts) <= settings.max_prompts:
         raise InvalidRequest(
-            "'prompt' must be one text that is not empty; send a request for each prompt", param="prompt"
+            f"'prompt' must be a text, or a list of 1 to {settings.max_prompts} texts, and no text may be empty; token "
+            "ids are not read",
+            param="prompt",
         )
-    check_unicode(prompt, "'prompt'", "prompt")
-    return prompt
+    for each in prompts:
+        check_unicode(each, "'prompt'", "prompt")
+    return prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +95,7 @@ class CompletionForm(OpenAIAnswer):
             self._choice(index, each.text, name_finish_reason(each), each.tokens)
             for index, each in enumerate(summaries)
         ]
-        return encode({**self.head(KIND), "choices": choices, "usage": write_usage(summaries)})
+        return encode({**self.head(KIND), "choices": choices, "usage": self.count_tokens(summaries)})
 
     def _chunk(self, text: str, finish_reason: str | None = None, tokens: Sequence[Token] = ()) -> bytes:
         value = {**self.head(KIND), "choices": [self._choice(self.index, text, finish_reason, tokens)]}

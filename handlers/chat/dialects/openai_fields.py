@@ -88,7 +88,8 @@ class OpenAIAnswer(ABC):
     """What both APIs write alike: the fields that each object of an answer begins with, errors, and a stream's end.
 
     created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens. index: the choice's.
-    chunk_kind: the type of a stream's objects. Implements `ChoicesForm`.
+    num_prompts: how many the request has; each has as many choices. chunk_kind: the type of a stream's objects.
+    Implements `ChoicesForm`.
     """
 
     id: str
@@ -98,6 +99,7 @@ class OpenAIAnswer(ABC):
     has_usage: bool = False
     has_logprobs: bool = False
     index: int = 0
+    num_prompts: int = 1
 
     content_type = "text/event-stream"
     chunk_kind = ""
@@ -125,11 +127,24 @@ class OpenAIAnswer(ABC):
         return data if summary is None else data + self.end([summary])
 
     def end(self, summaries: Sequence[Summary]) -> bytes:
-        usage = {**self.head(self.chunk_kind), "choices": [], "usage": write_usage(summaries)}
+        usage = {**self.head(self.chunk_kind), "choices": [], "usage": self.count_tokens(summaries)}
         return (write_event(usage) if self.has_usage else b"") + DONE
 
     def whole(self, summary: Summary) -> bytes:
         return self.whole_of([summary])
+
+    def count_tokens(self, summaries: Sequence[Summary]) -> dict[str, Any]:
+        """Return the `usage` of a request, which counts each prompt once. summaries: one per choice."""
+        firsts = summaries[:: len(summaries) // self.num_prompts]
+        prompts, answers = sum(each.num_prompt_tokens for each in firsts), sum(each.num_tokens for each in summaries)
+        num_reasoning = sum(each.message.num_reasoning_tokens for each in summaries if each.message is not None)
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": answers,
+            "total_tokens": prompts + answers,
+            "prompt_tokens_details": {"cached_tokens": sum(each.num_cached_tokens for each in firsts)},
+            "completion_tokens_details": {"reasoning_tokens": num_reasoning},
+        }
 
     def error(self, error: HandlerError) -> bytes:
         """Encode an error event, without the final DONE, so that a partial answer never looks complete."""
@@ -154,16 +169,3 @@ def write_event(value: Any) -> bytes:
 def name_finish_reason(summary: Summary) -> str:
     """Return OpenAI's finish_reason: "stop" for the end token and for a stop string."""
     return "length" if summary.finish_reason == "length" else "stop"
-
-
-def write_usage(summaries: Sequence[Summary]) -> dict[str, Any]:
-    """Encode what a request has used. summaries: one per choice; all choices have the same prompt."""
-    prompt, answers = summaries[0].num_prompt_tokens, sum(each.num_tokens for each in summaries)
-    num_reasoning = sum(each.message.num_reasoning_tokens for each in summaries if each.message is not None)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": answers,
-        "total_tokens": prompt + answers,
-        "prompt_tokens_details": {"cached_tokens": summaries[0].num_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
-    }

@@ -17,7 +17,10 @@ def parse_tokenize(incoming: Incoming, body: dict[str, Any], settings: RequestSe
     """Read a body with a `prompt` or with `messages`. Raises InvalidRequest, ContextTooLong."""
     parse = parse_chat_completion if "messages" in body else parse_completion
     prompt = {name: value for name, value in body.items() if name != "return_token_strs"}
-    return Tokenize(request=parse(incoming, prompt, settings, now), has_texts=read_flag(body, "return_token_strs"))
+    request = parse(incoming, prompt, settings, now)
+    if request.more_prompts:
+        raise InvalidRequest("'prompt' must be one text", param="prompt")
+    return Tokenize(request=request, has_texts=read_flag(body, "return_token_strs"))
 
 
 def parse_detokenize(body: dict[str, Any]) -> Detokenize:

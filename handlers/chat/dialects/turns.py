@@ -18,6 +18,8 @@ def join_session(incoming: Incoming, request: Generate) -> Generate | Ask | Open
         return request
     if request.num_choices > 1:
         raise InvalidRequest("'n' must be 1: a session has one answer to each question", param="n")
+    if request.more_prompts:
+        raise InvalidRequest("'prompt' must be one text: a session has one question at a time", param="prompt")
     parts, history, results = _question(request)
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
     if results:

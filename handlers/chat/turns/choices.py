@@ -1,8 +1,8 @@
-"""Several answers to one request without a session: they share the prompt, and each is sampled by itself.
+"""Several answers to one request without a session, each sampled by itself: to one prompt, or to several.
 
-The first answer computes the prompt. With its first token the others begin, which find the prompt in the KV cache. Each
-answer is a generation with a reply of its own, whose stream is read into the client's. The request fails as a whole: if
-one answer fails, the others are stopped. Another worker cannot continue such a stream.
+The first answer to a prompt computes it. With its first token the prompt's other answers begin, which find it in the KV
+cache. Each answer is a generation with a reply of its own, whose stream is read into the client's. The request fails as
+a whole: if one answer fails, the others are stopped. Another worker cannot continue such a stream.
 """
 
 import hashlib
@@ -27,40 +27,117 @@ _SEED_BYTES = 7
 
 
 class Choices:
-    """Generates the answers to one request, and passes them to its reply. prompt: set once it is composed."""
+    """Generates the answers to one request, and passes them to its reply."""
 
     def __init__(self, parts: GenerationParts, request: Generate, reply: PendingReply) -> None:
-        self._parts = parts
         self._request = request
         self._reply = reply
         form: Any = request.form
         self.form: ChoicesForm = form
-        self.prompt: Prompt | None = None
         self._lock = threading.RLock()
-        self._replies = [_ChoiceReply(self, reply, number) for number in range(request.num_choices)]
-        forms = [replace(form, index=i) for i in range(request.num_choices)]
-        self._forms = [_ChoiceForm(each, is_written=request.is_streaming) for each in forms]
-        self._first = _Choice(self, parts, self._request_of(0), self._replies[0])
-        self._num_using = request.num_choices  # answers that may need the prompt's images
-        self._headers: dict[str, str] = {}  # of the first answer
+        texts = (request.prompt, *request.more_prompts)
+        requests = [replace(request, prompt=text, more_prompts=()) for text in texts]
+        self._prompts = [
+            _SharedPrompt(self, parts, each, reply, number * request.num_choices)
+            for number, each in enumerate(requests)
+        ]
+        self._answers = [answer for prompt in self._prompts for answer in prompt.answers]
+        self._headers: dict[str, str] | None = None  # of the first answer that begins
         self._num_ended = 0
-        self._is_begun = False
         self._is_over = False
 
     def start(self) -> None:
-        """Begin. Raises as `Completion.start`."""
-        for each in self._replies:
-            each.on_end(partial(self._on_end, each))
-        self._first.start()
+        """Begin. An error of the first answer to any prompt fails the request."""
         self._reply.on_cancel(self._stop)
+        for answer in self._answers:
+            answer.reply.on_end(partial(self._on_end, answer))
+        for prompt in self._prompts:
+            if not self._is_over:
+                prompt.start()
 
-    def _request_of(self, index: int) -> Generate:
-        """Make the request for one answer, with a seed of its own if the request has one."""
-        parameters = self._request.parameters
-        if index and parameters.seed is not None:
-            derived = hashlib.blake2b(f"{parameters.seed} {index}".encode(), digest_size=_SEED_BYTES).digest()
-            parameters = replace(parameters, seed=int.from_bytes(derived, "big"))
-        return replace(self._request, parameters=parameters, form=self._forms[index], is_streaming=True, num_choices=1)
+    def begin(self, headers: Mapping[str, str]) -> None:
+        """Begin the client's stream with the first token of any answer."""
+        with self._lock:
+            if self._headers is None:
+                self._headers = dict(headers)
+                if self._request.is_streaming:
+                    self._reply.begin(headers, self.form.error, self._pass_on)
+
+    def announce(self) -> None:
+        """Note that one of the answers has more text."""
+        if self._request.is_streaming:
+            self._reply.announce()
+
+    # The pump's thread, and those that end answers
+
+    def _pass_on(self) -> None:
+        """Move what the answers have written to the client's stream."""
+        with self._lock:
+            for answer in self._answers:
+                taken = answer.reply.take(_ALL) if answer.reply.is_streaming else None
+                if isinstance(taken, ReplyPieces) and taken.data:
+                    self._reply.write(taken.data)
+
+    def _on_end(self, answer: "_ChoiceParts") -> None:
+        """End the request with its last answer, or with the first one that fails."""
+        with self._lock:
+            if self._is_over:
+                return
+            error = answer.reply.error
+            if error is None:
+                self._pass_on()
+            self._num_ended += 1
+            self._is_over = error is not None or self._num_ended == len(self._answers)
+            if not self._is_over:
+                return
+            summaries = [each.form.summary for each in self._answers]
+        if error is not None:
+            self._fail(error)
+        else:
+            self._finish([each for each in summaries if each is not None])
+
+    def _finish(self, summaries: list[Summary]) -> None:
+        if self._request.is_streaming:
+            self._reply.write(self.form.end(summaries), is_end=True)
+            return
+        num_tokens = sum(each.num_tokens for each in summaries)
+        headers = {**(self._headers or {}), **JSON, GENERATED_TOKENS: str(num_tokens)}
+        self._reply.finish(headers, self.form.whole_of(summaries))
+
+    def _fail(self, error: HandlerError) -> None:
+        self._stop(error)
+        for prompt in self._prompts:
+            prompt.abandon()
+        self._reply.fail(error)
+
+    def _stop(self, error: HandlerError) -> None:
+        """Stop all answers."""
+        for answer in self._answers:
+            answer.reply.cancel(error)
+
+
+class _SharedPrompt:
+    """The answers to one prompt. prompt: set once it is composed. first_index: of the first answer, in the request."""
+
+    def __init__(
+        self, choices: Choices, parts: GenerationParts, request: Generate, reply: PendingReply, first_index: int
+    ) -> None:
+        self.prompt: Prompt | None = None
+        self._choices = choices
+        self._parts = parts
+        self._line = reply.line
+        self._lock = threading.Lock()
+        self.answers = [_ChoiceParts(choices, self, request, reply, first_index, i) for i in range(request.num_choices)]
+        self._first = self._make_choice(self.answers[0])
+        self._num_using = request.num_choices  # answers that may need the prompt's images
+        self._is_begun = False
+
+    def start(self) -> None:
+        with self.answers[0].reply.guarded():
+            self._first.start()
+
+    def _make_choice(self, answer: "_ChoiceParts") -> "_Choice":
+        return _Choice(self, self._parts, answer.request, answer.reply)
 
     def fetch(self, image: Image) -> bytes:
         """Return the bytes of one of the prompt's images, which came with the request."""
@@ -74,104 +151,77 @@ class Choices:
         if is_last:
             self._first.release_own()
 
-    # Beginning
-
     def begin(self, headers: Mapping[str, str]) -> None:
         """Let the other answers begin. The first answer has its first token, so the prompt is in the cache."""
-        with self._lock:
-            if self._is_begun:
-                return
-            self._is_begun = True
-            self._headers = dict(headers)
-            if self._request.is_streaming:
-                self._reply.begin(headers, self.form.error, self._pass_on)
+        if not self._try_begin():
+            return
+        self._choices.begin(headers)
         try:
-            self._parts.preparing.submit(self._reply.line, self._start_others)
+            self._parts.preparing.submit(self._line, self._start_others)
         except RuntimeError:  # the worker is stopping, which ends the first answer, too
-            self._abandon_others()
+            self._end_others()
+
+    def _try_begin(self) -> bool:
+        """Return True for the first call alone."""
+        with self._lock:
+            is_first, self._is_begun = not self._is_begun, True
+        return is_first
 
     def _start_others(self) -> None:
-        for index, reply in list(enumerate(self._replies))[1:]:
-            with reply.guarded():
-                reply.raise_if_cancelled()
-                # The prompt is there, with its images.
-                _Choice(self, self._parts, self._request_of(index), reply).begin(is_slow=False, line=None)
+        for answer in self.answers[1:]:
+            with answer.reply.guarded():
+                answer.reply.raise_if_cancelled()
+                self._make_choice(answer).begin(is_slow=False, line=None)  # the prompt is there, with its images
                 continue
             self.end_use()
 
-    def _abandon_others(self) -> None:
-        for _ in self._replies[1:]:
+    def abandon(self) -> None:
+        """Begin no further answers."""
+        if self._try_begin():
+            self._end_others()
+
+    def _end_others(self) -> None:
+        for _ in self.answers[1:]:
             self.end_use()
 
-    def announce(self) -> None:
-        """Note that one of the answers has more text."""
-        if self._request.is_streaming:
-            self._reply.announce()
 
-    # The pump's thread, and those that end answers
+class _ChoiceParts:
+    """The request, form and reply of one answer. number: of the answer among its prompt's, each with its own seed."""
 
-    def _pass_on(self) -> None:
-        """Move what the answers have written to the client's stream."""
-        with self._lock:
-            for reply in self._replies:
-                taken = reply.take(_ALL) if reply.is_streaming else None
-                if isinstance(taken, ReplyPieces) and taken.data:
-                    self._reply.write(taken.data)
-
-    def _on_end(self, reply: "_ChoiceReply") -> None:
-        """End the request with its last answer, or with the first one that fails."""
-        with self._lock:
-            if self._is_over:
-                return
-            if reply.error is None:
-                self._pass_on()
-            self._num_ended += 1
-            self._is_over = reply.error is not None or self._num_ended == len(self._replies)
-            if not self._is_over:
-                return
-            summaries = [form.summary for form in self._forms]
-        if reply.error is not None:
-            self._fail(reply.error)
-        else:
-            self._finish([each for each in summaries if each is not None])
-
-    def _finish(self, summaries: list[Summary]) -> None:
-        if self._request.is_streaming:
-            self._reply.write(self.form.end(summaries), is_end=True)
-            return
-        num_tokens = sum(each.num_tokens for each in summaries)
-        headers = {**self._headers, **JSON, GENERATED_TOKENS: str(num_tokens)}
-        self._reply.finish(headers, self.form.whole_of(summaries))
-
-    def _fail(self, error: HandlerError) -> None:
-        self._stop(error)
-        with self._lock:
-            is_begun, self._is_begun = self._is_begun, True
-        if not is_begun:
-            self._abandon_others()
-        self._reply.fail(error)
-
-    def _stop(self, error: HandlerError) -> None:
-        """Stop all answers."""
-        for reply in self._replies:
-            reply.cancel(error)
+    def __init__(
+        self,
+        choices: Choices,
+        prompt: _SharedPrompt,
+        request: Generate,
+        reply: PendingReply,
+        first_index: int,
+        number: int,
+    ) -> None:
+        form: Any = request.form
+        self.form = _ChoiceForm(replace(form, index=first_index + number), is_written=request.is_streaming)
+        self.reply = _ChoiceReply(choices, prompt, reply, first_index + number)
+        parameters = request.parameters
+        if number and parameters.seed is not None:
+            derived = hashlib.blake2b(f"{parameters.seed} {number}".encode(), digest_size=_SEED_BYTES).digest()
+            parameters = replace(parameters, seed=int.from_bytes(derived, "big"))
+        self.request = replace(request, parameters=parameters, form=self.form, is_streaming=True, num_choices=1)
 
 
 class _Choice(Completion):
-    """One answer. The first composes the prompt, the others use it."""
+    """Generates one answer. The first one to a prompt composes it, the others use it."""
 
-    def __init__(self, choices: Choices, parts: GenerationParts, request: Generate, reply: PendingReply) -> None:
+    def __init__(self, shared: _SharedPrompt, parts: GenerationParts, request: Generate, reply: PendingReply) -> None:
         super().__init__(parts, request, reply)
-        self._choices = choices
+        self._shared = shared
 
     def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
-        choices = self._choices
-        if choices.prompt is None:
-            choices.prompt = super().compose(raise_if_stopped)
-        return choices.prompt
+        shared = self._shared
+        if shared.prompt is None:
+            shared.prompt = super().compose(raise_if_stopped)
+        return shared.prompt
 
     def fetch(self, image: Image) -> bytes:
-        return self._choices.fetch(image)
+        return self._shared.fetch(image)
 
     def fetch_own(self, image: Image) -> bytes:
         return super().fetch(image)
@@ -182,7 +232,7 @@ class _Choice(Completion):
 
     def _release(self) -> None:
         self._cache.unpin()
-        self._choices.end_use()
+        self._shared.end_use()
 
 
 class _ChoiceForm:
@@ -220,12 +270,13 @@ class _ChoiceForm:
 class _ChoiceReply(PendingReply):
     """The reply to one of the answers."""
 
-    def __init__(self, choices: Choices, reply: PendingReply, number: int) -> None:
+    def __init__(self, choices: Choices, prompt: _SharedPrompt, reply: PendingReply, index: int) -> None:
         super().__init__(reply.wake)
-        self.choice = number
+        self.choice = index
         self.request_id, self.inference_id, self.line = reply.request_id, reply.inference_id, reply.line
         self.received_at, self.adapter = reply.received_at, reply.adapter
         self._choices = choices
+        self._prompt = prompt
         self._whole_reply = reply
 
     @property
@@ -245,7 +296,7 @@ class _ChoiceReply(PendingReply):
         is_marked: bool = False,
     ) -> None:
         super().begin(headers, encode_error, fill)
-        self._choices.begin(headers)
+        self._prompt.begin(headers)
 
     def announce(self) -> None:
         super().announce()

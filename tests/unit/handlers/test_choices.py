@@ -1,5 +1,6 @@
 """Several answers to one request that end together."""
 
+import json
 import threading
 from typing import Any
 
@@ -19,6 +20,7 @@ BODY = {
     "seed": 5,
     "max_tokens": NUM_TOKENS,
 }
+COMPLETION = {"model": "llava", "n": 2, "temperature": 50.0, "seed": 5, "max_tokens": 9}
 
 
 def test_a_choice_that_encodes_its_end_slowly_is_complete(
@@ -55,6 +57,57 @@ def test_tool_calls_of_several_choices_have_their_own_ids(make_client: Any) -> N
 
     calls = [call["id"] for choice in answer["choices"] for call in choice["message"].get("tool_calls", ())]
     assert len(set(calls)) == len(calls) >= 2
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_each_prompt_is_answered_as_in_a_request_of_its_own(make_client: Any, is_streaming: bool) -> None:
+    """Its choices have the same seeds; the usage is the sum."""
+    client = make_client()
+    prompts = ["A red circle", "Two green squares stand", "Describe"]
+    alone = [client.call({**COMPLETION, "prompt": each}).json for each in prompts]
+
+    body = {**COMPLETION, "prompt": prompts, "stream": is_streaming}
+    if is_streaming:
+        texts, usage = read_stream(client.call({**body, "stream_options": {"include_usage": True}}).body, 6)
+    else:
+        answer = client.call(body).json
+        texts, usage = [choice["text"] for choice in answer["choices"]], answer["usage"]
+        assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+
+    assert texts == [choice["text"] for each in alone for choice in each["choices"]]
+    assert len(set(texts)) == len(texts)
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert usage[name] == sum(each["usage"][name] for each in alone)
+
+
+def read_stream(body: bytes, num_choices: int) -> tuple[list[str], Any]:
+    """Return the choices' texts and the usage of a stream that has ended."""
+    *lines, done = [line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line]
+    assert done == b"[DONE]"
+    texts, chunks = [""] * num_choices, [json.loads(line) for line in lines]
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    return texts, chunks[-1]["usage"]
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_prompt_that_is_too_long_fails_the_request(make_client: Any, place: int, is_streaming: bool) -> None:
+    """The other prompts' answers are stopped."""
+    prompts = ["A red circle", "Describe"]
+    prompts.insert(place, "word " * 5000)
+
+    answer = make_client().call({**COMPLETION, "prompt": prompts, "stream": is_streaming})
+
+    assert b"tokens" in answer.body
+    assert b"[DONE]" not in answer.body
+
+
+def test_a_session_has_one_prompt_at_a_time(make_client: Any) -> None:
+    answer = make_client().call({"prompt": ["a", "b"]}, {"x-amzn-sagemaker-session-id": "NEW_SESSION"})
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "prompt")
 
 
 class Loading:

@@ -19,20 +19,23 @@ def command(headers: dict[str, str] | None = None, **body: Any) -> Any:
 
 
 def test_a_prompt_is_continued_as_it_is() -> None:
-    """Spaces stay; 16 tokens by default; one prompt in a list is one prompt."""
+    """Spaces stay; 16 tokens by default; a list may have one prompt or more."""
     found = command(model="llm", stop="x", temperature=0.5, user="bob", suffix="", n=1)
 
     assert (found.prompt, found.messages, found.is_streaming) == ("Once ", (), False)
     assert (found.parameters.max_new_tokens, found.parameters.stop) == (16, ("x",))
     assert found.form == CompletionForm(id="cmpl-r1", created=int(NOW), model="llm")
     assert command(prompt=["Once "], max_tokens=3).parameters.max_new_tokens == 3
+    several = command(prompt=["Once ", "Twice"], n=3)
+    assert (several.prompt, several.more_prompts, several.num_answers) == ("Once ", ("Twice",), 6)
     assert command(stream=True, stream_options={"include_usage": True}).form.has_usage
 
 
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        *(({"prompt": prompt}, "prompt") for prompt in ("", [], ["a", "b"], [1, 2], 7, "\ud800")),
+        *(({"prompt": prompt}, "prompt") for prompt in ("", [], [1, 2], [[1, 2]], 7, "\ud800")),
+        *(({"prompt": prompt}, "prompt") for prompt in (["a", ""], ["a", 7], ["a", "\ud800"], ["a"] * 33)),
         *(({name: 2}, name) for name in ("best_of", "echo", "suffix", "logit_bias", "stop", "colour")),
         *(({"n": number}, "n") for number in (0, 9, True, "2")),
         ({"logprobs": 21}, "logprobs"),

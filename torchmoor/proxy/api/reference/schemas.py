@@ -85,7 +85,7 @@ CHAT = record(
 COMPLETION = record(
     ("model", "prompt"),
     model=TEXT,
-    prompt=TEXT,
+    prompt=TEXTS,
     max_tokens=COUNT,
     n=COUNT,
     logit_bias=_LOGIT_BIAS,
