@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
