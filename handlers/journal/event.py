@@ -25,8 +25,8 @@ class Event:
                 message. asked_by: "tool" if the question is JSON with the results of tools. Of the Responses API,
                 response has the response's fields, and question and answer are lists of items, all as JSON; a turn
                 that only adds items has the response `{}` and no answer.
-        queue   a response in the background before it is a turn. question, response: as in its turn. answer: the
-                request's other fields as JSON. adapter: in a conversation, the one that answers.
+        queue   a response in the background before it is a turn. question, response, images: as in its turn. answer:
+                the request's other fields as JSON. adapter: in a conversation, the one that answers.
         begin   the model has read the conversation up to here.
         end     response: why the queued response gets no turn.
         update  response: the conversation's new fields.

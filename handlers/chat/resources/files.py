@@ -108,9 +108,14 @@ def _unknown(text: str) -> ResponseUnknown:
 
 
 def _find_image(session: Session, place: Place) -> Image | None:
-    """Return an image of an entry's items, which were perhaps preceded by images of no item."""
+    """Return an image of an entry's items, which were perhaps preceded by images of no item.
+
+    The entry may be a response in the background, whose images wait for its turn.
+    """
     with session.recording:
-        event, images = session.find_turn(place.number), list(session.images)
+        queued = session.queued.get(place.number)
+        event = session.find_turn(place.number) or (None if queued is None else queued.event)
+        images = [*session.images, *session.pending_images]
     if event is None or not event.response or place.number in session.deleted:
         return None
     num_own = len(images_in(read_items(event.question)))

@@ -56,9 +56,9 @@ class Choices:
                 prompt.start()
 
     def begin(self, headers: Mapping[str, str]) -> None:
-        """Begin the client's stream with the first token of any answer."""
+        """Begin the client's stream with the first token of any answer, unless the request has failed."""
         with self._lock:
-            if self._headers is None:
+            if self._headers is None and not self._is_over:
                 self._headers = dict(headers)
                 if self._request.is_streaming:
                     self._reply.begin(headers, self.form.error, self._pass_on)

@@ -9,6 +9,8 @@ import pytest
 from handlers.chat.adapters import AdapterUse
 from handlers.chat.dialects.chat_completions import ChatCompletionForm
 from handlers.chat.forms import Summary, Token
+from handlers.chat.turns.choices import Choices, _ChoiceReply, _SharedPrompt
+from handlers.requests.reply import PendingReply
 
 NUM_TOKENS = 3
 BODY = {
@@ -102,6 +104,37 @@ def test_one_prompt_that_is_too_long_fails_the_request(make_client: Any, place: 
 
     assert b"tokens" in answer.body
     assert b"[DONE]" not in answer.body
+
+
+def test_a_prompt_that_fails_as_another_one_is_answered_fails_the_request(
+    make_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other prompt's first token comes while the request's error is being written."""
+    is_answered, is_failing, has_begun = threading.Event(), threading.Event(), threading.Event()
+    start, begin, finish = _SharedPrompt.start, Choices.begin, PendingReply.finish
+
+    def start_late(prompt: _SharedPrompt) -> None:
+        assert not prompt.answers[0].reply.choice or is_answered.wait(30)
+        start(prompt)
+
+    def begin_late(choices: Choices, headers: Any) -> None:
+        is_answered.set()
+        assert is_failing.wait(30)
+        begin(choices, headers)
+        has_begun.set()
+
+    def finish_late(reply: PendingReply, *args: Any) -> None:
+        if not isinstance(reply, _ChoiceReply):
+            is_failing.set()
+            assert has_begun.wait(30)
+        finish(reply, *args)
+
+    monkeypatch.setattr(_SharedPrompt, "start", start_late)
+    monkeypatch.setattr(Choices, "begin", begin_late)
+    monkeypatch.setattr(PendingReply, "finish", finish_late)
+    answer = make_client().call({**COMPLETION, "prompt": ["Describe", "word " * 5000], "stream": True})
+
+    assert (answer.status, b"tokens" in answer.body) == (400, True)
 
 
 def test_a_session_has_one_prompt_at_a_time(make_client: Any) -> None:

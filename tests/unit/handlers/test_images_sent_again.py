@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.handler import JournalSettings
+from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
@@ -79,6 +79,24 @@ def test_the_input_of_a_response_has_ids_of_its_images(clients: list[Client], re
     assert ask(other, f"GET files/{by_id}/content", caller="bob").status == 404
     assert ask(first, f"DELETE responses/{response['id']}").status == 200
     assert respond(other, items).status == 404
+
+
+@pytest.mark.parametrize("is_in_conversation", [False, True])
+def test_the_images_of_a_response_in_the_background_have_ids_before_its_answer(
+    clients: list[Client], red: Image.Image, blue: Image.Image, is_in_conversation: bool
+) -> None:
+    first, other = clients
+    options: dict[str, Any] = {"background": True}
+    if is_in_conversation:
+        options["conversation"] = ask(first, "POST conversations", {"items": [say(blue)]}).json["id"]
+    response = respond(first, [say(blue, red)], **options).json
+
+    items = ask(other, f"GET responses/{response['id']}/input_items?order=asc").json["data"]
+
+    assert response["status"] == "queued"
+    ids = [part["file_id"] for part in images_of(items)]
+    assert [ask(other, f"GET files/{each}/content").body for each in ids] == [png_of(blue), png_of(red)]
+    assert respond(other, items).status == 200
 
 
 CALL = {"type": "function_call", "call_id": "call_x", "name": "look", "arguments": "{}"}
