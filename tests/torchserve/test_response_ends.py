@@ -78,8 +78,8 @@ def test_what_has_expired_is_not_found(short_lived: Fleet) -> None:
     with client_of(short_lived.runtime) as gpt:
         first = gpt.responses.create(model="llava", input=FIRST)
         talk = gpt.conversations.create()
-        file = gpt.files.create(file=draw("circle", "red"), purpose="vision")
         compacted: Any = [item.to_dict() for item in gpt.responses.compact(model="llava", input=FIRST).output]
+        file = gpt.files.create(file=draw("circle", "red"), purpose="vision")
 
         def is_gone() -> bool:
             try:
