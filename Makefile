@@ -110,10 +110,9 @@ audit: setup .venv-audit/.ready  ## the known vulnerabilities of these packages,
 	  echo "build/audit.json is ready" >&2; exit $$status
 
 # Torch has one thread in each process; where a test has two, the second one waits without using its core. Tests often
-# wait, for a browser or the end of TorchServe, so `test` has one process more than two cores. Hundreds of programs import
+# wait, for a browser or the end of TorchServe, so there is one process more than two cores. Hundreds of programs import
 # the same modules, which takes long if the environment forbids to keep their bytecode.
-test: PYTEST_WORKERS ?= 3
-test-slow test-all: PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
 test: setup archives  ## everything a user relies on, in PYTEST_WORKERS processes; 0: in this one
 	$(PYTEST) -m "not slow and not long and not gpu" $(ARGS)
