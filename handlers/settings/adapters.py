@@ -2,9 +2,7 @@
 
 from pydantic import Field
 
-from handlers.settings.group import Count, HandlerGroup
-
-GIB = 1 << 30
+from handlers.settings.group import GIB, Count, HandlerGroup
 
 
 class AdapterSettings(HandlerGroup, title="adapters"):

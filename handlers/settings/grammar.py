@@ -2,9 +2,7 @@
 
 from pydantic import Field
 
-from handlers.settings.group import Count, HandlerGroup, Positive
-
-MIB = 1 << 20
+from handlers.settings.group import MIB, Count, HandlerGroup, Positive
 
 
 class GrammarSettings(HandlerGroup, title="grammar"):

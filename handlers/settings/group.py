@@ -10,6 +10,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from handlers.errors import SettingsError
 
+MIB = 1 << 20
+GIB = 1 << 30
+
 
 def from_text(parse: Callable[[str], Any]) -> BeforeValidator:
     """Parse text from the environment. What cannot be parsed stays text, which the type check refuses."""

@@ -2,10 +2,7 @@
 
 from pydantic import Field
 
-from handlers.settings.group import Count, HandlerGroup, Positive, Size, Switch, Texts
-
-MIB = 1 << 20
-GIB = 1 << 30
+from handlers.settings.group import GIB, MIB, Count, HandlerGroup, Positive, Size, Switch, Texts
 
 
 class IntakeSettings(HandlerGroup, title="intake"):

@@ -2,11 +2,8 @@
 
 from pydantic import Field
 
-from handlers.settings.group import Count, HandlerGroup, Number, Positive, Size
+from handlers.settings.group import GIB, MIB, Count, HandlerGroup, Number, Positive, Size
 from torchmoor.wire.store_urls import JOURNAL_URLS
-
-MIB = 1 << 20
-GIB = 1 << 30
 
 
 class JournalSettings(HandlerGroup, title="journal"):

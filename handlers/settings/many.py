@@ -4,9 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from handlers.settings.group import Count, HandlerGroup, Number, Positive, Size, Switch, Texts, from_text, refusal
-
-GIB = 1 << 30
+from handlers.settings.group import GIB, Count, HandlerGroup, Number, Positive, Size, Switch, Texts, from_text, refusal
 
 
 class ManySettings(HandlerGroup, title="many"):

@@ -4,10 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from handlers.settings.group import Count, HandlerGroup, Positive
-
-MIB = 1 << 20
-GIB = 1 << 30
+from handlers.settings.group import GIB, MIB, Count, HandlerGroup, Positive
 
 
 class ModelSettings(HandlerGroup, title="model"):

@@ -4,10 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from handlers.settings.group import Count, HandlerGroup, Number, Size, from_text, refusal
-
-MIB = 1 << 20
-GIB = 1 << 30
+from handlers.settings.group import GIB, MIB, Count, HandlerGroup, Number, Size, from_text, refusal
 
 
 class ChatSessionSettings(HandlerGroup, title="session"):

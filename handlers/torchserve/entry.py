@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 from torchmoor.wire.imports import without_collections
 
 
-class WorkerEntry:
+class WorkerEntry(ABC):
     """A worker as TorchServe runs it, which calls `initialize` once, then `handle` in every step."""
 
+    @abstractmethod
     def import_start(self) -> Callable[..., Any]:
         """Import the worker's modules; return the function that starts it, as `start_chat` does."""
-        raise NotImplementedError
 
     def initialize(self, context: Any) -> None:
         """Start the service on the device that TorchServe assigned to this worker.
