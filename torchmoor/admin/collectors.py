@@ -1,7 +1,7 @@
 """The metrics page's metrics and their collector, which reads counts and state when Prometheus scrapes.
 
-The metrics of requests are defined where they are counted (metrics/invocations.py), as are those of asynchronous
-requests and of the host.
+The metrics of requests, of the process, of asynchronous requests and of the host are defined in metrics/, where they
+are counted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from prometheus_client.core import Metric
 
 from torchmoor.admin.connections import AdminConnections
 from torchmoor.async_inference.service import AsyncInference
-from torchmoor.fleet.data_plane_view import DataPlaneView, LogCounts, VariantTraffic
+from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.metrics.backlog import ASYNCHRONOUS
 from torchmoor.metrics.definition import BY_INSTANCE, BY_VARIANT, MetricFamilies, counter, gauge
 from torchmoor.metrics.host import HOST
 from torchmoor.metrics.invocations import CountGroup, counted
+from torchmoor.metrics.process_counts import PROCESS
 from torchmoor.proxy.instances.breaker import SEVERITIES
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -38,21 +39,6 @@ INSTANCES = (
     gauge("InstanceBreaker", "0: closed, 1: half open (one trial request), 2: open.", BY_INSTANCE, "0 to 2"),
     gauge("InstanceShare", "Share of its usual work; below 1 during slow start.", BY_INSTANCE, "0 to 1"),
 )
-ACCESS = (
-    counter("AccessDenied", "Requests refused for their credentials.", labels=("error",)),
-    counter(
-        "CallerLimited",
-        "Requests refused because their caller is at a limit of `callers`, or their client at one of `limits`: it "
-        "sends too many or too slow bodies (max_arriving_bytes), or a long one fills the disk (min_spool_free_bytes) "
-        "or the open files (reserved_descriptors).",
-        labels=("setting",),
-    ),
-)
-WEBSOCKETS = (gauge("WebSocketConnections", "Open WebSocket connections of the Responses API.", ()),)
-ACCESS_LOG = (
-    counter("AccessLogLines", "Lines of the access log.", labels=()),
-    counter("AccessLogDropped", "Lines lost because the log could not be written fast enough.", labels=()),
-)
 ADMIN = (
     gauge("AdminConnections", "Open connections to the admin plane.", ()),
     counter("AdminConnectionsRefused", "Connections to the admin plane above its limit.", labels=()),
@@ -69,9 +55,7 @@ MODELS = (
 METRICS = (
     *INVOCATIONS,
     *INSTANCES,
-    *ACCESS,
-    *WEBSOCKETS,
-    *ACCESS_LOG,
+    *PROCESS,
     *ADMIN,
     *DISCOVERY,
     *MODELS,
@@ -109,12 +93,10 @@ class FleetCollector:
         traffic = self._data.traffic()
         yield from self._invocations(traffic)
         yield from self._instances()
-        yield from self._refusals()
-        yield from self._connected()
+        yield from self._process()
+        yield from self._admin()
         if any(each.variant.models is not None for each in traffic):
             yield from self._models(traffic)
-        if self._data.log_counts is not None:
-            yield from self._access_log(self._data.log_counts)
         if self._registry.sources:
             yield from self._discovery()
         if self._data.async_inference is not None:
@@ -145,17 +127,16 @@ class FleetCollector:
             families.add("InstanceShare", labels, instance.share)
         return families
 
-    def _refusals(self) -> MetricFamilies:
-        families = MetricFamilies(ACCESS)
-        for error, count in list(self._data.num_denied.items()):
-            families.add("AccessDenied", (error,), count)
-        for setting, count in list(self._data.num_limited.items()):
-            families.add("CallerLimited", (setting,), count)
+    def _process(self) -> MetricFamilies:
+        counts = self._data.counts()
+        families = MetricFamilies(each for each in PROCESS if each.name in counts)
+        for name, values in counts.items():
+            for label, number in values.items():
+                families.add(name, (label,) if label else (), number)
         return families
 
-    def _connected(self) -> MetricFamilies:
-        families = MetricFamilies((*WEBSOCKETS, *ADMIN))
-        families.add("WebSocketConnections", (), self._data.num_websockets)
+    def _admin(self) -> MetricFamilies:
+        families = MetricFamilies(ADMIN)
         families.add("AdminConnections", (), len(self._connections.open))
         families.add("AdminConnectionsRefused", (), self._connections.num_refused)
         return families
@@ -170,12 +151,6 @@ class FleetCollector:
             for instance in each.variant.pool.members:
                 labels = (each.variant.endpoint, instance.name)
                 families.add("LoadedModelCount", labels, models.num_loaded(instance.name))
-        return families
-
-    def _access_log(self, log: LogCounts) -> MetricFamilies:
-        families = MetricFamilies(ACCESS_LOG)
-        families.add("AccessLogLines", (), log.num_lines)
-        families.add("AccessLogDropped", (), log.num_dropped)
         return families
 
     def _discovery(self) -> MetricFamilies:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVarTuple
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.fleet.process_commands import ProcessParts
 from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.metrics.process_counts import ProcessCounts
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
@@ -33,17 +34,6 @@ class VariantTraffic(Protocol):
         ...
 
 
-class LogCounts(Protocol):
-    """An access log's own counts."""
-
-    num_lines: int
-
-    @property
-    def num_dropped(self) -> int:
-        """Lines that were lost."""
-        ...
-
-
 class DataPlaneView(Protocol):
     """The data plane of one process or of several, for the admin plane, the autoscaler and the fleet."""
 
@@ -55,24 +45,8 @@ class DataPlaneView(Protocol):
         """Return the port that it listens on."""
         ...
 
-    @property
-    def num_denied(self) -> Mapping[str, int]:
-        """Requests refused for their credentials, by error type."""
-        ...
-
-    @property
-    def num_limited(self) -> Mapping[str, int]:
-        """Requests refused for a caller's limit, by its setting."""
-        ...
-
-    @property
-    def num_websockets(self) -> int:
-        """Open WebSocket connections."""
-        ...
-
-    @property
-    def log_counts(self) -> LogCounts | None:
-        """The access log's counts; None without one."""
+    def counts(self) -> ProcessCounts:
+        """Return the numbers that belong to no variant; without an access log, not its numbers."""
         ...
 
     def traffic(self) -> Sequence[VariantTraffic]:

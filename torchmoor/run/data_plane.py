@@ -16,8 +16,9 @@ from typing import Any
 
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.data_plane_view import LogCounts, Values
+from torchmoor.fleet.data_plane_view import Values
 from torchmoor.fleet.process_commands import ProcessParts
+from torchmoor.metrics.process_counts import ProcessCounts
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.api.application import DataPlaneApplication
@@ -92,7 +93,7 @@ class DataPlane:
             suspect,
             callers,
         )
-        self.num_limited: Counter[str] = Counter() if callers is None else callers.num_refused
+        self._num_limited: Counter[str] = Counter() if callers is None else callers.num_refused
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
         self.async_inference = make_async_inference(
@@ -152,23 +153,20 @@ class DataPlane:
         for wake in self._wakes:
             wake()
 
-    @property
-    def num_denied(self) -> dict[str, int]:
-        """Requests refused for their credentials, by kind of error."""
-        return {} if self.gate is None else self.gate.num_denied
-
     def _count_dropped(self, setting: str) -> None:
-        self.num_limited[setting] += 1
+        self._num_limited[setting] += 1
 
-    @property
-    def num_websockets(self) -> int:
-        """Open WebSocket connections."""
-        return self.application.sockets.num_open
-
-    @property
-    def log_counts(self) -> LogCounts | None:
-        """The access log's numbers; None without a log."""
-        return None if self.observer is None else self.observer.log
+    def counts(self) -> ProcessCounts:
+        """Return the numbers that belong to no variant."""
+        found: ProcessCounts = {
+            "AccessDenied": {} if self.gate is None else dict(self.gate.num_denied),
+            "CallerLimited": dict(self._num_limited),
+            "WebSocketConnections": {"": self.application.sockets.num_open},
+        }
+        log = None if self.observer is None else self.observer.log
+        if log is not None:
+            found |= {"AccessLogLines": {"": log.num_lines}, "AccessLogDropped": {"": log.num_dropped}}
+        return found
 
     def traffic(self) -> list[Dispatcher]:
         """Return each variant's numbers."""

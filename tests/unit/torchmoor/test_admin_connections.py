@@ -55,9 +55,8 @@ class Plane:
 
 def make_idle_fleet() -> Any:
     """Return a data plane without endpoints."""
-    view = create_autospec(DataPlaneView, instance=True, num_denied={}, num_limited={}, num_websockets=0)
-    view.configure_mock(log_counts=None, async_inference=None)
-    view.traffic.return_value = []
+    view = create_autospec(DataPlaneView, instance=True, async_inference=None)
+    view.traffic.return_value, view.counts.return_value = [], {}
     return view
 
 

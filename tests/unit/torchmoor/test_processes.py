@@ -51,10 +51,13 @@ def report(
     metrics.model_latency.observe(latency_s)
     return {
         "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting, "turns": {"chat-0": waiting}}],
-        "denied": {"InvalidSignature": invocations},
-        "limited": {"max_requests": 2 * invocations},
-        "websockets": invocations,
-        "log": {"lines": invocations, "dropped": 1},
+        "counts": {
+            "AccessDenied": {"InvalidSignature": invocations},
+            "CallerLimited": {"max_requests": 2 * invocations},
+            "WebSocketConnections": {"": invocations},
+            "AccessLogLines": {"": invocations},
+            "AccessLogDropped": {"": 1},
+        },
         "instances": {
             "chat-0": {
                 **{"state": "ready", "outstanding": 3, "inflight_body_bytes": 40},
@@ -77,12 +80,17 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
     totals.compute()
     (variant,), (instance,) = totals.variants, registry.instances()
 
-    assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (5, 7, {"InvalidSignature": 5})
-    assert totals.limited == {"max_requests": 10}
-    assert totals.num_websockets == 5
+    assert (variant.metrics.invocations, variant.num_waiting) == (5, 7)
+    assert totals.counts == {
+        "AccessDenied": {"InvalidSignature": 5},
+        "CallerLimited": {"max_requests": 10},
+        "WebSocketConnections": {"": 5},
+        "AccessLogLines": {"": 5},
+        "AccessLogDropped": {"": 2},
+    }
     assert variant.waiting_turns == {"chat-0": 7}
     assert (variant.metrics.model_latency.sum, sum(variant.metrics.model_latency.counts)) == (pytest.approx(0.3), 2)
-    assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (5, 5, 2)
+    assert variant.metrics.decisions["session"].count == 5
     assert (instance.breaker.state, instance.share, len(instance.idle)) == (BreakerState.OPEN, 0.5, 2)
     assert instance.outstanding == 6
     assert instance.inflight_body_bytes == 80
@@ -92,11 +100,16 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
         totals.take(1, report(invocations=10, latency_s=0.2))
     totals.compute()
 
-    assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (25, 3, {"InvalidSignature": 25})
-    assert totals.limited == {"max_requests": 50}
-    assert totals.num_websockets == 11
+    assert (variant.metrics.invocations, variant.num_waiting) == (25, 3)
+    assert totals.counts == {
+        "AccessDenied": {"InvalidSignature": 25},
+        "CallerLimited": {"max_requests": 50},
+        "WebSocketConnections": {"": 11},
+        "AccessLogLines": {"": 25},
+        "AccessLogDropped": {"": 4},
+    }
     assert sum(variant.metrics.model_latency.counts) == 4
-    assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (25, 25, 4)
+    assert variant.metrics.decisions["session"].count == 25
     assert (instance.breaker.state, instance.share) == (BreakerState.CLOSED, 1.0)
 
 

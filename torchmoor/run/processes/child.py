@@ -161,16 +161,7 @@ class ChildProxy:
             self._link.send("expecting", model=model, name=name)
 
     def _report(self) -> None:
-        plane = self._plane
-        report = make_report(
-            self.registry,
-            plane.traffic(),
-            plane.num_denied,
-            plane.num_limited,
-            plane.log_counts,
-            num_websockets=plane.num_websockets,
-        )
-        self._link.send("report", report=report)
+        self._link.send("report", report=make_report(self.registry, self._plane.traffic(), self._plane.counts()))
 
     async def _tick(self) -> None:
         """Advance breakers and shares, and send a report, which also shows the parent that this process is alive."""

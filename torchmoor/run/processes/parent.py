@@ -17,6 +17,7 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.data_plane_view import Values
 from torchmoor.fleet.process_commands import ProcessParts
+from torchmoor.metrics.process_counts import ProcessCounts
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
@@ -28,7 +29,7 @@ from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.limits import divide, part_of_body_bytes
 from torchmoor.run.processes.link import ChildAssignment, Message, describe, to_text
 from torchmoor.run.processes.port import reserve
-from torchmoor.run.processes.totals import LogTotal, Totals, VariantTotal
+from torchmoor.run.processes.totals import Totals, VariantTotal
 
 logger = logging.getLogger(__name__)
 
@@ -111,25 +112,9 @@ class ProcessGroup:
         """Return each variant's numbers, as of the last `refresh`."""
         return self._totals.variants
 
-    @property
-    def num_denied(self) -> dict[str, int]:
-        """Requests refused for their credentials, by kind of error."""
-        return self._totals.denied
-
-    @property
-    def num_limited(self) -> dict[str, int]:
-        """Requests refused for a caller's limit, by its setting."""
-        return self._totals.limited
-
-    @property
-    def num_websockets(self) -> int:
-        """Open WebSocket connections of all children."""
-        return self._totals.num_websockets
-
-    @property
-    def log_counts(self) -> LogTotal | None:
-        """The access log's numbers; None without a log."""
-        return self._totals.log if self._settings.observe.access_log else None
+    def counts(self) -> ProcessCounts:
+        """Return the numbers that belong to no variant, as of the last `refresh`."""
+        return self._totals.counts
 
     def is_idle(self, instance: Instance) -> bool:
         """Return True if no child uses an instance or has requests outstanding there, by their last reports."""

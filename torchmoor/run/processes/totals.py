@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torchmoor.fleet.data_plane_view import LogCounts
 from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.metrics.process_counts import ProcessCounts, add_counts, counts_after_end
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.instances.breaker import SEVERITIES, BreakerState
 from torchmoor.proxy.instances.instance import InstanceState
@@ -39,23 +39,13 @@ class VariantTotal:
         self.waiting_turns: dict[str, int] = {}
 
 
-class LogTotal:
-    """The access log's numbers over all children."""
-
-    def __init__(self) -> None:
-        self.num_lines = self.num_dropped = 0
-
-
 class Totals:
     """Adds up the reports of the children, by their indexes."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.variants = [VariantTotal(variant) for endpoint in registry.endpoints() for variant in endpoint.variants]
-        self.denied: dict[str, int] = {}
-        self.limited: dict[str, int] = {}
-        self.num_websockets = 0
-        self.log = LogTotal()
+        self.counts: ProcessCounts = {}
         self._running: dict[int, Report] = {}
         self._ended: list[Report] = []
 
@@ -73,9 +63,9 @@ class Totals:
         for old in self._ended:
             for total, given in zip(variants, old["variants"], strict=True):
                 total.metrics.add(given["metrics"])
-        counts = {key: _sum(old[key] for old in self._ended) for key in ("denied", "limited", "log")}
+        counts = counts_after_end(add_counts(old["counts"] for old in self._ended))
         kept = [{"metrics": total.metrics.snapshot(), "num_waiting": 0, "turns": {}} for total in variants]
-        self._ended = [{"variants": kept, **counts, "websockets": 0, "instances": {}}]
+        self._ended = [{"variants": kept, "counts": counts, "instances": {}}]
 
     def is_in_use(self, name: str) -> bool:
         """Return False once every running child reports that it no longer uses the instance."""
@@ -93,13 +83,7 @@ class Totals:
                 total.metrics.add(report["variants"][number]["metrics"])
                 total.num_waiting += report["variants"][number]["num_waiting"]
             total.waiting_turns = _sum(report["variants"][number]["turns"] for report in reports)
-        self.denied.clear()
-        self.denied.update(_sum(report["denied"] for report in reports))
-        self.limited.clear()
-        self.limited.update(_sum(report["limited"] for report in reports))
-        self.num_websockets = sum(report["websockets"] for report in self._running.values())
-        log = _sum(report["log"] for report in reports)
-        self.log.num_lines, self.log.num_dropped = log.get("lines", 0), log.get("dropped", 0)
+        self.counts = add_counts(report["counts"] for report in reports)
         self.show_instances()
 
     def show_instances(self) -> None:
@@ -117,15 +101,7 @@ class Totals:
             instance.idle = [_ELSEWHERE] * sum(found["idle"] for found in seen)
 
 
-def make_report(
-    registry: Registry,
-    dispatchers: Iterable[Dispatcher],
-    denied: dict[str, int],
-    limited: dict[str, int],
-    log: LogCounts | None,
-    *,
-    num_websockets: int,
-) -> Report:
+def make_report(registry: Registry, dispatchers: Iterable[Dispatcher], counts: ProcessCounts) -> Report:
     """Return a child's counts since its start, and its state of each instance."""
     return {
         "variants": [
@@ -136,10 +112,7 @@ def make_report(
             }
             for dispatcher in dispatchers
         ],
-        "denied": dict(denied),
-        "limited": dict(limited),
-        "websockets": num_websockets,
-        "log": {} if log is None else {"lines": log.num_lines, "dropped": log.num_dropped},
+        "counts": counts,
         "instances": {
             instance.name: {
                 "state": instance.state.value,
