@@ -24,10 +24,10 @@ from tests.proxy.fake_instance import FakeInstance
 from tests.waiting import DEADLINE_S
 from torchmoor.config.access import AccessSettings, Credentials
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.body_heap import DEFAULT_INFLIGHT_BODY_BYTES
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.health import HealthSettings, RecoverySettings
-from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES
 from torchmoor.config.limits import CallerSettings, LimitSettings, TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.objects import ObjectSettings

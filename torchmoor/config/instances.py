@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from torchmoor.config.body_heap import DEFAULT_INFLIGHT_BODY_BYTES
 from torchmoor.config.group import Count, OptionalPort, Port, Positive, SettingsGroup, Texts, refusal
-from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES
 
 INSTANCE_NAME = re.compile(r"(?=.{1,63}$)[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 DNS_PORT = 53

@@ -7,10 +7,11 @@ import re
 from pydantic import Field, field_validator
 
 from torchmoor.config.access import AccessSettings
+from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.group import SettingsGroup, Texts, like
-from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import BinaryIO
 
-from torchmoor.config.launcher import LaunchSettings, inflight_body_bytes
+from torchmoor.config.body_heap import inflight_body_bytes
+from torchmoor.config.launcher import LaunchSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
 from torchmoor.fleet.archives import (

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, INSTANCE_LOG
+from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, INSTANCE_LOG
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet.archives import ArchiveContents, model_name

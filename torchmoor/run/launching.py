@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
+from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
 from torchmoor.fleet.launcher import SupervisionSettings

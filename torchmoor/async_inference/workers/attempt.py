@@ -36,7 +36,7 @@ from torchmoor.async_inference.workers.instance_client import (
     InstanceUnreachable,
     InvocationTimedOut,
 )
-from torchmoor.config.launcher import body_weight
+from torchmoor.config.body_heap import body_weight
 from torchmoor.errors import BodyTooLarge, invocation_timed_out
 from torchmoor.wire import error_codes, headers
 

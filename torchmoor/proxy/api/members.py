@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from torchmoor.config.launcher import num_form_fields
+from torchmoor.config.body_heap import num_form_fields
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER, Member, header_text, named_member
 from torchmoor.proxy.http.field_names import INFERENCE_ID, INVOCATION_ID, OWN_PREFIX

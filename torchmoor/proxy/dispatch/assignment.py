@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from torchmoor.config.launcher import body_weight
+from torchmoor.config.body_heap import body_weight
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ApiError, BodyTooLarge, CallerLimited, ServiceUnavailable
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from torchmoor.config.body_heap import DEFAULT_INFLIGHT_BODY_BYTES, counted_body_bytes, longest_body_bytes
 from torchmoor.config.health import RecoverySettings
-from torchmoor.config.launcher import DEFAULT_INFLIGHT_BODY_BYTES, MAX_BODY_EXTRA_BYTES, counted_body_bytes
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.routing.reported_status import ReportedStatus
@@ -192,7 +192,7 @@ class Instance(InstanceFacts):
     @property
     def max_body_bytes(self) -> int:
         """Return the length of the longest body that it can hold."""
-        return max(self.max_inflight_body_bytes // 2, self.max_inflight_body_bytes - MAX_BODY_EXTRA_BYTES)
+        return longest_body_bytes(self.max_inflight_body_bytes)
 
     def close_idle(self) -> None:
         """Close the pooled connections: the process behind them is gone or ending."""

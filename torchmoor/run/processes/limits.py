@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from torchmoor.config.body_heap import counted_body_bytes
 from torchmoor.config.group import SettingsGroup, Shared
-from torchmoor.config.launcher import counted_body_bytes
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance
 
