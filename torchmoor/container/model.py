@@ -13,7 +13,7 @@ from pathlib import Path
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import MANIFEST, archive_name
-from torchmoor.fleet.many import MANY
+from torchmoor.fleet.model_sources import MANY
 from torchmoor.fleet.packed_models import FORMS, ModelFiles, find_unpacked, read_name
 from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, PROPERTIES_FOLDER
 

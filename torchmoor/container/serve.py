@@ -24,9 +24,8 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
 from torchmoor.container.runtime_directory import container_supervision_settings, make_session_keys, runtime_directory
-from torchmoor.fleet.adapters import adapter_settings
 from torchmoor.fleet.launcher import Launcher
-from torchmoor.fleet.many import MANY, many_environment, many_settings
+from torchmoor.fleet.model_sources import MANY, many_environment, multi_model_settings
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch
@@ -83,7 +82,7 @@ def make_settings(variables: ContainerEnvironment, found: FoundModel, keys: str)
             EndpointSettings(
                 name=endpoint_name(found.name),
                 variants=(VariantSettings(model=found.name),),
-                multi_model=many_settings(os.environ) if found.name == MANY else adapter_settings(os.environ),
+                multi_model=multi_model_settings(found.name, os.environ),
             ),
         ),
         listen=ListenSettings(host="0.0.0.0", port=variables.port, admin_port=admin_port),

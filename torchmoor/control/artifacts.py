@@ -28,7 +28,7 @@ from torchmoor.fleet.archives import (
     chat_handler,
     model_name,
 )
-from torchmoor.fleet.many import CACHE, MANY, SOURCE
+from torchmoor.fleet.model_sources import MANY, MODELS_CACHE, MODELS_SOURCE
 from torchmoor.fleet.packed_models import (
     BROKEN,
     FORMS,
@@ -169,7 +169,7 @@ class Artifacts:
         return ServedModel(
             archive=archive_name(MANY),
             contents=built_in(MANY),
-            environment={**environment, SOURCE: source, CACHE: "enabled" if is_cached else "disabled"},
+            environment={**environment, MODELS_SOURCE: source, MODELS_CACHE: "enabled" if is_cached else "disabled"},
             properties=properties,
             multi_model=MultiModelSettings(is_cached=is_cached),
         )

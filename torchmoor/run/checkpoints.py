@@ -11,7 +11,7 @@ from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ARCHIVE_SUFFIX, model_name
-from torchmoor.fleet.many import MANY
+from torchmoor.fleet.model_sources import MANY
 from torchmoor.wire.checkpoint_places import (
     CHECKPOINT_VARIABLES,
     HUB,

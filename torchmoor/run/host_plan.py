@@ -14,10 +14,9 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
-from torchmoor.fleet.adapters import adapter_environment, adapter_settings
 from torchmoor.fleet.archives import archive_name, chat_handler
 from torchmoor.fleet.launcher import SupervisionSettings
-from torchmoor.fleet.many import MANY, many_environment, many_settings
+from torchmoor.fleet.model_sources import MANY, adapter_environment, many_environment, multi_model_settings
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.run.async_folder import AsyncFolder
@@ -104,7 +103,7 @@ def _endpoints(options: UpSettings, names: Sequence[str], environ: Mapping[str, 
             name=name,
             variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=scaling),),
             late_binding=options.late_binding if options.is_late_binding else None,
-            multi_model=many_settings(os.environ) if name == MANY else adapter_settings(environ),
+            multi_model=multi_model_settings(name, environ),
             async_inference=None if name == MANY else asynchronous,
         )
         for name in names

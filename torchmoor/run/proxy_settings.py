@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchmoor.config.settings import ProxySettings
-from torchmoor.fleet.many import read_container
+from torchmoor.fleet.model_sources import read_container
 from torchmoor.proxy.access.credentials import read_credentials
 from torchmoor.proxy.access.exposure import check_exposure
 

@@ -15,7 +15,7 @@ from torchmoor.control.plane import LaunchingPlane, describing_plane
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.services import check_store
 from torchmoor.fleet.launcher import Launcher
-from torchmoor.fleet.many import MANY
+from torchmoor.fleet.model_sources import MANY
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, CONTROL_FOLDER
 from torchmoor.proxy.api.chat_page.page import PAGE
 from torchmoor.proxy.instances.registry import Registry

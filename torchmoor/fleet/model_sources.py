@@ -1,4 +1,4 @@
-"""Settings of the endpoint with many models, from the command line and the environment."""
+"""Where instances find many models, or the adapters of one: from the command line and the environment."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import ConfigError
 
 MANY = "many"  # the archive that serves many models, and so the endpoint
-SOURCE = "TORCHMOOR_HANDLER_MANY_SOURCE"
-CACHE = "TORCHMOOR_HANDLER_MANY_CACHE"
+# Variables of the handlers
+MODELS_SOURCE = "TORCHMOOR_HANDLER_MANY_SOURCE"
+MODELS_CACHE = "TORCHMOOR_HANDLER_MANY_CACHE"
 URL_ROOTS = "TORCHMOOR_HANDLER_MANY_URL_ROOTS"
+ADAPTERS_SOURCE = "TORCHMOOR_HANDLER_ADAPTERS_SOURCE"
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"  # SageMaker sets it in a container that must serve the operations on models
 PLATFORM_MODELS = "/opt/ml/models"  # where SageMaker puts the models that such a container loads
 
 
-def many_settings(environ: Mapping[str, str]) -> MultiModelSettings:
-    """Return the settings of the endpoint `many`."""
-    return MultiModelSettings(is_cached=environ.get(CACHE, "enabled") != "disabled")
+def multi_model_settings(endpoint: str, environ: Mapping[str, str]) -> MultiModelSettings | None:
+    """Return the settings of an endpoint with many models or with adapters, None for another. environ: instances'."""
+    if endpoint == MANY:
+        return MultiModelSettings(is_cached=environ.get(MODELS_CACHE, "enabled") != "disabled")
+    return MultiModelSettings(are_adapters=True) if environ.get(ADAPTERS_SOURCE) else None
 
 
 def many_environment(endpoints: Sequence[str], models: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -30,17 +34,35 @@ def many_environment(endpoints: Sequence[str], models: str, environ: Mapping[str
         return {}
     environment: dict[str, str] = {}
     if models:
-        environment[SOURCE] = find_source("--models", models)
-    elif not environ.get(SOURCE):
+        environment[MODELS_SOURCE] = _find_source("--models", models)
+    elif not environ.get(MODELS_SOURCE):
         if not _is_multi_model(environ):
             raise ConfigError(f"--endpoint {MANY} needs --models, a directory or s3://bucket/prefix with the models")
-        environment[SOURCE] = ""  # the platform loads all models
+        environment[MODELS_SOURCE] = ""  # the platform loads all models
     if _is_multi_model(environ) and not environ.get(URL_ROOTS):
         environment[URL_ROOTS] = PLATFORM_MODELS
     return environment
 
 
-def find_source(option: str, text: str) -> str:
+def adapter_environment(endpoints: Sequence[str], adapters: str) -> dict[str, str]:
+    """Return the instances' variables. adapters: a directory, file://, an S3 prefix, or "". Raises ConfigError."""
+    if not adapters:
+        return {}
+    if MANY in endpoints:
+        raise ConfigError(
+            f"--adapters needs exactly one endpoint of one model; --endpoint {MANY} has many, which --models names"
+        )
+    if len(endpoints) != 1:
+        raise ConfigError("--adapters needs exactly one endpoint, whose model they belong to")
+    return {ADAPTERS_SOURCE: _find_source("--adapters", adapters)}
+
+
+def read_container(environ: Mapping[str, str], settings: ContainerSettings) -> ContainerSettings:
+    """Return a container's settings with the mode that the environment sets."""
+    return settings.replace(serves_models=settings.serves_models or _is_multi_model(environ))
+
+
+def _find_source(option: str, text: str) -> str:
     """Return where instances read models or adapters: an S3 prefix as it is, or a directory. Raises ConfigError."""
     if text.startswith("s3://"):
         if not text.removeprefix("s3://").partition("/")[0]:
@@ -50,11 +72,6 @@ def find_source(option: str, text: str) -> str:
     if not folder.is_dir():
         raise ConfigError(f"{option}: there is no directory {folder}")
     return str(folder)
-
-
-def read_container(environ: Mapping[str, str], settings: ContainerSettings) -> ContainerSettings:
-    """Return a container's settings with the mode that the environment sets."""
-    return settings.replace(serves_models=settings.serves_models or _is_multi_model(environ))
 
 
 def _is_multi_model(environ: Mapping[str, str]) -> bool:

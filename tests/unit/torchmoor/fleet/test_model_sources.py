@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 
 from torchmoor.config.container import ContainerSettings
+from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.adapters import SOURCE as ADAPTERS
-from torchmoor.fleet.adapters import adapter_environment, adapter_settings
-from torchmoor.fleet.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, many_environment, many_settings, read_container
+from torchmoor.fleet.model_sources import (
+    ADAPTERS_SOURCE,
+    MODELS_CACHE,
+    MODELS_SOURCE,
+    MULTI_MODEL,
+    URL_ROOTS,
+    adapter_environment,
+    many_environment,
+    multi_model_settings,
+    read_container,
+)
 
 
 def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,9 +27,9 @@ def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
 
-    assert many_environment(["many"], "models", {}) == {SOURCE: str(tmp_path / "models")}
-    assert many_environment(["llava", "many"], "s3://bucket/p", {}) == {SOURCE: "s3://bucket/p"}
-    assert many_environment(["many"], "", {SOURCE: "s3://b"}) == {}
+    assert many_environment(["many"], "models", {}) == {MODELS_SOURCE: str(tmp_path / "models")}
+    assert many_environment(["llava", "many"], "s3://bucket/p", {}) == {MODELS_SOURCE: "s3://bucket/p"}
+    assert many_environment(["many"], "", {MODELS_SOURCE: "s3://b"}) == {}
     assert many_environment(["llava"], "", {}) == {}
 
 
@@ -43,8 +52,8 @@ def test_in_a_container_the_platform_says_what_is_loaded() -> None:
     """SAGEMAKER_MULTI_MODEL=true: no source is needed, and models are loaded from where the platform puts them."""
     environ = {MULTI_MODEL: "true"}
 
-    assert many_environment(["many"], "", environ) == {SOURCE: "", URL_ROOTS: "/opt/ml/models"}
-    assert many_environment(["many"], "", {**environ, SOURCE: "s3://b", URL_ROOTS: "/x"}) == {}
+    assert many_environment(["many"], "", environ) == {MODELS_SOURCE: "", URL_ROOTS: "/opt/ml/models"}
+    assert many_environment(["many"], "", {**environ, MODELS_SOURCE: "s3://b", URL_ROOTS: "/x"}) == {}
     assert read_container(environ, ContainerSettings()) == ContainerSettings(serves_models=True)
     assert read_container({}, ContainerSettings()) == ContainerSettings()
     assert read_container({MULTI_MODEL: "false"}, ContainerSettings(page_size=7)) == ContainerSettings(page_size=7)
@@ -53,19 +62,17 @@ def test_in_a_container_the_platform_says_what_is_loaded() -> None:
 
 def test_models_that_are_not_kept_are_not_expected_to_be() -> None:
     """The handlers' setting is read, so that it need not be given twice."""
-    assert many_settings({}).is_cached
-    assert not many_settings({CACHE: "disabled"}).is_cached
+    assert multi_model_settings("many", {}) == MultiModelSettings(is_cached=True)
+    assert multi_model_settings("many", {MODELS_CACHE: "disabled"}) == MultiModelSettings(is_cached=False)
 
 
 def test_adapters_belong_to_the_one_endpoint(tmp_path: Path) -> None:
     found = adapter_environment(["llava"], tmp_path.as_uri())
-    assert found == {ADAPTERS: str(tmp_path)}
-    assert adapter_environment(["llava"], "s3://bucket/p") == {ADAPTERS: "s3://bucket/p"}
+    assert found == {ADAPTERS_SOURCE: str(tmp_path)}
+    assert adapter_environment(["llava"], "s3://bucket/p") == {ADAPTERS_SOURCE: "s3://bucket/p"}
     assert adapter_environment(["llava", "notes"], "") == {}
-    settings = adapter_settings(found)
-    assert settings is not None
-    assert settings.are_adapters
-    assert adapter_settings({}) is None
+    assert multi_model_settings("llava", found) == MultiModelSettings(are_adapters=True)
+    assert multi_model_settings("llava", {}) is None
     for endpoints, adapters, message in (
         (["llava", "notes"], str(tmp_path), "exactly one endpoint"),
         (["many"], str(tmp_path), "exactly one endpoint"),
