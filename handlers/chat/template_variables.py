@@ -8,7 +8,7 @@ from typing import Any
 from handlers.chat.checks import check_texts, names
 from handlers.errors import InvalidRequest
 
-FIELD = "chat_template_kwargs"  # as vLLM and SGLang call it
+TEMPLATE_FIELD = "chat_template_kwargs"  # as vLLM and SGLang call it
 MAX_VARIABLES, MAX_NAME_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # as of OpenAI's metadata
 MAX_DEPTH = 4  # of lists and objects
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,34 +23,35 @@ _SPECIAL_TOKEN = re.compile(r".*_tokens?")
 
 def read_template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body's template variables; empty without any. given: without null fields. Raises InvalidRequest."""
-    variables = given.get(FIELD, {})
+    variables = given.get(TEMPLATE_FIELD, {})
     if not isinstance(variables, dict) or len(variables) > MAX_VARIABLES:
-        raise InvalidRequest(f"'{FIELD}' must be an object of at most {MAX_VARIABLES} variables", param=FIELD)
+        message = f"'{TEMPLATE_FIELD}' must be an object of at most {MAX_VARIABLES} variables"
+        raise InvalidRequest(message, param=TEMPLATE_FIELD)
     wrong = {name for name in variables if len(name) > MAX_NAME_CHARS or not _NAME.fullmatch(name)}
     if wrong:
         wanted = f"at most {MAX_NAME_CHARS} letters, digits and underscores, with no digit first"
-        raise InvalidRequest(f"'{FIELD}' has the names {names(wrong)}: a name has {wanted}", param=FIELD)
+        message = f"'{TEMPLATE_FIELD}' has the names {names(wrong)}: a name has {wanted}"
+        raise InvalidRequest(message, param=TEMPLATE_FIELD)
     taken = {name for name in variables if name in _SET_HERE or _SPECIAL_TOKEN.fullmatch(name)}
     if taken:
-        raise InvalidRequest(
-            f"'{FIELD}' cannot set {names(taken)}, which the server sets for the template", param=FIELD
-        )
+        message = f"'{TEMPLATE_FIELD}' cannot set {names(taken)}, which the server sets for the template"
+        raise InvalidRequest(message, param=TEMPLATE_FIELD)
     for name, value in variables.items():
-        _check_value(value, f"{FIELD}.{name}")
+        _check_value(value, f"{TEMPLATE_FIELD}.{name}")
     return variables
 
 
 def _check_value(value: Any, where: str) -> None:
     """Raise InvalidRequest for a value that is too large, or not JSON."""
-    check_texts(value, where, FIELD)
+    check_texts(value, where, TEMPLATE_FIELD)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        raise InvalidRequest(f"{where} must have finite numbers", param=FIELD) from None
+        raise InvalidRequest(f"{where} must have finite numbers", param=TEMPLATE_FIELD) from None
     if len(text) > MAX_VALUE_CHARS or _depth(value) > MAX_DEPTH:
         raise InvalidRequest(
             f"{where} must be JSON of at most {MAX_VALUE_CHARS} characters, nested at most {MAX_DEPTH} deep",
-            param=FIELD,
+            param=TEMPLATE_FIELD,
         )
 
 

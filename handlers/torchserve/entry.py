@@ -4,18 +4,30 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchmoor.wire.imports import without_collections
+
+if TYPE_CHECKING:  # imported later: TorchServe hides an ImportError of the entry file
+    from handlers.torchserve.pump import Pump
+    from handlers.worker.counters import Metric
+
+
+class StartedWorker(NamedTuple):
+    """A worker's running parts. metrics: what counts, with the table of its metrics."""
+
+    service: Any
+    pump: "Pump"
+    metrics: Sequence[tuple[Any, Sequence["Metric"]]]
 
 
 class WorkerEntry(ABC):
     """A worker as TorchServe runs it, which calls `initialize` once, then `handle` in every step."""
 
     @abstractmethod
-    def import_start(self) -> Callable[..., Any]:
+    def import_start(self) -> Callable[..., StartedWorker]:
         """Import the worker's modules; return the function that starts it, as `start_chat` does."""
 
     def initialize(self, context: Any) -> None:
@@ -25,7 +37,7 @@ class WorkerEntry(ABC):
         """
         logging.getLogger().setLevel(logging.WARNING)  # writing INFO lines takes longer than an engine step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
-        with without_collections():  # here, because TorchServe hides an ImportError of the entry file
+        with without_collections():
             from handlers.torchserve.batch_reader import BatchReader
             from handlers.torchserve.metrics_publisher import publish_metrics
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Any
 
-from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded
+from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded, SettingsError
 from handlers.requests.continuation import read_continuation
 from handlers.requests.incoming import Incoming, check_accept
 from handlers.requests.reply import PendingReply, ReplyPieces, WholeReply
@@ -272,6 +272,16 @@ def read_cancelled(body: Any) -> set[str]:
     if not isinstance(ids, list) or not all(isinstance(i, str) and i for i in ids) or len(ids) > MAX_CANCELLED:
         raise InvalidRequest(f"a cancel operation needs 'request_ids', a list of at most {MAX_CANCELLED} ids")
     return set(ids)
+
+
+def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
+    """Raise SettingsError unless TorchServe passes more rows than the pump accepts."""
+    num_rows = config.get("batchSize", 1)
+    if num_rows <= settings.max_in_flight:
+        raise SettingsError(
+            f"handler.pump.max_in_flight must be below the archive's batchSize ({num_rows}), not "
+            f"{settings.max_in_flight}: what is beyond it would wait unseen in TorchServe"
+        )
 
 
 def _id(text: str) -> str:

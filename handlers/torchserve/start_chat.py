@@ -3,36 +3,27 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.metrics import CHAT_METRICS
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.open_engine import open_engine
-from handlers.errors import SettingsError
 from handlers.journal.url import open_journal
 from handlers.many.adapters import open_adapters
 from handlers.many.metrics import ADAPTER_METRICS
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.declared_size import check_files
 from handlers.settings.handler import load_settings
-from handlers.settings.pump import PumpSettings
 from handlers.settings.tgi_lmi import SAGEMAKER_MODEL, understand
-from handlers.torchserve.pump import Pump
+from handlers.torchserve.entry import StartedWorker
+from handlers.torchserve.pump import Pump, check_batch_size
 from handlers.worker.counters import Metric
 from handlers.worker.process_memory import bound_freed_memory
 from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
 
 logger = logging.getLogger(__name__)
-
-
-class StartedWorker(NamedTuple):
-    """A worker's running parts. metrics: what counts, with the table of its metrics."""
-
-    service: Any
-    pump: Pump
-    metrics: Sequence[tuple[Any, Sequence[Metric]]]
 
 
 def start_chat(
@@ -73,13 +64,3 @@ def property_folders(worker_dir: Path, environ: Mapping[str, str]) -> tuple[Path
     named = environ.get(MODEL_PATH, "")
     own = Path(named) if named.startswith("/") else worker_dir / "model"
     return Path(environ.get(PROPERTIES_FOLDER) or SAGEMAKER_MODEL), own, worker_dir
-
-
-def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
-    """Raise SettingsError unless TorchServe passes more rows than the pump accepts."""
-    num_rows = config.get("batchSize", 1)
-    if num_rows <= settings.max_in_flight:
-        raise SettingsError(
-            f"handler.pump.max_in_flight must be below the archive's batchSize ({num_rows}), not "
-            f"{settings.max_in_flight}: what is beyond it would wait unseen in TorchServe"
-        )

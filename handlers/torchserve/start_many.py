@@ -1,4 +1,4 @@
-"""Assembles a worker of many models."""
+"""The start of a worker of many models: builds its parts and connects them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +13,8 @@ from handlers.many.metrics import MANY_METRICS
 from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService
 from handlers.settings.handler import HandlerSettings, load_settings
-from handlers.torchserve.pump import Pump
-from handlers.torchserve.start_chat import StartedWorker, check_batch_size
+from handlers.torchserve.entry import StartedWorker
+from handlers.torchserve.pump import Pump, check_batch_size
 from handlers.worker.device import choose_device
 from handlers.worker.process_memory import bound_freed_memory
 

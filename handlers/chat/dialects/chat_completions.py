@@ -24,7 +24,7 @@ from handlers.chat.images.addresses import is_address
 from handlers.chat.logprobs import show_score
 from handlers.chat.messages import TOOL, USER, ImagePart, Message, Part, TextPart, ToolCall, read_call
 from handlers.chat.parameters import Parameters
-from handlers.chat.template_variables import FIELD
+from handlers.chat.template_variables import TEMPLATE_FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
 from handlers.requests.incoming import Incoming
@@ -44,7 +44,8 @@ _NEUTRAL: Neutral = {
     "reasoning": (is_reasoning, REASONING_WANTED),
     "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }
-_FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format", FIELD, *TOOL_FIELDS}
+_FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format"}
+_FIELDS |= {TEMPLATE_FIELD, *TOOL_FIELDS}
 _FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect here
 _FIELDS |= {"sagemaker_base_url"}  # LiteLLM's own setting, which it also sends
 _MESSAGE_FIELDS = {"role", "content", "name"}

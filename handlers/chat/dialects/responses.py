@@ -25,7 +25,7 @@ from handlers.chat.items import NOTHING, Item, Referred, check_results, images_i
 from handlers.chat.messages import SYSTEM, Message, TextPart, joined
 from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter, draw_seed
 from handlers.chat.queued_response import QueuedResponse
-from handlers.chat.template_variables import FIELD
+from handlers.chat.template_variables import TEMPLATE_FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests.incoming import Incoming
@@ -61,7 +61,7 @@ _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "truncation": (lambda v: v in ("auto", "disabled"), "auto or disabled"),
 }
 _FIELDS = {"model", "input", "instructions", "previous_response_id", "conversation", "metadata", "include"}
-_FIELDS |= {FIELD, *TOOL_FIELDS, *_LABELS, *_UNUSED}
+_FIELDS |= {TEMPLATE_FIELD, *TOOL_FIELDS, *_LABELS, *_UNUSED}
 
 
 def parse_response(

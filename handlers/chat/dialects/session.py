@@ -10,7 +10,7 @@ from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.messages import SYSTEM, TOOL, ImageReference, Message, TextPart, write_results
 from handlers.chat.parameters import Parameters, check_fields, parse_parameters
-from handlers.chat.template_variables import FIELD, read_template_variables
+from handlers.chat.template_variables import TEMPLATE_FIELD, read_template_variables
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
 from handlers.requests.incoming import Incoming
@@ -25,7 +25,7 @@ _FIELDS: dict[str, set[str]] = {  # by the request's type
     "send_text_prompt": {
         *("prompt_text", "tool_results", "system", "path", "image", "images", "parameters", "stream"),
         *TOOL_FIELDS,
-        FIELD,
+        TEMPLATE_FIELD,
     },
     "stop_answer": set(),
     "branch_session": {"turns", "ttl_s"},
