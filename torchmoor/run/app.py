@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -130,6 +131,11 @@ class Proxy:
         self.reload_tls()
         self.data.carry_out(reopen_log)
         logger.warning("certificates are reloaded and the access log is reopened; any other change needs a restart")
+
+    def describe(self, endpoints: Sequence[str], **more: str) -> str:
+        """Return the line of JSON that tells other programs that the proxy is ready, and where."""
+        where = {"ready": True, "runtime": self.runtime_url, "admin": self.admin_url, "endpoints": list(endpoints)}
+        return json.dumps({**where, **more})
 
     @property
     def port(self) -> int:

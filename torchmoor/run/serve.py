@@ -81,13 +81,7 @@ async def run(
         await stack.enter_async_context(discovery)
         reloader = Reloader(configuration, read_again, registry, proxy, drainer, discovery)
         loop.add_signal_handler(signal.SIGHUP, _in_turn, partial(proxy.data.carry_out, reopen_log), reloader.reload)
-        where = {
-            "ready": True,
-            "runtime": proxy.runtime_url,
-            "admin": proxy.admin_url,
-            "endpoints": [endpoint.name for endpoint in registry.endpoints()],
-        }
-        announce(json.dumps(where))
+        announce(proxy.describe([endpoint.name for endpoint in registry.endpoints()]))
         stopped = asyncio.create_task(stopping.wait())
         if launcher is not None:
             fleet = HostFleet(settings, registry, launcher, proxy.data, launches, report)

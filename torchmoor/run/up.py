@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -63,7 +62,7 @@ async def run(
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
             if await has_started(fleet.start(), stopping):
                 _report_addresses(plan, proxy, report)
-                announce(_describe(plan, proxy, run_dir))
+                announce(proxy.describe(plan.endpoints, run_dir=str(run_dir)))
                 await stopping
             report("stopping")
         if control is not None and control.resources:
@@ -105,16 +104,3 @@ def _report_addresses(plan: HostPlan, proxy: Proxy, report: Callable[[str], None
     if plan.settings.chat_page.is_on and set(plan.endpoints) != {MANY}:  # the page does not support many models
         report(f"to chat in a browser: {proxy.runtime_url}{PAGE.decode()}")
     report(f"dashboard: {proxy.admin_url}")
-
-
-def _describe(plan: HostPlan, proxy: Proxy, run_dir: Path) -> str:
-    """Return the line of JSON with the addresses of both planes and the directory of the instances' logs."""
-    return json.dumps(
-        {
-            "ready": True,
-            "runtime": proxy.runtime_url,
-            "admin": proxy.admin_url,
-            "endpoints": list(plan.endpoints),
-            "run_dir": str(run_dir),
-        }
-    )

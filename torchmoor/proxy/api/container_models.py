@@ -22,10 +22,10 @@ from urllib.parse import parse_qs, unquote
 
 from torchmoor.errors import ApiError, ModelBusy, ModelNotLoaded, ServiceUnavailable, TooManyModels, ValidationError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
-from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
+from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply, defer_operation
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.members import TARGET_MODEL
-from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect, defer
+from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect
 from torchmoor.proxy.api.replies import JSON, Handler, container_error, json_reply, unknown_operation
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.field_names import ERROR_CODE
@@ -118,7 +118,7 @@ class ContainerModelsApi:
     # Loading and unloading
 
     def _order(self, request: Request, request_id: bytes, begin: Begin) -> DeferredReply:
-        return defer(self._dispatchers, request, request_id, begin, timeout_s=self._settings.load_timeout_s)
+        return defer_operation(self._dispatchers, request, request_id, begin, timeout_s=self._settings.load_timeout_s)
 
     def _load(self, order: DeferredReply, body: bytes) -> None:
         """Start to load a model. Raises ApiError."""

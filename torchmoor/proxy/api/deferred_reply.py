@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
+from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, NextStep, Outcome, Waiter
 from torchmoor.proxy.http.message import Reply, Request
+
+MAX_OPERATION_BYTES = 65_536
+GRACE_S = 2.0  # after an operation's own time-out, which is reported first
 
 
 class DeferredReply:
@@ -103,3 +107,20 @@ class DeferredReply:
 
 Begin = Callable[[DeferredReply, bytes], None]
 """Ends a deferred reply, or starts the operation that will; given the request's body; may raise ApiError."""
+
+
+def defer_operation(
+    dispatchers: Dispatchers, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float
+) -> DeferredReply:
+    """Make the call of a container's own operation. timeout_s: the operation's own."""
+    too_large = ValidationError(f"The body may have up to {MAX_OPERATION_BYTES} bytes.", status=413)
+    return DeferredReply(
+        dispatchers,
+        request,
+        request_id,
+        begin,
+        container_error,
+        too_large=too_large,
+        max_body_bytes=MAX_OPERATION_BYTES,
+        timeout_s=timeout_s + GRACE_S,
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchmoor.errors import InternalFailure, ServiceUnavailable
-from torchmoor.proxy.api.deferred_reply import DeferredReply
-from torchmoor.proxy.api.passthrough import defer
+from torchmoor.proxy.api.deferred_reply import DeferredReply, defer_operation
 from torchmoor.proxy.api.replies import Handler
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
@@ -31,7 +30,7 @@ class MetricsApi:
         return self._show if path == PATH and method == b"GET" else None
 
     def _show(self, request: Request, request_id: bytes) -> DeferredReply:
-        return defer(self._dispatchers, request, request_id, self._begin, timeout_s=TIMEOUT_S)
+        return defer_operation(self._dispatchers, request, request_id, self._begin, timeout_s=TIMEOUT_S)
 
     def _begin(self, order: DeferredReply, body: bytes) -> None:
         def on_made(page: bytes | None) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from torchmoor.errors import ApiError, ModelError, ValidationError
-from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
+from torchmoor.errors import ApiError, ModelError
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect
 from torchmoor.proxy.api.operation import Operation, stream_deadlines
 from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import REQUEST_ID
-from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.http.message import AnswerHead, Reply
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
 
 _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 
-MAX_OPERATION_BYTES = 65_536
-GRACE_S = 2.0  # after an operation's own time-out, which is reported first
 TIMEOUT_STATUS = 504
 _DROPPED_FIELDS = NOT_FOR_CLIENTS | {REQUEST_ID}
 
@@ -38,23 +35,6 @@ class PassThroughDialect(ApiDialect):
 
     def is_stream(self, head: AnswerHead) -> bool:
         return head.status < 300 and head.layout.length is None
-
-
-def defer(
-    dispatchers: Dispatchers, request: Request, request_id: bytes, begin: Begin, *, timeout_s: float
-) -> DeferredReply:
-    """Make the call of a container's own operation. timeout_s: the operation's own."""
-    too_large = ValidationError(f"The body may have up to {MAX_OPERATION_BYTES} bytes.", status=413)
-    return DeferredReply(
-        dispatchers,
-        request,
-        request_id,
-        begin,
-        container_error,
-        too_large=too_large,
-        max_body_bytes=MAX_OPERATION_BYTES,
-        timeout_s=timeout_s + GRACE_S,
-    )
 
 
 class PassThrough:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
+from typing import TypeVar
 
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import UnknownEndpoint, UnknownVariant
@@ -24,10 +25,11 @@ from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Endpoint, Registry
-from torchmoor.proxy.routing.random import choose_weighted
 from torchmoor.proxy.routing.session_placement import rendezvous
 from torchmoor.proxy.routing.waiting import WaitingBytes
 from torchmoor.wire.session_ids import SessionId
+
+T = TypeVar("T")
 
 
 class Dispatchers:
@@ -179,3 +181,20 @@ class Dispatchers:
         """Send nothing to an instance that refuses connections until a probe succeeds."""
         if instance.state is InstanceState.READY and self.registry.find(instance.name) is instance:
             self.registry.set_state(instance.name, InstanceState.DOWN)
+
+
+def choose_weighted(rng: Random, things: Sequence[T], weights: Sequence[float]) -> T | None:
+    """Return one of the things with a probability in proportion to its weight; None if no weight is above zero.
+
+    Random instead of round-robin: a client that alternates between two kinds of request must not always meet the same
+    variant with each kind.
+    """
+    total = sum(weights)
+    if total <= 0:
+        return None
+    point = rng.random() * total
+    for thing, weight in zip(things, weights, strict=True):
+        point -= weight
+        if point < 0 < weight:
+            return thing
+    return max(zip(things, weights, strict=True), key=lambda pair: pair[1])[0]  # the sum was rounded

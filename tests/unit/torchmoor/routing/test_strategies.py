@@ -9,12 +9,13 @@ from random import Random
 import pytest
 
 from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of
+from torchmoor.proxy.dispatch.dispatchers import choose_weighted
 from torchmoor.proxy.routing.kv_aware import KvAware, PrefixIndex, chain
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.pool import C, Pool
 from torchmoor.proxy.routing.preferred import MAX_WALKED
 from torchmoor.proxy.routing.prefix_aware import PrefixAware
-from torchmoor.proxy.routing.random import RandomChoice, choose_weighted
+from torchmoor.proxy.routing.random import RandomChoice
 from torchmoor.proxy.routing.session_placement import find_roomiest, place_of, rendezvous
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Pick, Strategy, StrategyRequest
 
