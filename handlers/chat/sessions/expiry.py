@@ -1,19 +1,15 @@
-"""The expiry of sessions and of their journals: the thread that ends them, and a record of sessions that have ended."""
+"""The expiry of sessions and of their journals: their order, and the thread that ends them."""
 
 import logging
 import threading
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from handlers.chat.sessions.session import Session
-from handlers.errors import SessionExpired, SessionGone, SessionLost, SessionUnknown
 from handlers.journal.journal import EXPIRED_KEPT_S
-from handlers.settings.session import ChatSessionSettings
-from torchmoor.wire.session_ids import SessionId
 
 logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
@@ -130,52 +126,3 @@ class ExpiryOrder:
             raise RuntimeError("the order of expiry has other sessions than the store")
         if sorted(self._seconds) != sorted(self._sessions):
             raise RuntimeError("the order of expiry lacks a second or has it twice")
-
-
-@dataclass(frozen=True, slots=True)
-class _Tombstone:
-    error: type[SessionGone]
-    forget_at: float  # until then requests get `error`, afterwards the id is unknown
-    keep_until: float  # at least until the id itself expires, so that the session does not look lost
-
-
-class Tombstones:
-    """Sessions that ended recently, with the reason. Not thread-safe: the store's lock guards it."""
-
-    def __init__(self, settings: ChatSessionSettings) -> None:
-        self._settings = settings
-        self._tombstones: OrderedDict[str, _Tombstone] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._tombstones)
-
-    def add(self, sid: SessionId, error: type[SessionGone], now: float) -> SessionGone:
-        """Remember that a session ended. Return the error that its requests get.
-
-        An expired session needs no tombstone, because its id contains the expiry; if the clock was wrong, it continues.
-        """
-        if error is SessionExpired and sid.expires_at <= now:
-            return error()
-        forget_at = now + self._settings.tombstone_s
-        keep_until = max(forget_at, sid.expires_at + self._settings.tombstone_s)
-        self._tombstones[sid.text] = _Tombstone(error, forget_at, keep_until)
-        return error()
-
-    def why_gone(self, sid: SessionId, now: float) -> SessionGone:
-        """Return the error for a verified id whose session is not open here."""
-        tombstone = self._tombstones.get(sid.text)
-        if tombstone is not None and tombstone.forget_at > now:
-            return tombstone.error()
-        if tombstone is None and sid.expires_at > now:
-            return SessionLost()
-        if tombstone is None and sid.expires_at + self._settings.tombstone_s > now:
-            return SessionExpired()
-        return SessionUnknown()
-
-    def forget_old(self, now: float) -> None:
-        """Remove the tombstones whose time is over, and the oldest of too many."""
-        while self._tombstones:
-            text, oldest = next(iter(self._tombstones.items()))
-            if oldest.keep_until > now and len(self._tombstones) <= self._settings.max_tombstones:
-                break
-            del self._tombstones[text]

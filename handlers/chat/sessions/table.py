@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 from handlers.chat.images.store import ImageStore
 from handlers.chat.sessions.eviction import IdleSessions
-from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
+from handlers.chat.sessions.expiry import ExpiryOrder
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
+from handlers.chat.sessions.tombstones import Tombstones
 from handlers.engine.contract import KvPool
 from handlers.errors import Overloaded, SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
 from handlers.requests.incoming import Caller

@@ -12,10 +12,11 @@ from PIL import Image as Pillow
 
 from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.sessions import table as table_module
-from handlers.chat.sessions.expiry import ExpiryOrder, Tombstones
+from handlers.chat.sessions.expiry import ExpiryOrder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
+from handlers.chat.sessions.tombstones import Tombstones
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape
 from handlers.errors import (
     HandlerError,
