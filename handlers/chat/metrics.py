@@ -2,13 +2,14 @@
 
 from dataclasses import asdict
 
+from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.store import SessionStore
 from handlers.engine.contract import ChatEngine
 from handlers.worker.counters import COUNTER, GAUGE, HISTOGRAM, Counters, Metric
 
-DECODING_METRICS = (
+COMMON_METRICS = (  # of workers of many models, too
     Metric(
         "decoding_bytes",
         GAUGE,
@@ -77,7 +78,7 @@ CHAT_METRICS = (
     Metric("features_capacity_bytes", GAUGE, "B", "Their limit.", ("memory", "features_capacity_bytes")),
     Metric("host_bytes", GAUGE, "B", "Bytes of encoded images in the host's memory.", ("memory", "host_bytes")),
     Metric("host_capacity_bytes", GAUGE, "B", "Their limit.", ("memory", "host_capacity_bytes")),
-    *DECODING_METRICS,
+    *COMMON_METRICS,
     Metric("turns_running", GAUGE, "count", "Turns in preparation or generation.", ("turns", "running")),
     Metric(
         "turns_waiting", GAUGE, "count", "Turns that wait for an earlier turn of their session.", ("turns", "waiting")
@@ -150,7 +151,9 @@ def count_everything(
     started, waiting = counters.get("turns_started"), store.count_waiting()
     in_progress = started - sum(counts["turns"].values())
     pool, images = store.pool, store.images
-    return counts | {
+    return {
+        **counts,
+        **count_common(loader.decoding),
         "sessions": counts["sessions"]
         | {
             "open": len(store),
@@ -175,7 +178,11 @@ def count_everything(
             "in_progress": in_progress,
             "started": started,
         },
-        "decoding": loader.decoding.describe(),
         "engine": asdict(engine.numbers()),
         "pump": counts["pump"] | {"cpu_ms": counters.get("pump_cpu_us") // 1000},
     }
+
+
+def count_common(decoding: DecodingBudget) -> dict[str, dict[str, int]]:
+    """Return the numbers of COMMON_METRICS by group and name."""
+    return {"decoding": decoding.describe()}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handlers.chat.images.decoding_budget import DecodingBudget
-from handlers.chat.metrics import DECODING_METRICS
+from handlers.chat.metrics import COMMON_METRICS, count_common
 from handlers.worker.counters import COUNTER, GAUGE, HISTOGRAM, Counters, Metric
 
 TIERS = ("device", "host", "disk")
@@ -48,7 +48,7 @@ MANY_METRICS = (
         ("requests",),
         ("Outcome", ("answered", "refused", "failed", "cancelled")),
     ),
-    *DECODING_METRICS,
+    *COMMON_METRICS,
     Metric("model_latency_seconds", HISTOGRAM, "s", "From a request's arrival to its whole answer.", ("latency",)),
 )
 
@@ -58,7 +58,7 @@ def count_models(counters: Counters, status: Mapping[str, Any], decoding: Decodi
     return {
         **counters.read(MANY_METRICS),
         **count_memory(counters, status),
-        "decoding": decoding.describe(),
+        **count_common(decoding),
     }
 
 

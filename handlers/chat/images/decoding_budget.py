@@ -38,7 +38,7 @@ class DecodingBudget:
         return f"<DecodingBudget {self.used_bytes} of {self.max_bytes} bytes, {len(self._waiting)} waiting>"
 
     def describe(self) -> dict[str, int]:
-        """Return the numbers of the metrics DECODING_METRICS."""
+        """Return the numbers of its metrics (COMMON_METRICS)."""
         return {"bytes": self.used_bytes, "capacity_bytes": self.max_bytes}
 
     @contextmanager
