@@ -1,14 +1,17 @@
-"""Describes why an instance's process ended: its exit status, and the end of its log."""
+"""What an instance's log says of it: its progress while it starts, why its model cannot be loaded, and its end."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 from torchmoor.fleet.torchserve import InstanceSpec
+from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.instances.instance import InstanceEnd
+from torchmoor.wire.progress import MARK
 
 TAKEN = "failed: Address already in use"  # in the console, as netty says it
 NUM_LOG_LINES = 15
@@ -16,6 +19,73 @@ MAX_LINE = 500  # characters
 MAX_TRACE_LINES = 200  # of Java's stack traces
 _TAIL_BYTES = 16 << 10
 _HEADING = "the end of its log:\n"
+DEATH_MESSAGE = "Backend worker process died."  # a traceback follows
+# TorchServe's own line when it cannot read or unpack an archive, and the next one. It then serves without a model.
+_ARCHIVE_FAILURE = re.compile(r" Failed to load model: \S+\n(?P<reason>[A-Za-z_][\w.]*(?:: .*)?)\n")
+
+# Lines of a worker in the instance's log.
+_WORKER_LINE = re.compile(r" (W-\d+-\S+) MODEL_LOG - (.*)")
+_LOAD_FAILURE = re.compile(r"Failed to load model |Load model \S+ (cpu|cuda) OOM")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
+# TorchServe tries to import its own handlers from the archive first; the next exception is the cause.
+_DEFAULT_HANDLER = re.compile(
+    r"ModuleNotFoundError: No module named '(image_classifier|image_segmenter|object_detector|text_classifier)'"
+)
+# TorchServe's line about a worker that ended while it loaded the model, for any reason.
+_ENDED_LOAD = re.compile(r" (W-\d+-\S+) \S+\.BatchAggregator - Load model failed: \S+, error: Worker died\.")
+_STARTUP_TIMEOUT = "Backend worker did not respond in given time"  # TorchServe has ended the worker itself
+
+
+def find_load_failure(spec: InstanceSpec) -> str | None:
+    """Return from the log why the worker could not load its model; None if it may still succeed.
+
+    TorchServe logs a RuntimeError and a lack of memory in one line. After any other error, such as a missing module,
+    the worker dies with a traceback, whose first exception is the cause. A worker that is killed or exits writes
+    nothing, and counts as failed the second time. Without a readable archive or enough disk, TorchServe starts no
+    worker.
+    """
+    log = _read_log(spec)
+    unread = _ARCHIVE_FAILURE.search(log)
+    if unread is not None:
+        return f"TorchServe could not unpack {spec.archive} into {spec.folder}: {unread['reason']}"
+    dead: set[str] = set()
+    for worker, text in _worker_lines(log):
+        if _LOAD_FAILURE.match(text):
+            return text.partition("exception ")[2] or text
+        if text == DEATH_MESSAGE:
+            dead.add(worker)
+        elif worker in dead and _EXCEPTION.fullmatch(text) and not _DEFAULT_HANDLER.fullmatch(text):
+            return text
+    ended = [match[1] for match in _ENDED_LOAD.finditer(log)]
+    if len(ended) > len(set(ended)) and _STARTUP_TIMEOUT not in log:
+        return (
+            "its worker ended twice while loading, without an error: it exited, or was killed, as happens if the host "
+            "has too little memory for the model"
+        )
+    return None
+
+
+def find_progress(spec: InstanceSpec) -> str:
+    """Return what the worker is downloading or loading, from its last line of progress in the log."""
+    found = [text for _, text in _worker_lines(_read_log(spec)) if text.startswith(MARK)]
+    return found[-1].removeprefix(MARK) if found else "loading its model"
+
+
+def _read_log(spec: InstanceSpec) -> str:
+    """Return the instance's log as far as it is written; empty if it cannot be read now."""
+    if not spec.log_file.is_file():
+        return ""
+    try:
+        return spec.log_file.read_text(errors="replace")
+    except OSError as error:
+        if is_shortage(error):  # says nothing about the instance; a later look can read the log
+            return ""
+        raise
+
+
+def _worker_lines(log: str) -> list[tuple[str, str]]:
+    """Return the workers' lines in a log, each with its worker."""
+    return [(match[1], match[2]) for line in log.splitlines() if (match := _WORKER_LINE.search(line)) is not None]
 
 
 def describe_exit(status: int) -> str:

@@ -32,7 +32,15 @@ from torchmoor.fleet.archives import (
     write_archive,
 )
 from torchmoor.fleet.folders import remove_folder
-from torchmoor.fleet.instance_end import describe_exit, has_met_taken_port, quote_lines, quote_log, read_end
+from torchmoor.fleet.instance_log import (
+    describe_exit,
+    find_load_failure,
+    find_progress,
+    has_met_taken_port,
+    quote_lines,
+    quote_log,
+    read_end,
+)
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
@@ -41,8 +49,6 @@ from torchmoor.fleet.torchserve import (
     Launch,
     TorchServeSettings,
     environment,
-    find_load_failure,
-    find_progress,
     prepare,
 )
 from torchmoor.proxy.instances.instance import Instance, InstanceEnd, InstanceState

@@ -6,14 +6,13 @@ import pytest
 
 from tests.descriptors import without_free_descriptors
 from torchmoor.errors import LaunchError
+from torchmoor.fleet.instance_log import find_load_failure, find_progress
 from torchmoor.fleet.torchserve import (
     MAX_TMPDIR_CHARS,
     InstanceSpec,
     TorchServeSettings,
     environment,
     find_java_home,
-    find_load_failure,
-    find_progress,
     prepare,
     render_config,
 )
