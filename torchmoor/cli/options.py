@@ -16,6 +16,7 @@ import click
 from torchmoor.cli.running_fleets import complete_endpoints
 from torchmoor.clients.admin import AdminClient
 from torchmoor.config.access import Credentials
+from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.access.credentials import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_FILE, read_credentials
 
@@ -24,8 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_ENDPOINT = "llava"
 RUNTIME_URL = "TORCHMOOR_URL"
 ADMIN_URL = "TORCHMOOR_ADMIN_URL"
-DEFAULT_RUNTIME_URL = "http://127.0.0.1:8080"
-DEFAULT_ADMIN_URL = "http://127.0.0.1:9080"
+LISTEN = ListenSettings()  # where a fleet listens by default
 
 
 class Number(click.FloatRange):
@@ -89,7 +89,7 @@ url_option = click.option(
     "url",
     type=Address(),
     envvar=RUNTIME_URL,
-    default=DEFAULT_RUNTIME_URL,
+    default=LISTEN.runtime_url(LISTEN.port),
     show_default=True,
     show_envvar=True,
     help="Where the runtime API listens. The second name is the AWS command line's.",
@@ -109,7 +109,7 @@ admin_url_option = click.option(
     "--admin-url",
     type=Address(),
     envvar=ADMIN_URL,
-    default=DEFAULT_ADMIN_URL,
+    default=LISTEN.admin_url(LISTEN.admin_port),
     show_default=True,
     show_envvar=True,
     help="Where the admin plane listens.",
