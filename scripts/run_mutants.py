@@ -41,7 +41,8 @@ SUBJECTS = {
     ),
     "routing": Subject(
         (
-            "torchmoor/proxy/routing/session_placement.py",
+            "torchmoor/proxy/routing/session_failover.py",
+            "torchmoor/proxy/routing/session_room.py",
             "torchmoor/proxy/routing/foreign_sessions.py",
             "torchmoor/proxy/routing/least_outstanding.py",
             "torchmoor/proxy/routing/kv_aware.py",

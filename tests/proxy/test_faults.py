@@ -18,7 +18,7 @@ from torchmoor.config.routing import VariantSettings
 from torchmoor.fleet.worker_probe import MAX_TRIES
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.routing.session_placement import place_of
+from torchmoor.proxy.routing.session_failover import place_of
 
 OFTEN = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=10.0)
 # Silence counts after the same 1.5 s as usual, but only a long series of late answers looks like it.

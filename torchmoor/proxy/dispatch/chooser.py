@@ -18,7 +18,7 @@ from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.affinity import Affinity
 from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER
-from torchmoor.proxy.routing.session_placement import place_of, rendezvous
+from torchmoor.proxy.routing.session_failover import place_of, rendezvous
 from torchmoor.proxy.routing.strategy import StrategyRequest
 from torchmoor.wire.session_ids import SessionId
 

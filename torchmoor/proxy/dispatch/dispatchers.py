@@ -25,7 +25,7 @@ from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Endpoint, Registry
-from torchmoor.proxy.routing.session_placement import rendezvous
+from torchmoor.proxy.routing.session_failover import rendezvous
 from torchmoor.proxy.routing.waiting import WaitingBytes
 from torchmoor.wire.session_ids import SessionId
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, NamedTuple
 
 from torchmoor.proxy.routing.pool import C, Pool
 from torchmoor.proxy.routing.reasons import SESSION_ROOM
-from torchmoor.proxy.routing.session_placement import find_roomiest
+from torchmoor.proxy.routing.session_room import find_roomiest
 
 
 @dataclass(frozen=True, slots=True)

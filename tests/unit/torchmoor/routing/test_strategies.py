@@ -16,7 +16,8 @@ from torchmoor.proxy.routing.pool import C, Pool
 from torchmoor.proxy.routing.preferred import MAX_WALKED
 from torchmoor.proxy.routing.prefix_aware import PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice
-from torchmoor.proxy.routing.session_placement import find_roomiest, place_of, rendezvous
+from torchmoor.proxy.routing.session_failover import place_of, rendezvous
+from torchmoor.proxy.routing.session_room import find_roomiest
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Pick, Strategy, StrategyRequest
 
 NOBODY = frozenset[str]()
