@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from torchmoor.config.routing import AffinitySettings
 from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.proxy.api.openai_by_body import find_fields
+from torchmoor.proxy.api.body_fields import find_fields
 from torchmoor.proxy.http.message import Request
 
 # The first one present counts, header fields before the body's.

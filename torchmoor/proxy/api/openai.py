@@ -19,9 +19,10 @@ from urllib.parse import unquote
 from torchmoor.errors import ApiError, BodyTooLarge, ValidationError, WrongModel
 from torchmoor.proxy.api.affinity_keys import find_affinity, has_header
 from torchmoor.proxy.api.begin_invocation import begin_invocation
+from torchmoor.proxy.api.body_fields import find_model
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.members import TARGET_MODEL
-from torchmoor.proxy.api.openai_by_body import OpenAIByBody, find_model
+from torchmoor.proxy.api.openai_by_body import OpenAIByBody
 from torchmoor.proxy.api.openai_dialects import (
     COMPLETIONS,
     DIALECTS,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchmoor.errors import UnknownModel, UnknownOperation, ValidationError, WrongModel
+from torchmoor.proxy.api.body_fields import find_model
 from torchmoor.proxy.api.members import MEMBERS, TARGET_MODEL
-from torchmoor.proxy.api.openai_by_body import find_model
 from torchmoor.proxy.api.replies import json_reply
 from torchmoor.proxy.http.message import Reply
 from torchmoor.proxy.instances.registry import Endpoint

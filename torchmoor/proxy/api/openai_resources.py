@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote, unquote_to_bytes
 
-from torchmoor.proxy.api.openai_by_body import find_fields
+from torchmoor.proxy.api.body_fields import find_fields
 from torchmoor.proxy.http.message import Request
 from torchmoor.wire import headers
 from torchmoor.wire.response_ids import Place, read_compaction_id, read_id, read_item_id, read_resource_path

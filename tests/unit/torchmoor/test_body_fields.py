@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmoor.errors import WrongModel
-from torchmoor.proxy.api.openai_by_body import MAX_TOKENS, find_model
+from torchmoor.proxy.api.body_fields import MAX_TOKENS, find_model
 
 TEXTS = st.text(st.sampled_from('model"\\{}[]:, \nü'), max_size=12)
 VALUES = st.recursive(
