@@ -18,7 +18,7 @@ from typing import Any
 from handlers.errors import SettingsError
 from handlers.settings.model import ModelSettings
 from torchmoor.wire.checkpoint_places import HUB, HUB_FORM, S3, split_hub_place
-from torchmoor.wire.progress import MARK, download_line, reporting
+from torchmoor.wire.progress import MARK, WORKER_INTERVAL_S, download_line, reporting
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 NEEDED = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 UNNEEDED = ("*/*", "consolidated*.safetensors")  # the second: copies of the weights in their maker's format
 MAX_FILES = 1000
-PROGRESS_INTERVAL_S = 2.0
 MAX_ATTEMPTS = 6
 PARTIAL = ".partial-"  # begins the name of a folder that is being downloaded
 SPARE_BYTES = 64 << 20  # stay free on the disk
@@ -80,7 +79,7 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
             total = _check_size(settings, name, [f.size or 0 for f in files if _is_needed(f.rfilename)])
         logger.info("checkpoint of the hub name=%s revision=%s offline=%s", name, revision or "main", is_offline)
         blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
-        with reporting(download_line(blobs, total), _log_progress, 0 if is_offline else PROGRESS_INTERVAL_S):
+        with reporting(download_line(blobs, total), _log_progress, 0 if is_offline else WORKER_INTERVAL_S):
             folder = snapshot_download(
                 name,
                 revision=revision,
@@ -178,7 +177,7 @@ def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as temporary:
         folder = Path(temporary) / "checkpoint"
         folder.mkdir()
-        with reporting(download_line(folder, total), _log_progress, PROGRESS_INTERVAL_S):
+        with reporting(download_line(folder, total), _log_progress, WORKER_INTERVAL_S):
             for each in objects:
                 client.download_file(bucket, each.key, str(folder / each.name))
                 if (folder / each.name).stat().st_size != each.size:

@@ -7,11 +7,9 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from torchmoor.wire.progress import MARK, reporting
+from torchmoor.wire.progress import MARK, WORKER_INTERVAL_S, reporting
 
 logger = logging.getLogger(__name__)
-
-PROGRESS_INTERVAL_S = 2.0
 
 
 @contextmanager
@@ -38,7 +36,7 @@ def reporting_weights() -> Iterator[None]:
 
     previous = transformers_logging.set_tqdm_hook(count)
     try:
-        with reporting(lambda: f"loading {done} of {total} weights", report, PROGRESS_INTERVAL_S):
+        with reporting(lambda: f"loading {done} of {total} weights", report, WORKER_INTERVAL_S):
             yield
     finally:
         transformers_logging.set_tqdm_hook(previous)

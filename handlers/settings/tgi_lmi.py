@@ -2,7 +2,7 @@
 
 An endpoint that ran one of those containers keeps its environment and its serving.properties. Later sources win: the
 archive's model-config, a checkpoint in /opt/ml/model, the environment, serving.properties (LMI's own order), and
-TORCHMOOR_HANDLER_*, which settings.py reads. An unsupported setting that would change answers is refused; one that only
+TORCHMOOR_HANDLER_*, which handler.py reads. An unsupported setting that would change answers is refused; one that only
 tunes another engine is ignored and logged.
 """
 
@@ -16,11 +16,11 @@ from typing import Any
 from handlers.errors import SettingsError
 from handlers.settings.handler import ENV_PREFIX
 from handlers.settings.pump import PumpSettings
+from torchmoor.wire.checkpoint_places import PROPERTIES
 
 logger = logging.getLogger(__name__)
 
 SAGEMAKER_MODEL = Path("/opt/ml/model")
-PROPERTIES = "serving.properties"
 MAX_PROPERTIES_BYTES = 1 << 20
 _PREFIX = "option."
 _DTYPES = {

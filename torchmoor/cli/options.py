@@ -81,6 +81,10 @@ log_level_option = click.option(
     "--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"])
 )
 
+no_auth_option = click.option(
+    "--no-auth", is_flag=True, help="Allow an address other than loopback without credentials."
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 url_option = click.option(

@@ -22,6 +22,7 @@ from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.model_sources import MULTI_MODEL
 from torchmoor.fleet.torchserve_properties import read_config_file, read_properties
 
 OVERRIDES = {"log_level": ("TORCHMOOR_LOG_LEVEL",)}  # further variables of a field; the last one wins
@@ -44,7 +45,7 @@ class ContainerEnvironment(
         alias="SAGEMAKER_SAFE_PORT_RANGE",
         description="`21000-21999`: the range of all other ports, 5 for each instance and one more. Unset: any ports.",
     )
-    is_multi_model: bool = Field(False, alias="SAGEMAKER_MULTI_MODEL", description="true: the platform loads models.")
+    is_multi_model: bool = Field(False, alias=MULTI_MODEL, description="true: the platform loads models.")
     model_timeout_s: Seconds = like(
         TimeoutSettings,
         "model_timeout_s",

@@ -27,9 +27,9 @@ from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.gpus import usable_gpus
-from torchmoor.run.launching import SESSION_KEYS
 from torchmoor.run.stopping import has_started, stop_on_signals
 from torchmoor.wire.operations import IN_FLIGHT, NUM_IN_FLIGHT
+from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +41,9 @@ ASK_TIMEOUT_S = 2.0
 
 async def run(variables: ContainerEnvironment, report: Callable[[str], None]) -> None:
     """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load, OSError if a port is taken."""
-    if not os.environ.get(SESSION_KEYS):
+    if not os.environ.get(KEYS_VARIABLE):
         report(
-            f"warning: {SESSION_KEYS} is not set: without this instance's keys, proxies cannot verify its session ids"
+            f"warning: {KEYS_VARIABLE} is not set: without this instance's keys, proxies cannot verify its session ids"
         )
     with runtime_directory() as work:
         found = find_model(variables, work, os.environ)

@@ -18,7 +18,8 @@ from torchmoor.container.model import FoundModel
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.ports import USUAL
-from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, make_supervision_settings
+from torchmoor.run.launching import JOURNAL_URL, make_supervision_settings
+from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +73,10 @@ def container_supervision_settings(
 
 def make_session_keys(environ: Mapping[str, str]) -> str:
     """Return the environment's session keys, or new ones. Warn if other containers could not read these session ids."""
-    keys = environ.get(SESSION_KEYS)
+    keys = environ.get(KEYS_VARIABLE)
     if not keys and environ.get(JOURNAL_URL, "off") != "off":
         logger.warning(
-            "%s is not set: other containers that share the journal cannot take over sessions of this one", SESSION_KEYS
+            "%s is not set: other containers that share the journal cannot take over sessions of this one",
+            KEYS_VARIABLE,
         )
     return keys or f"k0:{secrets.token_hex(32)}"

@@ -34,9 +34,10 @@ from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet
-from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS
+from torchmoor.run.launching import JOURNAL_URL
 from torchmoor.run.proxy_settings import complete
 from torchmoor.run.stopping import has_started, stop_on_signals
+from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         registry = Registry(settings.endpoints)
         launches = plan(variables, found, settings.endpoints[0].name, usable_gpus(os.environ, LaunchSettings()))
         environment = {
-            SESSION_KEYS: keys,
+            KEYS_VARIABLE: keys,
             JOURNAL_URL: os.environ.get(JOURNAL_URL) or (work / "run" / JOURNAL_FOLDER).as_uri(),
             **found.environment,
             **share_gpus(launches, os.environ),

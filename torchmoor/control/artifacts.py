@@ -33,7 +33,6 @@ from torchmoor.fleet.packed_models import (
     BROKEN,
     FORMS,
     MAX_MANIFEST_BYTES,
-    PROPERTIES,
     TARBALLS,
     ModelFiles,
     find_unpacked,
@@ -42,7 +41,7 @@ from torchmoor.fleet.packed_models import (
 )
 from torchmoor.fleet.torchserve_properties import TORCHSERVE_PREFIX, read_properties
 from torchmoor.proxy.access.credentials import SECRETS
-from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, PROPERTIES_FOLDER, S3
+from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, PROPERTIES, PROPERTIES_FOLDER, S3
 
 FILE = "file://"
 MODEL_FOLDER = "/opt/ml/model"  # where a container finds its model

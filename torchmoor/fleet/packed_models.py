@@ -20,8 +20,8 @@ from pathlib import Path
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ARCHIVE_SUFFIX, MANIFEST
 from torchmoor.wire.archive_headers import BoundedTarInfo, BoundedZip
+from torchmoor.wire.checkpoint_places import PROPERTIES
 
-PROPERTIES = "serving.properties"
 SAGEMAKER_TARBALL = "model.tar.gz"  # the SDK's local mode leaves it beside what it has unpacked from it
 TARBALLS = (".tar.gz", ".tgz")
 COPY_BYTES = 1 << 20

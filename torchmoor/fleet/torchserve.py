@@ -18,7 +18,9 @@ from torchmoor.errors import LaunchError
 from torchmoor.fleet.archives import ArchiveContents, model_name
 from torchmoor.proxy.access.credentials import SECRETS
 from torchmoor.wire import headers
+from torchmoor.wire.session_ids import INSTANCE_VARIABLE
 
+JAVA_HOME_VARIABLE = "TORCHMOOR_JAVA_HOME"  # of the operator
 PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"
 MAX_TMPDIR_CHARS = 93  # it contains a worker's socket, whose path is limited to 108
@@ -189,7 +191,7 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
         "TEMP": str(spec.temporary),
         "LOG_LOCATION": str(spec.logs),
         "METRICS_LOCATION": str(spec.logs),
-        "TORCHMOOR_INSTANCE": spec.name,
+        INSTANCE_VARIABLE: spec.name,
     }
     if spec.gpu is not None:
         own["CUDA_VISIBLE_DEVICES"] = spec.gpu

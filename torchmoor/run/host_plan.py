@@ -24,13 +24,13 @@ from torchmoor.run.checkpoints import Checkpoint, check_environment, endpoint_na
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.launching import (
     JOURNAL_URL,
-    SESSION_KEYS,
     find_archive,
     find_model_store,
     find_session_keys,
     make_supervision_settings,
 )
 from torchmoor.run.proxy_settings import complete
+from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
 
@@ -83,7 +83,7 @@ def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, 
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     gpus = usable_gpus(environ, launch)
     launches = equip(plan_instances(names, options.most_instances, gpus), options.launch, checkpoints)
-    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, environ)}
+    environment = {KEYS_VARIABLE: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     return HostPlan(names, settings, supervision, journal, gpus, launches, environment)

@@ -15,12 +15,10 @@ from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
 from torchmoor.fleet.launcher import SupervisionSettings
-from torchmoor.fleet.torchserve import TorchServeSettings
-from torchmoor.wire.session_ids import parse_session_keys
+from torchmoor.fleet.torchserve import JAVA_HOME_VARIABLE, TorchServeSettings
+from torchmoor.wire.session_ids import KEYS_VARIABLE, parse_session_keys
 
-SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
 JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
-JAVA_HOME = "TORCHMOOR_JAVA_HOME"
 SESSION_KEYS_FILE = "session-keys"  # in the run directory
 CHECKOUT = Path(__file__).resolve().parents[2]
 STORE = "model_store"
@@ -63,7 +61,7 @@ def find_session_keys(run_dir: Path, *, is_kept: bool) -> str:
     is_kept: write new ones into the run directory, so that the next fleet there continues the sessions of a journal.
     Raises ConfigError.
     """
-    given = os.environ.get(SESSION_KEYS)
+    given = os.environ.get(KEYS_VARIABLE)
     new = f"k0:{secrets.token_hex(32)}"
     if given or not is_kept:
         return given or new
@@ -88,7 +86,7 @@ def make_supervision_settings(
     launch: LaunchSettings, run_dir: Path, *, heap_mib: int = DEFAULT_HEAP_MIB, max_body_mib: int = DEFAULT_BODY_MIB
 ) -> SupervisionSettings:
     """Return how instances are started in a run directory."""
-    java_home = os.environ.get(JAVA_HOME)
+    java_home = os.environ.get(JAVA_HOME_VARIABLE)
     return SupervisionSettings(
         torchserve=TorchServeSettings(
             model_store=Path(launch.model_store).resolve(),

@@ -32,7 +32,6 @@ from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
 from torchmoor.run.launching import (
     JOURNAL_URL,
-    SESSION_KEYS,
     make_supervision_settings,
     run_directory,
 )
@@ -40,6 +39,7 @@ from torchmoor.run.proxy_settings import complete
 from torchmoor.run.reload import Reloader
 from torchmoor.run.static_instances import make_registry
 from torchmoor.run.stopping import has_started
+from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 Given = Mapping[str, Mapping[str, Any]]  # groups of options, each with its keys and values
 
@@ -106,7 +106,7 @@ def make_launcher(
 
 def read(path: Path, *, given: Given, is_open: bool) -> Configuration:
     """Return the settings of a file, the options and the environment, checked together. Raises ConfigError."""
-    keys, queue = os.environ.get(SESSION_KEYS, ""), os.environ.get(ASYNC_QUEUE, "")
+    keys, queue = os.environ.get(KEYS_VARIABLE, ""), os.environ.get(ASYNC_QUEUE, "")
     configuration = read_file(path, session_keys=keys, queue=queue)
     proxy = configuration.proxy
     changes = {name: getattr(proxy, name).replace(**values) for name, values in given.items()}
@@ -116,7 +116,7 @@ def read(path: Path, *, given: Given, is_open: bool) -> Configuration:
     is_scaled = any(variant.scaling for endpoint in proxy.endpoints for variant in endpoint.variants)
     if is_scaled and not proxy.sessions.keys:
         raise ConfigError(
-            f"{SESSION_KEYS} must be set where variants have Autoscaling: their instances sign session ids with it"
+            f"{KEYS_VARIABLE} must be set where variants have Autoscaling: their instances sign session ids with it"
         )
     return configuration.replace(proxy=proxy)
 
@@ -135,8 +135,8 @@ def check(path: Path, *, given: Given, is_open: bool, warn: Callable[[str], None
     check_observing(settings.observe)
     if not settings.sessions.keys:
         warn(
-            f"{SESSION_KEYS} is not set: a session will be known only to the process that saw it opened, and be served "
-            "by its own instance only; give the proxy the instances' own keys"
+            f"{KEYS_VARIABLE} is not set: a session will be known only to the process that saw it opened, and be "
+            "served by its own instance only; give the proxy the instances' own keys"
         )
     named = try_once(configuration.discovery, warn)
     found: dict[str, dict[str, list[str]]] = {}

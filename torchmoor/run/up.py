@@ -22,8 +22,9 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.host_plan import HostPlan, outlives_fleet, plan_host
-from torchmoor.run.launching import SESSION_KEYS, run_directory
+from torchmoor.run.launching import run_directory
 from torchmoor.run.stopping import has_started, stop_on_signals
+from torchmoor.wire.session_ids import KEYS_VARIABLE
 from torchmoor.wire.store_urls import JOURNAL_SCHEMES
 
 
@@ -73,8 +74,8 @@ async def _report_on_sessions(options: UpSettings, plan: HostPlan, report: Calla
     """Report what keeps sessions from being opened, or from being continued by the next fleet."""
     if plan.journal != "off":
         await asyncio.to_thread(_check_journal, plan.journal, report)
-    if outlives_fleet(options) and not (options.launch.run_dir or os.environ.get(SESSION_KEYS)):
-        report(f"sessions end with this fleet, which has new keys: name a --run-dir, or set {SESSION_KEYS}")
+    if outlives_fleet(options) and not (options.launch.run_dir or os.environ.get(KEYS_VARIABLE)):
+        report(f"sessions end with this fleet, which has new keys: name a --run-dir, or set {KEYS_VARIABLE}")
 
 
 def _check_journal(url: str, report: Callable[[str], None]) -> None:

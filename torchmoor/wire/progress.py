@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 INTERVAL_S = 5.0
+WORKER_INTERVAL_S = 2.0  # between a worker's lines, so that the launcher finds a recent one
 MARK = "progress: "
 _BLOCK_BYTES = 512  # the unit of st_blocks
 

@@ -217,7 +217,7 @@ def test_a_download_from_s3_logs_its_progress(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The total is that of all files."""
-    monkeypatch.setattr("handlers.models.checkpoint.PROGRESS_INTERVAL_S", 0.001)
+    monkeypatch.setattr("handlers.models.checkpoint.WORKER_INTERVAL_S", 0.001)
     bucket.put_object(Bucket=BUCKET, Key="large/config.json", Body=b"{}")
     bucket.put_object(Bucket=BUCKET, Key="large/model.safetensors", Body=b"w" * 30_000_000)
 

@@ -15,6 +15,7 @@ from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.options import admin_keys_option, admin_url_option, find_admin_token, url_option
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
+from torchmoor.run.launching import JOURNAL_URL
 
 COLORS = {"ok": "green", "warning": "yellow", "problem": "red"}
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -30,9 +31,7 @@ option = partial(setting, UpSettings)
 @option("listen.admin_port", "--admin-port")
 @option("launch.model_store", "--model-store", type=FOLDER, default=None, show_default=False)
 @option("launch.run_dir", "--run-dir", type=FOLDER, help="As for `up`.")
-@option(
-    "journal", "--journal", metavar="URL", envvar="TORCHMOOR_HANDLER_JOURNAL_URL", show_envvar=True, help="As for `up`."
-)
+@option("journal", "--journal", metavar="URL", envvar=JOURNAL_URL, show_envvar=True, help="As for `up`.")
 @click.option(
     "--config",
     metavar="FILE",

@@ -8,7 +8,7 @@ import click
 import uvloop
 
 from torchmoor.cli.exit_status import is_of_output
-from torchmoor.cli.options import log_level_option, report_progress, report_warning
+from torchmoor.cli.options import log_level_option, no_auth_option, report_progress, report_warning
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.settings import ProxySettings
 from torchmoor.run.log import start_log
@@ -24,7 +24,7 @@ from torchmoor.run.serve import run
     type=click.Path(path_type=Path, dir_okay=False),
     help="Endpoints, instances and settings; docs/routing.md has an example.",
 )
-@click.option("--no-auth", is_flag=True, help="Allow an address other than loopback without credentials.")
+@no_auth_option
 @setting(
     ProxySettings,
     "listen.processes",

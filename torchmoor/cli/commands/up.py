@@ -11,7 +11,7 @@ import uvloop
 
 from torchmoor.cli.background import detach, end_announcement
 from torchmoor.cli.exit_status import is_of_output
-from torchmoor.cli.options import log_level_option, report_progress
+from torchmoor.cli.options import log_level_option, no_auth_option, report_progress
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
@@ -52,7 +52,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @option("listen.allowed_origins", "--allow-origin", metavar="ORIGIN")
 @option("listen.tls_certificate", "--tls-cert", metavar="FILE")
 @option("listen.tls_key", "--tls-key", metavar="FILE")
-@click.option("--no-auth", is_flag=True, help="Allow an address other than loopback without credentials.")
+@no_auth_option
 @option("launch.model_store", "--model-store", type=FOLDER, default=None, show_default=False)
 @option("launch.run_dir", "--run-dir", type=FOLDER)
 @option(

@@ -28,8 +28,8 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.run.checkpoints import MODEL_PATH, Checkpoint
 from torchmoor.run.gpus import DEVICE_FRACTION, find_gpus, share_gpus, usable_gpus
 from torchmoor.run.host_plan import ALLOWED_HOSTS, equip, plan_instances
-from torchmoor.run.launching import SESSION_KEYS
 from torchmoor.run.up import run
+from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 DEADLINE_S = 60.0
 
@@ -65,7 +65,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
     monkeypatch.setattr(launcher_module, "prepare", stub)
     monkeypatch.setattr(HealthChecker, "ask", ask)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.delenv(SESSION_KEYS, raising=False)
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
     return given
 
 
@@ -186,17 +186,17 @@ def test_keys_of_an_operators_own_journal_are_kept(
     journaled = options.replace(journal=(tmp_path / "journal").as_uri())
 
     serve(journaled)
-    first = environments["llava-0"][SESSION_KEYS]
+    first = environments["llava-0"][KEYS_VARIABLE]
     serve(journaled)
 
-    assert environments["llava-0"][SESSION_KEYS] == first
+    assert environments["llava-0"][KEYS_VARIABLE] == first
     assert (tmp_path / "run" / "session-keys").stat().st_mode & 0o777 == 0o600
     (tmp_path / "run" / "session-keys").write_text("")
     with pytest.raises(ConfigError, match=r"session keys in .*session-keys cannot be used"):
         serve(journaled)
     _, reported = serve(journaled.replace(launch=options.launch.replace(run_dir="")))
     assert any("sessions end with this fleet" in line for line in reported)
-    assert environments["llava-0"][SESSION_KEYS] != first
+    assert environments["llava-0"][KEYS_VARIABLE] != first
 
 
 def test_a_journal_that_does_not_answer_is_reported_at_the_start(
@@ -221,7 +221,7 @@ def test_all_instances_sign_with_one_secret_that_is_new_each_time(
     keys = []
     for _ in range(2):
         serve(options)
-        keys += [environment[SESSION_KEYS] for environment in environments.values()]
+        keys += [environment[KEYS_VARIABLE] for environment in environments.values()]
         for path in tmp_path.glob("*.pids"):
             path.unlink()
 
@@ -237,11 +237,11 @@ def test_keys_of_the_environment_are_used(
     options: UpSettings, environments: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several hosts behind one name need one secret."""
-    monkeypatch.setenv(SESSION_KEYS, "k7:" + "ab" * 32)
+    monkeypatch.setenv(KEYS_VARIABLE, "k7:" + "ab" * 32)
 
     serve(options)
 
-    assert {"k7:" + "ab" * 32} == {environment[SESSION_KEYS] for environment in environments.values()}
+    assert {"k7:" + "ab" * 32} == {environment[KEYS_VARIABLE] for environment in environments.values()}
 
 
 def test_allowed_image_hosts_reach_the_handlers(options: UpSettings, environments: dict[str, dict[str, str]]) -> None:
