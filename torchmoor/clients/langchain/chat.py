@@ -8,9 +8,9 @@ from typing import Any
 
 from langchain_core.messages import BaseMessage
 
+from torchmoor.clients.langchain.chat_base import StreamingEndpoint
 from torchmoor.clients.langchain.messages import openai_messages
 from torchmoor.clients.langchain.session import ChatSagemakerSession, open_session
-from torchmoor.clients.langchain.streaming import StreamingEndpoint
 
 
 class ChatSagemakerEndpoint(StreamingEndpoint):

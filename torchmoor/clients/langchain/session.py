@@ -13,8 +13,8 @@ from langchain_core.messages import BaseMessage
 from pydantic import PrivateAttr
 
 from torchmoor.clients.errors import EndpointError, SessionMismatch
+from torchmoor.clients.langchain.chat_base import StreamingEndpoint, without_none
 from torchmoor.clients.langchain.messages import openai_messages, texts_and_images
-from torchmoor.clients.langchain.streaming import StreamingEndpoint, without_none
 from torchmoor.clients.runtime import image_reference, readable_errors
 
 

@@ -1,4 +1,4 @@
-"""The streaming of both chat models: LangChain's methods over InvokeEndpointWithResponseStream."""
+"""The base of both chat models: their parameters, and LangChain's methods over InvokeEndpointWithResponseStream."""
 
 from __future__ import annotations
 
