@@ -23,7 +23,7 @@ from torchmoor.proxy.api.members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS
-from torchmoor.proxy.api.replies import LOOKING, Handler, json_reply, message_of, retry_after, unknown_operation
+from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply, message_of, unknown_operation
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
@@ -139,5 +139,4 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
 def _error_reply(error: ApiError, request_id: bytes) -> Reply:
     """Render {"error": message}. A time-out has HTTP's own status."""
     status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
-    fields = ((REQUEST_ID, request_id), *retry_after(error))
-    return json_reply(status, {"error": error.message}, fields)
+    return error_reply(error, {"error": error.message}, ((REQUEST_ID, request_id),), status=status)

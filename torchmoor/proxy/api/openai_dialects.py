@@ -21,7 +21,7 @@ from torchmoor.errors import (
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
-from torchmoor.proxy.api.replies import json_reply, retry_after
+from torchmoor.proxy.api.replies import error_reply
 from torchmoor.proxy.api.stream_encoders import EventPassEncoder
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.answer import Answer
@@ -155,4 +155,4 @@ def openai_error(error: ApiError, request_id: bytes, status: int | None = None) 
         code, param = error.code, error.param
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
     content = {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
-    return json_reply(status, content, ((OPENAI_REQUEST_ID, request_id), *fields, *retry_after(error)))
+    return error_reply(error, content, ((OPENAI_REQUEST_ID, request_id), *fields), status=status)

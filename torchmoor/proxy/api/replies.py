@@ -24,24 +24,33 @@ def json_reply(status: int, content: object, headers: tuple[tuple[bytes, bytes],
     return Reply(status, (JSON, *headers), json.dumps(content).encode())
 
 
+def error_reply(
+    error: ApiError, content: object, headers: tuple[tuple[bytes, bytes], ...], *, status: int | None = None
+) -> Reply:
+    """Render an error in the form of any dialect, with the header lines that all errors have. status: if another."""
+    if error.retry_after_s is not None:
+        headers = (*headers, (b"retry-after", b"%d" % error.retry_after_s))
+    return json_reply(status or error.status, content, headers)
+
+
 def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error that boto3 raises as the exception named by `error.kind`."""
     headers = ((b"x-amzn-errortype", error.kind.encode()), (AWS_REQUEST_ID, request_id))
     if isinstance(error, AccessDenied):  # so spelled by AWS's front end, which denies access
-        return json_reply(error.status, {"message": error.message}, headers)
+        return error_reply(error, {"message": error.message}, headers)
     body: dict[str, object] = {"Message": error.message}
     if isinstance(error, ModelError):
         body["OriginalStatusCode"] = error.original_status
         body["OriginalMessage"] = error.original_message
         body["LogStreamArn"] = error.log_stream_arn
-    return json_reply(error.status, body, (*headers, *retry_after(error)))
+    return error_reply(error, body, headers)
 
 
 def container_error(error: ApiError, request_id: bytes, *, status: int | None = None) -> Reply:
     """Render an error in the handlers' form, for dialects in which handlers' errors pass unchanged."""
     body = {"error": {"code": error.kind, "message": error.message}}
-    headers = ((ERROR_CODE, error.kind.encode()), (REQUEST_ID, request_id), *retry_after(error))
-    return json_reply(status or error.status, body, headers)
+    headers = ((ERROR_CODE, error.kind.encode()), (REQUEST_ID, request_id))
+    return error_reply(error, body, headers, status=status)
 
 
 def message_of(body: bytes) -> str:
@@ -64,8 +73,3 @@ def refusal(status: int, message: str, request_id: bytes) -> Reply:
     error = ApiError(message, status=HTTPStatus(status).value)
     error.kind = "ValidationError" if status < 500 else "ServiceUnavailable" if status == 503 else "InternalFailure"
     return runtime_error(error, request_id)
-
-
-def retry_after(error: ApiError) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the header line with the seconds until the next try, if the error has them."""
-    return () if error.retry_after_s is None else ((b"retry-after", b"%d" % error.retry_after_s),)
