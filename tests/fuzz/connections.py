@@ -328,7 +328,7 @@ class Stage:
     def check_clean(self) -> None:
         """Check that no lease, connection, task or kept byte is left."""
         assert [instance.outstanding for instance in self.registry.instances()] == [0, 0]
-        assert self.proxy.data.means.budget.used_bytes == 0
+        assert self.proxy.data.parts.budget.used_bytes == 0
         assert self.proxy.data.subrequests.num_running == 0
         assert not self.proxy.data.server.connections
         callers = self.proxy.data.dispatchers.callers

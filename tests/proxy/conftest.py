@@ -278,8 +278,8 @@ class Stage:
         self.until(lambda: all(c.exchange is None for c in server.connections), "all exchanges over")
         self.until(lambda: self.outstanding() == 0, "all leases released")
         self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
-        assert self.proxy.data.means.budget.used_bytes == self.proxy.data.means.continuations.used_bytes == 0
-        assert self.proxy.data.means.arriving.num_bytes == self.proxy.data.means.spool.num_bytes == 0
+        assert self.proxy.data.parts.budget.used_bytes == self.proxy.data.parts.continuations.used_bytes == 0
+        assert self.proxy.data.parts.arriving.num_bytes == self.proxy.data.parts.spool.num_bytes == 0
         callers = self.proxy.data.dispatchers.callers
         assert callers is None or not callers.num_requests
         for instance in self.registry.instances():

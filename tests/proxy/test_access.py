@@ -368,7 +368,7 @@ def head_of(stage: Stage, *, path: str = PATH, length: str = "Content-Length: 10
 
 
 def until_held(stage: Stage, num_bytes: int) -> None:
-    arriving = stage.proxy.data.means.arriving
+    arriving = stage.proxy.data.parts.arriving
     stage.until(lambda: arriving.num_bytes == num_bytes, f"{num_bytes} bytes are held")
 
 

@@ -153,7 +153,7 @@ def test_body_without_a_length_counts_once_it_is_whole(make_stage: MakeStage) ->
 
 
 def arriving(stage: Stage) -> int:
-    return stage.proxy.data.means.arriving.num_bytes
+    return stage.proxy.data.parts.arriving.num_bytes
 
 
 @pytest.mark.parametrize("num_sent", [0, 1])

@@ -246,7 +246,7 @@ def test_an_endpoint_deleted_while_its_request_arrives_is_unknown(
     with stage.socket() as client:
         client.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode())
         client.sendall(body[:1])
-        stage.until(lambda: stage.proxy.data.means.arriving.num_bytes, "the head is read")
+        stage.until(lambda: stage.proxy.data.parts.arriving.num_bytes, "the head is read")
         stage.run(delete())
         client.sendall(body[1:])
         answer = read_answer(client)

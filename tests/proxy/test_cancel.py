@@ -195,10 +195,10 @@ def test_request_that_was_not_sent_whole_is_not_cancelled(make_stage: Callable[.
     stage = make_stage(limits=LimitSettings(max_body_bytes=1 << 20))
     with stage.socket() as sock:
         sock.sendall(post(body=b"x" * 100_000)[:50_000])
-        stage.until(lambda: stage.proxy.data.means.arriving.num_bytes, "the request is on its way")
+        stage.until(lambda: stage.proxy.data.parts.arriving.num_bytes, "the request is on its way")
         assert stage.outstanding() == 0
 
-    stage.until(lambda: not stage.proxy.data.means.arriving.num_bytes, "the client's end")
+    stage.until(lambda: not stage.proxy.data.parts.arriving.num_bytes, "the client's end")
     assert stage.a.cancels == stage.b.cancels == []
 
 

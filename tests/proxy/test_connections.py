@@ -84,11 +84,11 @@ def test_client_that_leaves_in_mid_upload_costs_no_instance_anything(stage: Stag
     """An instance never takes half a body for a whole one, and the proxy forgets what it has of it."""
     sock = stage.socket()
     sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nhalf")
-    stage.until(lambda: stage.proxy.data.means.arriving.num_bytes == 4, "the exchange begun")
+    stage.until(lambda: stage.proxy.data.parts.arriving.num_bytes == 4, "the exchange begun")
 
     sock.close()
 
-    stage.until(lambda: not stage.proxy.data.means.arriving.num_bytes, "the client's end")
+    stage.until(lambda: not stage.proxy.data.parts.arriving.num_bytes, "the client's end")
     assert stage.a.received + stage.b.received == []
 
 
@@ -275,7 +275,7 @@ def test_connection_that_nobody_takes_is_closed(make_stage: Callable[..., Stage]
     """A client may leave in the moment in which its connection to the instance is made."""
     stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
 
-    stage.run(stage.proxy.data.server.means.connector.connect(stage.instance("a")))
+    stage.run(stage.proxy.data.server.parts.connector.connect(stage.instance("a")))
 
     stage.until(lambda: stage.a.num_open == 0, "the connection closed")
 

@@ -69,7 +69,7 @@ def test_the_limit_is_raised_whatever_starts_the_proxy(make_stage: Callable[...,
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
-    most, limits = stage.proxy.data.server.means.max_connections, LimitSettings()
+    most, limits = stage.proxy.data.server.parts.max_connections, LimitSettings()
     expected = limit_connections(
         limits.max_connections, descriptors=find_limit(is_hard=True), reserved=limits.reserved_descriptors
     )

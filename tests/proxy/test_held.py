@@ -142,7 +142,7 @@ def test_hold_begins_when_the_body_is_whole(make_stage: Callable[..., Stage]) ->
     zero.stage.close_later(slow)
     slow.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
     slow.sendall(body[:100])
-    zero.stage.until(lambda: zero.stage.proxy.data.means.arriving.num_bytes == 100, "its beginning there")
+    zero.stage.until(lambda: zero.stage.proxy.data.parts.arriving.num_bytes == 100, "its beginning there")
     assert (waiting(zero.stage), zero.wakes) == (0, 0)
 
     slow.sendall(body[100:])

@@ -268,7 +268,7 @@ def test_chunked_body_arrives_before_its_request_waits(make_stage: Callable[...,
     with stage.socket() as sock:
         sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         sock.sendall(b"%x\r\n%b\r\n" % (len(body), body))
-        stage.until(lambda: stage.proxy.data.means.arriving.num_bytes == len(body), "the body there")
+        stage.until(lambda: stage.proxy.data.parts.arriving.num_bytes == len(body), "the body there")
         assert waiting(stage) == 0
         sock.sendall(b"0\r\n\r\n")
         stage.until(lambda: waiting(stage) == 1, "the request waiting")

@@ -99,7 +99,7 @@ def test_time_in_which_the_proxy_is_held_up_is_not_the_instances(make_stage: Cal
     stage = make_stage(timeouts=SHORT)
 
     async def connect() -> UpstreamConnection:
-        connecting = asyncio.create_task(stage.proxy.data.means.connector.connect(stage.instance("a")))
+        connecting = asyncio.create_task(stage.proxy.data.parts.connector.connect(stage.instance("a")))
         await asyncio.sleep(0)  # it begins
         hold_up(2 * SHORT.connect_timeout_s)
         return await connecting

@@ -115,7 +115,7 @@ def test_request_is_sent_on_once_its_body_has_come(make_stage: Callable[..., Sta
     with stage.socket() as sock:
         sock.sendall(f"{INVOKE}{framing}\r\n\r\n".encode() + piece(b"a" * 1000))
         sock.sendall(piece(b"b" * 1000))
-        stage.until(lambda: stage.proxy.data.means.arriving.num_bytes == 2000, "two pieces there")
+        stage.until(lambda: stage.proxy.data.parts.arriving.num_bytes == 2000, "two pieces there")
         assert stage.outstanding() == 0
         sock.sendall(piece(b"c" * 20_000) + (b"0\r\n\r\n" if is_chunked else b""))
         assert read_answer(sock).startswith(b"HTTP/1.1 200")

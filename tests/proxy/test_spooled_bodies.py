@@ -34,7 +34,7 @@ def spooling(make_stage: MakeStage, **options: object) -> Stage:
 
 
 def spool(stage: Stage) -> Spool:
-    return stage.proxy.data.means.spool
+    return stage.proxy.data.parts.spool
 
 
 def begin(stage: Stage, *, num_left: int = 1) -> socket.socket:
@@ -302,7 +302,7 @@ def test_long_body_above_the_files_that_fit_is_refused(make_stage: MakeStage, fe
     """With 503 and when to try again; short bodies are served, and long ones once a file is gone."""
     stage = spooling(make_stage, limits=few_files)
     held = [begin_another(stage, number) for number in (1, 2)]
-    assert stage.proxy.data.server.means.max_connections == 4
+    assert stage.proxy.data.server.parts.max_connections == 4
 
     refused, short = stage.raw(ask(BODY)), stage.raw(ask(b"short"))
     for sock in held:

@@ -32,8 +32,8 @@ from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.fast_path.routes import FastRoutes
 from torchmoor.proxy.http.arriving import ArrivingBodies
+from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections, limit_files
-from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.spool import Spool
@@ -78,10 +78,10 @@ class DataPlane:
         self.registry = registry
         self.port = listen.port
         self.sweeper = Sweeper(settings.timeouts.sweep_interval_s, clock=clock)
-        self.means = self._make_means(settings, clock)
+        self.parts = self._make_parts(settings, clock)
         self.operations = HandlerOperations()
         self.recovery = Recovery(registry, settings.recovery, clock=clock)
-        self.subrequests = Subrequests(self.means.connector, self.sweeper, timeout_s=settings.timeouts.cancel_timeout_s)
+        self.subrequests = Subrequests(self.parts.connector, self.sweeper, timeout_s=settings.timeouts.cancel_timeout_s)
         callers = Callers(settings.callers, wall=wall) if settings.limits_callers else None
         self.dispatchers = Dispatchers(
             settings,
@@ -102,15 +102,15 @@ class DataPlane:
         self.application = DataPlaneApplication(
             self.dispatchers, self.operations, control, self.gate, self.async_inference
         )
-        self.server = HttpServer(self.application, self.means, self.sweeper)
+        self.server = HttpServer(self.application, self.parts, self.sweeper)
         runtime, pages = self.application.runtime, self.application.pages
-        self.server.fast_path = FastRoutes(self.means, self.dispatchers, runtime, pages, self.gate)
+        self.server.fast_path = FastRoutes(self.parts, self.dispatchers, runtime, pages, self.gate)
         self._wakes: list[Callable[[], None]] = []
         self.observer: RequestObserver | None = None
         self._settings = settings
         registry.listen(self._on_change)
 
-    def _make_means(self, settings: ProxySettings, clock: Callable[[], float]) -> HttpMeans:
+    def _make_parts(self, settings: ProxySettings, clock: Callable[[], float]) -> ConnectionParts:
         """Make the connections' shared resources. Raises ConfigError if too few files may be open for a connection."""
         limits = settings.limits
         descriptors, reserved = find_limit(), limits.reserved_descriptors
@@ -121,7 +121,7 @@ class DataPlane:
                 "raise the limit (ulimit -n), or reserve fewer"
             )
         max_files = limit_files(max_connections, descriptors=descriptors, reserved=reserved)
-        return HttpMeans(
+        return ConnectionParts(
             limits=limits,
             websocket=settings.websocket,
             max_connections=max_connections,
@@ -213,7 +213,7 @@ class DataPlane:
             listen.host, listen.port if port is None else port, tls, is_shared=is_shared
         )
         stack.push_async_callback(self.server.stop, grace_s=self._settings.timeouts.stop_grace_s)
-        allowed, configured = self.means.max_connections, limits.max_connections
+        allowed, configured = self.parts.max_connections, limits.max_connections
         logger.log(
             logging.WARNING if allowed < configured else logging.INFO,
             "client connections limited to %d, configured %d; open files limited to %.0f, reserved %d; "
@@ -222,7 +222,7 @@ class DataPlane:
             configured,
             find_limit(),
             limits.reserved_descriptors,
-            self.means.spool.max_files,
+            self.parts.spool.max_files,
         )
 
     def carry_out(self, command: Callable[[ProcessParts, *Values], None], *values: *Values) -> None:

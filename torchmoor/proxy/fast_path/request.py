@@ -19,9 +19,9 @@ from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.record import begin_record, complete_record, record_place
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import FastClient, Outcome, Target
+from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.field_names import CLOSED_SESSION_ID, CONTINUABLE, INVOCATION_ID, NEW_SESSION_ID
-from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Lease
@@ -39,11 +39,11 @@ class FastOperation:
     end_of_turn, end_of_other: the last lines of heads for instances: of a session's turn, and of any other request.
     """
 
-    def __init__(self, operation: Operation, means: HttpMeans) -> None:
+    def __init__(self, operation: Operation, parts: ConnectionParts) -> None:
         dispatchers = operation.dispatchers
         self.operation = operation
-        self.means = means
-        self.budget = means.budget
+        self.parts = parts
+        self.budget = parts.budget
         self.dispatchers = dispatchers
         self.callers = dispatchers.callers
         self.dispatcher = dispatchers.first(operation.endpoint)
@@ -188,7 +188,7 @@ class FastRequest:
             dispatcher=shared.dispatcher,
             session=self._session,
         )
-        exchange = Exchange(client, request, call, shared.means, self._body, True)
+        exchange = Exchange(client, request, call, shared.parts, self._body, True)
         sending = call.take_over(exchange, self._choice, self._lease, self._caller_lease, self._sent_at)
         exchange.take_over(sending, self._upstream, self._sent_at)
         if client.exchange is self:  # it has not left

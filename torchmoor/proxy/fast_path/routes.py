@@ -19,8 +19,8 @@ from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
 from torchmoor.proxy.fast_path.request import FastOperation, FastRequest
 from torchmoor.proxy.http.arriving import source_of
 from torchmoor.proxy.http.call import FastClient
+from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.field_names import SESSION_ID
-from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
@@ -36,10 +36,10 @@ class FastRoutes:
     """The operations that have a fast path, by the path of their requests. Implements FastPath of http/call.py."""
 
     def __init__(
-        self, means: HttpMeans, dispatchers: Dispatchers, api: RuntimeApi, pages: WebPageGuard, gate: Gate | None
+        self, parts: ConnectionParts, dispatchers: Dispatchers, api: RuntimeApi, pages: WebPageGuard, gate: Gate | None
     ) -> None:
         """api: must watch the registry already, to know each endpoint first. gate: None without credentials."""
-        self._means = means
+        self._parts = parts
         self._dispatchers = dispatchers
         self._api = api
         self._pages = pages
@@ -52,7 +52,7 @@ class FastRoutes:
         is_plain = len(settings.variants) == 1 and settings.late_binding is None and settings.multi_model is None
         operation = self._api.find_invoke(endpoint)
         if is_plain and operation is not None:
-            self._routes[invoke_path(endpoint)] = FastRoute(operation, self._means, self._gate)
+            self._routes[invoke_path(endpoint)] = FastRoute(operation, self._parts, self._gate)
 
     def _drop(self, endpoint: Endpoint) -> None:
         self._routes.pop(invoke_path(endpoint), None)
@@ -83,14 +83,14 @@ class FastRoutes:
 class FastRoute:
     """The checks of an operation's requests."""
 
-    def __init__(self, operation: Operation, means: HttpMeans, gate: Gate | None) -> None:
+    def __init__(self, operation: Operation, parts: ConnectionParts, gate: Gate | None) -> None:
         self._gate = gate
         self._callers = operation.dispatchers.callers
-        self._shared = shared = FastOperation(operation, means)
+        self._shared = shared = FastOperation(operation, parts)
         self._endpoint = operation.endpoint
         self._sessions = operation.dispatchers.sessions
-        self._budget = means.budget
-        self._max_body_bytes = min(operation.max_body_bytes, means.budget.max_body_bytes)
+        self._budget = parts.budget
+        self._max_body_bytes = min(operation.max_body_bytes, parts.budget.max_body_bytes)
         self._pool = shared.dispatcher.variant.pool
         self._chooser = shared.dispatcher.chooser
         self._goes_by_load = isinstance(self._chooser.strategy, LeastOutstanding)

@@ -47,7 +47,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: ClientServer) -> None:
         self._server = server
-        self._reader = RequestReader(self, server.caches, server.means.limits.max_header_bytes)
+        self._reader = RequestReader(self, server.caches, server.parts.limits.max_header_bytes)
         self.exchange: RunningRequest | None = None
         self.keep_alive = True
         self.is_http10 = self.is_write_paused = self._is_held = False
@@ -72,7 +72,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.deadline = monotonic() + self._server.means.limits.header_timeout_s
+        self.deadline = monotonic() + self._server.parts.limits.header_timeout_s
         if not self._server.try_admit(self):
             self._refuse(503, "Too many connections.")
             if self._server.num_above_limit > MAX_LINGERING_REFUSED:
@@ -108,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             if self.exchange is None and reader.has_begun and not self._has_begun:
                 self._has_begun = True
-                self.deadline = monotonic() + self._server.means.limits.header_timeout_s
+                self.deadline = monotonic() + self._server.parts.limits.header_timeout_s
 
     def _on_bad_request(self, error: BadMessage) -> None:
         exchange = self.exchange
@@ -177,14 +177,14 @@ class ClientConnection(asyncio.Protocol):
         decision = server.application.handle(request)
         if isinstance(decision, Reply):
             self._reply = request, decision
-            self.deadline = request.received_at + server.means.limits.body_timeout_s
+            self.deadline = request.received_at + server.parts.limits.body_timeout_s
             is_long = request.is_chunked or (request.content_length or 0) > MAX_DRAINED_BYTES
             if is_long or (request.is_expecting and not is_complete):
                 self._send_reply(close=True)
             elif is_complete:
                 self._send_reply(close=False)
             return
-        exchange = self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
+        exchange = self.exchange = Exchange(self, request, decision, server.parts, piece, is_complete)
         exchange.start()
         if request.is_expecting and self.exchange is not None:
             self.transport.write(CONTINUE)
@@ -285,7 +285,7 @@ class ClientConnection(asyncio.Protocol):
             self.resume_reading()
         if self.keep_alive and not self._server.is_stopping:
             self._has_begun = False
-            self.deadline = monotonic() + self._server.means.limits.keep_alive_timeout_s
+            self.deadline = monotonic() + self._server.parts.limits.keep_alive_timeout_s
             if self.is_write_paused:  # the client has not read its answers: serve no more until it has
                 self._hold()
             else:

@@ -19,9 +19,9 @@ from time import monotonic
 from torchmoor.proxy.http.answer import Answer, ClientSide, CollectedRefusal, Loss
 from torchmoor.proxy.http.arriving import ArrivingBody, source_of
 from torchmoor.proxy.http.call import Call, Hold, NextStep, Outcome, PassOn, ReadRefusal, Send, Target, Wait
+from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.held_answer import HeldAnswer
 from torchmoor.proxy.http.marked_answer import MarkedAnswer
-from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.outgoing import SENT_ONCE, OutgoingRequest
 from torchmoor.proxy.http.request_delivery import RequestDelivery
@@ -57,7 +57,7 @@ class Exchange:
         client: ClientSide,
         request: Request,
         call: Call,
-        means: HttpMeans,
+        parts: ConnectionParts,
         piece: bytes,
         is_complete: bool,
     ) -> None:
@@ -65,17 +65,17 @@ class Exchange:
         self.client = client
         self.request = request
         self.call = call
-        self._means = means
+        self._parts = parts
         if not is_complete:
-            spool = means.spool if call.num_read_bytes <= means.spool.max_kept_bytes else None
+            spool = parts.spool if call.num_read_bytes <= parts.spool.max_kept_bytes else None
             self._arriving = ArrivingBody(_source_of(request, client), self._on_dropped, spool)
             self._first_piece, piece = piece, b""
         self.num_bytes_in = len(piece)
         self._set_body(piece)
 
     def _set_body(self, body: bytes | SpooledBody) -> None:
-        self._outgoing = OutgoingRequest(self._means.budget, body)
-        self._delivery = RequestDelivery(self.client, self._means.connector, self._outgoing)
+        self._outgoing = OutgoingRequest(self._parts.budget, body)
+        self._delivery = RequestDelivery(self.client, self._parts.connector, self._outgoing)
 
     @property
     def is_request_complete(self) -> bool:
@@ -109,7 +109,7 @@ class Exchange:
             self.client.deadline = request.received_at + call.deadlines.first_byte_s
             self._place()
             return
-        self.client.deadline = request.received_at + self._means.limits.body_timeout_s
+        self.client.deadline = request.received_at + self._parts.limits.body_timeout_s
         call.limit_body(self)
         if (request.content_length or 0) > call.max_body_bytes:
             self._reply(call.on_body_too_large())
@@ -150,7 +150,7 @@ class Exchange:
             head = sending.forwarding.request_head(self._framing_line, time_left_s)
         else:
             head, body = self._marked.request(time_left_s)
-            self._delivery = RequestDelivery(self.client, self._means.connector, OutgoingRequest(SENT_ONCE, body))
+            self._delivery = RequestDelivery(self.client, self._parts.connector, OutgoingRequest(SENT_ONCE, body))
         self._delivery.send(self, sending.target, head, fresh=fresh or self._marked is not None)
 
     @property
@@ -176,7 +176,7 @@ class Exchange:
             self.fault(self.call.on_body_too_large())
         elif is_complete:
             try:
-                body = self._means.arriving.take(arriving, piece)
+                body = self._parts.arriving.take(arriving, piece)
             except SpoolFull:
                 self._on_dropped()
                 return
@@ -186,7 +186,7 @@ class Exchange:
             self._set_body(body)
             self._place()
         elif piece:
-            self._means.arriving.add(arriving, piece)
+            self._parts.arriving.add(arriving, piece)
 
     def _on_dropped(self) -> None:
         self._reply(self.call.on_body_dropped())
@@ -209,7 +209,7 @@ class Exchange:
             self._begin_answer(judgement, head, is_whole=is_complete)
             self.on_answer_piece(piece, is_complete=is_complete)
         elif isinstance(judgement, ReadRefusal):
-            self._refusal = CollectedRefusal(judgement.explain, self._means.limits.max_error_body_bytes)
+            self._refusal = CollectedRefusal(judgement.explain, self._parts.limits.max_error_body_bytes)
             self.on_answer_piece(piece, is_complete=is_complete)
         elif isinstance(judgement, Hold):
             self._delivery.hold(HeldAnswer(head, piece, is_complete=is_complete))
@@ -223,7 +223,7 @@ class Exchange:
         self.is_answered = True
         self._answer = answer
         if answer.continuer is not None:
-            answer.encoder = self._marked = MarkedAnswer(answer, self._means.continuations, outgoing.kept_body)
+            answer.encoder = self._marked = MarkedAnswer(answer, self._parts.continuations, outgoing.kept_body)
         answer.begin(head, client, self.request.answer_lines)
         if not is_whole:
             if self._delivery.is_sending:
@@ -372,7 +372,7 @@ class Exchange:
         self.is_over = True
         is_complete = self.is_request_complete
         if self._arriving is not None:
-            self._means.arriving.discard(self._arriving)
+            self._parts.arriving.discard(self._arriving)
             self._arriving = None
         if self._marked is not None:
             self._marked.release()

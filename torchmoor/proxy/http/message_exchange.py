@@ -9,8 +9,8 @@ import asyncio
 from typing import Any, Protocol
 
 from torchmoor.proxy.http.call import Application, MessageRequest
+from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.exchange import Exchange
-from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.message import Reply
 from torchmoor.proxy.http.sweeper import NEVER, Sweeper
 
@@ -21,7 +21,7 @@ class SocketServer(Protocol):
     """The server, as its WebSocket connections use it."""
 
     application: Application
-    means: HttpMeans
+    parts: ConnectionParts
     sweeper: Sweeper
     is_stopping: bool
 
@@ -82,8 +82,8 @@ class MessageExchange:
             self._end()
             return
         self._server.sweeper.watch(self)
-        body, means = self._request.body, self._server.means
-        self.exchange = Exchange(self, request, decision, means, body, is_complete=True)
+        body, parts = self._request.body, self._server.parts
+        self.exchange = Exchange(self, request, decision, parts, body, is_complete=True)
         self.exchange.start()
 
     # ClientSide

@@ -8,8 +8,8 @@ from functools import partial
 
 from torchmoor.proxy.http.call import Application, FastPath
 from torchmoor.proxy.http.client_connection import MAX_LINGERING_REFUSED, ClientConnection
+from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.handshakes import Handshakes
-from torchmoor.proxy.http.means import HttpMeans
 from torchmoor.proxy.http.reader import RequestCaches
 from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.websocket import WebSocketConnection
@@ -20,9 +20,9 @@ class HttpServer:
 
     fast_path: FastPath | None = None
 
-    def __init__(self, application: Application, means: HttpMeans, sweeper: Sweeper) -> None:
+    def __init__(self, application: Application, parts: ConnectionParts, sweeper: Sweeper) -> None:
         self.application = application
-        self.means = means
+        self.parts = parts
         self.caches = RequestCaches(application.note, application.find_handler)
         self.is_stopping = False
         self.connections: set[ClientConnection | WebSocketConnection] = set()
@@ -31,7 +31,7 @@ class HttpServer:
         self._handshakes = Handshakes(
             partial(ClientConnection, self),
             lambda: not self.is_stopping and self.num_above_limit <= MAX_LINGERING_REFUSED,
-            timeout_s=means.limits.header_timeout_s,
+            timeout_s=parts.limits.header_timeout_s,
         )
         self._all_gone = asyncio.Event()
 
@@ -70,7 +70,7 @@ class HttpServer:
     @property
     def num_above_limit(self) -> int:
         """Open connections above the limit, which are refused; negative below it."""
-        return len(self.connections) + len(self._handshakes) - self.means.max_connections
+        return len(self.connections) + len(self._handshakes) - self.parts.max_connections
 
     def replace(self, connection: ClientConnection, successor: WebSocketConnection) -> None:
         """Count a connection whose protocol has changed as its successor."""

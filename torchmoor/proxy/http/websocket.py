@@ -54,7 +54,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._server = server
         self._protocol = upgrade.protocol
         self._handler = upgrade.handler
-        self._settings = server.means.websocket
+        self._settings = server.parts.websocket
         self._current: MessageExchange | None = None
         self._waiting: deque[bytes] = deque()
         self._received = bytearray()  # of a message; a list of its frames could take 20 times as much
@@ -110,7 +110,7 @@ class WebSocketConnection(asyncio.Protocol):
         if not self._num_unread or self._is_reading_paused or self._is_closing:
             self._whole_by = NEVER
         elif self._whole_by == NEVER:
-            self._whole_by = monotonic() + self._server.means.limits.body_timeout_s
+            self._whole_by = monotonic() + self._server.parts.limits.body_timeout_s
 
     def eof_received(self) -> bool:
         """Let the transport close: a WebSocket client ends both ways at once."""

@@ -1,4 +1,4 @@
-"""The settings, caches and budgets that all connections of clients share."""
+"""The parts that all connections of clients share: limits, budgets, and the connections to instances."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchmoor.proxy.http.upstream import Connector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpMeans:
-    """Limits, budgets and caches that all connections share.
+class ConnectionParts:
+    """What all connections of clients share.
 
     max_connections: client connections that the limit of open files allows. arriving: bodies that are not whole yet.
     spool: keeps long bodies in files. budget: for bodies that are kept in memory until their answers begin.
