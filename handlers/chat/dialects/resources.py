@@ -83,9 +83,11 @@ def parse_resource(
         case "GET", "conversations", str():
             return ShowConversation(caller=caller, conversation_id=ids[0])
         case "GET", "conversations", str(), "items":
-            return ShowConversation(caller=caller, conversation_id=ids[0], page=_parse_page(values))
+            page, included = _parse_page(values), _parse_included(query)
+            return ShowConversation(caller=caller, conversation_id=ids[0], page=page, included=included)
         case "GET", "conversations", str(), "items", str():
-            return ShowConversation(caller=caller, conversation_id=ids[0], item_id=ids[1])
+            included = _parse_included(query)
+            return ShowConversation(caller=caller, conversation_id=ids[0], item_id=ids[1], included=included)
         case "POST", "conversations", str():
             body = read_body()
             _refuse_other_fields(body, {"metadata"})
