@@ -53,6 +53,15 @@ def test_what_cannot_be_served_is_refused_by_name(body: dict[str, Any], param: s
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(("num_prompts", "number"), [(5, 7), (32, 2)])
+def test_a_request_has_a_limit_of_answers_to_all_its_prompts(num_prompts: int, number: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"32 answers \(handler\.request\.max_answers\)") as caught:
+        command(prompt=["Once"] * num_prompts, n=number)
+
+    assert caught.value.param == "n"
+    assert command(prompt=["Once"] * 4, n=8).num_answers == command(prompt=["Once"] * 32).num_answers == 32
+
+
 def test_openais_path_needs_a_model() -> None:
     """The proxy says that the request came over that path."""
     with pytest.raises(InvalidRequest, match="must provide a model"):
