@@ -266,6 +266,13 @@ CONTAINER = Group(
             headers=_TURN,
             is_body_required=False,
         ),
+        post(
+            "/",
+            "invokeRoot",
+            "Ask the first endpoint's model, as TGI's clients do.",
+            Body(schema=schemas.ANY_FORM, types=("application/json",)),
+            headers=_TURN,
+        ),
         get(
             "/models",
             "listLoadedModels",
