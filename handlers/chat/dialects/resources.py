@@ -249,7 +249,8 @@ def _parse_stream(query: Mapping[str, str]) -> int | None:
         return None
     number = query.get("starting_after", "-1")
     if number != "-1" and (not number.isdecimal() or len(number) > MAX_DIGITS):
-        raise InvalidRequest("'starting_after' must be a whole number, 0 or more", param="starting_after")
+        most = 10**MAX_DIGITS - 1
+        raise InvalidRequest(f"'starting_after' must be a whole number from 0 to {most}", param="starting_after")
     return int(number)
 
 

@@ -79,6 +79,16 @@ def test_what_is_nested_too_deeply_for_the_template_is_refused(client: Client) -
     assert "nested too deeply" in answers[0].json["error"]["message"]
 
 
+@pytest.mark.parametrize("number", ["-2", "x", "1000000000", "9" * 5000])
+def test_a_wrong_number_of_an_event_is_refused_with_its_range(client: Client, number: str) -> None:
+    response_id = client.call(BODY, CREATE).json["id"]
+
+    answer = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}?stream=true&starting_after={number}"})
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "starting_after")
+    assert "a whole number from 0 to 999999999" in answer.json["error"]["message"]
+
+
 def test_metadata_may_be_null(client: Client) -> None:
     """As in the types of OpenAI's client."""
     made = client.call({"metadata": None}, {wire.RESOURCE: "POST conversations"})
