@@ -10,7 +10,6 @@ const BLIND = "This model reads no pictures: ask it in words.";
 
 export class Composer {
   #session = null;
-  #maxPictures = 1;
   #reading = Promise.resolve(); // pictures are read one after the other: large ones take much memory
   #onAsk;
 
@@ -41,11 +40,6 @@ export class Composer {
     this.#offerSamples();
   }
 
-  setLimits(maxPictures) {
-    this.#maxPictures = maxPictures;
-    say($("limits"), `Drop or paste pictures anywhere: ${number(maxPictures)} per session, ${LIMITS_IN_WORDS}`);
-  }
-
   show(session) {
     this.#session = session;
     $("question").value = session.draft.text;
@@ -70,7 +64,9 @@ export class Composer {
     $("ask").hidden = isRunning;
     $("stop").hidden = !isRunning;
     if (hadFocus && hadFocus !== document.body && hadFocus.hidden) $("question").focus();
-    const { canSee } = this.#session;
+    const { canSee, maxPictures } = this.#session;
+    const most = maxPictures === Infinity ? "" : `${number(maxPictures)} per session, `;
+    say($("limits"), `Drop or paste pictures anywhere: ${most}${LIMITS_IN_WORDS}`);
     for (const element of document.querySelectorAll(".for-pictures")) element.hidden = !canSee;
     showSystem(this.#session);
     say($("welcome-title"), canSee ? "Ask a model about your pictures" : "Ask a model");
@@ -87,8 +83,8 @@ export class Composer {
     this.#reading = this.#reading.then(async () => {
       const problems = [];
       for (const file of files) {
-        if (session.numPictures >= this.#maxPictures) {
-          problems.push(`A session may have ${plural(this.#maxPictures, "picture")}; open another for more.`);
+        if (session.numPictures >= session.maxPictures) {
+          problems.push(`A session may have ${plural(session.maxPictures, "picture")}; open another for more.`);
           break;
         }
         try {

@@ -311,7 +311,6 @@ async function begin() {
   setReasons(limits.reasons);
   $("endpoint").replaceChildren(...names.map((name) => new Option(name, name)));
   $("endpoint-choice").hidden = names.length < 2;
-  composer.setLimits(limits.max_pictures);
   if (!names.length) {
     complain("This server has no model for this page, which supports only endpoints with one model.");
     return;

@@ -78,6 +78,11 @@ export class Session {
     return this.capabilities.can_see !== false;
   }
 
+  // Without a limit until the server has reported it.
+  get maxPictures() {
+    return this.capabilities.max_images ?? Infinity;
+  }
+
   get title() {
     return this.turns[0]?.question ?? "New session";
   }
