@@ -1,6 +1,6 @@
-"""A whole model for torchmoor in one file: a TorchServe handler whose sessions are notes that are kept and searched.
+"""A whole model for torchmoor in one file: a TorchServe handler whose sessions hold notes that a client adds and finds.
 
-It uses nothing of this project. docs/own-model.md packages it, serves it and talks to it.
+It imports nothing of this project. docs/own-model.md packages it, serves it and sends it requests.
 """
 
 import json
@@ -14,18 +14,18 @@ MAX_NOTES = 1000  # of a session
 
 
 class NotebookHandler:
-    """TorchServe makes one of these in each worker, and calls `initialize` once, then `handle` for every batch."""
+    """TorchServe makes one object in each worker, and calls `initialize` once, then `handle` for every batch."""
 
     def initialize(self, context):
         """Load a model here, from context.system_properties["model_dir"]; put state on `self`, never on the context."""
-        self.sessions = {}  # id -> (when it ends, its notes)
+        self.sessions = {}  # id -> (end, notes)
 
     def handle(self, rows, context):
-        """One answer for each row. An exception that escapes would fail all of them."""
+        """Return one answer for each row. An exception that escapes would fail all of them."""
         return [self.answer(row, number, context) for number, row in enumerate(rows)]
 
     def answer(self, row, number, context):
-        """A request: {"type": "start_session"}, {"type": "add", "note"}, {"type": "find", "word"} or close_session."""
+        """Answer a request of the type start_session, add (with "note"), find (with "word") or close_session."""
         context.set_response_content_type(number, "application/json")
         try:
             body = row.get("body") or row.get("data")
@@ -40,7 +40,7 @@ class NotebookHandler:
                 raise ValueError("no such session, or it has expired")
             if request["type"] == "add":
                 if len(notes) >= MAX_NOTES:
-                    raise ValueError("as many notes as may be are in this session")
+                    raise ValueError(f"this session has {MAX_NOTES} notes, the most that it may have")
                 notes.append(str(request["note"]))
                 return json.dumps({"notes": len(notes)})
             if request["type"] == "find":
@@ -55,13 +55,13 @@ class NotebookHandler:
             return json.dumps({"error": {"code": "BadRequest", "message": f"{error}"}})
 
     def open(self, number, context):
-        """The id and when it ends go into one header; the proxy remembers who answered with it."""
-        if len(self.sessions) >= MAX_SESSIONS:  # those whose clients never came back are in it, too
+        """Put the session's id and its end into one header; the proxy remembers which instance sent it."""
+        if len(self.sessions) >= MAX_SESSIONS:  # this includes sessions that have expired
             now = time.time()
             self.sessions = {each: kept for each, kept in self.sessions.items() if kept[0] >= now}
         if len(self.sessions) >= MAX_SESSIONS:
             context.set_response_status(503, "Service Unavailable", number)
-            return json.dumps({"error": {"code": "Overloaded", "message": "as many sessions as may be are open"}})
+            return json.dumps({"error": {"code": "Overloaded", "message": "too many sessions are open"}})
         session, ends_at = f"notes-{secrets.token_hex(16)}", time.time() + TTL_S
         self.sessions[session] = (ends_at, [])
         until = datetime.fromtimestamp(ends_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the image of deploy/docker/Dockerfile and push it to ECR; --help says how.
+# Build the image of deploy/docker/Dockerfile and push it to ECR; see --help.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -7,8 +7,8 @@ usage() {
   cat <<'TEXT'
 Usage: scripts/build_and_push.sh [OPTION]... [NAME TAG IMAGE REGION ACCOUNT]
 
-Build the image with docker, podman or buildah, log in to ECR, make the repository if it is missing, and push. The last
-line, alone on standard output, is the image's URI, for scripts/deploy_sagemaker.py --image.
+Build the image with docker, podman or buildah, log in to ECR, create the repository if it is missing, and push. Standard
+output has one line, the image's URI, for scripts/deploy_sagemaker.py --image.
 
 The five arguments of AWS's LLaVA sample are the repository, the tag, the base image, the region, and the account, which
 must be the credentials' own.
@@ -21,11 +21,11 @@ must be the credentials' own.
   --torch WHICH        cpu, cuda, cuda12 (for older drivers), or of the base image: base, vllm (cpu)
   --build-arg ARG=VAL  for the Dockerfile; may be given several times
   --file FILE          (deploy/docker/Dockerfile)
-  --engine NAME        docker, podman or buildah (the first one that is there)
-  --registry HOST      push there instead of to this account's ECR; no log-in and no repository is made there
-  --plain-http         that registry has no TLS (podman and buildah)
+  --engine NAME        docker, podman or buildah (the first one that is installed)
+  --registry HOST      push there instead of to this account's ECR, without a log-in or a new repository
+  --plain-http         the registry has no TLS (podman and buildah)
   --no-push            build only
-  --dry-run            print the commands and run none; nothing is asked of AWS
+  --dry-run            print the commands without running them or calling AWS
   --help
 TEXT
 }
@@ -72,7 +72,7 @@ esac
 
 if [ -z "$engine" ]; then
   for each in docker podman buildah; do
-    # A docker command without its daemon builds nothing.
+    # The docker command needs its daemon to build.
     if command -v "$each" >/dev/null && { [ "$each" != docker ] || docker info >/dev/null 2>&1; }; then
       engine=$each
       break
@@ -110,7 +110,7 @@ run() {
   fi
 }
 
-# The password goes through a pipe: an argument could be read by everybody on this machine.
+# The password goes through a pipe, because every user of this machine can read arguments.
 log_in() { # HOST ACCOUNT REGION
   local command=("${ecr[@]}" password "$2" --region "$3") login=("$engine" login --username AWS --password-stdin "$1")
   [ -z "$profile" ] || command+=(--profile "$profile")
@@ -136,12 +136,12 @@ if [ -z "$registry" ] && $pushes; then
 fi
 uri=${registry:+$registry/}$repository:$tag
 
-# An AWS deep learning container lies in a registry of AWS's own, which wants a log-in too.
+# An AWS deep learning container is in a registry of AWS's own, which requires a log-in, too.
 if [ -n "$base" ] && is_ecr "$base"; then
   log_in "${base%%/*}" "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
 fi
 
-# SageMaker refuses OCI manifests, and the lists that docker makes for its attestations.
+# SageMaker refuses OCI manifests, and the manifest lists that docker makes for attestations.
 case $engine in
   docker) build=(env BUILDX_NO_DEFAULT_ATTESTATIONS=1 docker build) push=(docker push "$uri") ;;
   podman) build=(podman build --format docker) push=(podman push --format v2s2 "$uri") ;;

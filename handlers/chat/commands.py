@@ -174,12 +174,13 @@ class AddItems:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowConversation:
-    """Show a conversation, one of its items, or a page of them."""
+    """Show a conversation, one of its items, or a page of them. included: as of ShowResponse."""
 
     caller: Caller
     conversation_id: str
     item_id: str = ""
     page: ItemQuery | None = None
+    included: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,8 +81,13 @@ def find_references(given: Any, max_items: int, field: str = "input") -> Referen
     contents = [item.get(name) for item in items for name in ("content", "output")]
     parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
     files = _texts(part.get("file_id") for part in parts if part.get("type") == "input_image")
-    named = _texts(item.get("id") for item in items if item.get("type") == _REFERENCE)
+    named = _texts(item.get("id") for item in items if _is_reference(item))
     return References(field, found[0] if found else "", files, named) if found or files or named else None
+
+
+def _is_reference(item: dict[str, Any]) -> bool:
+    """Return whether an item is a reference: by its type, or because its only member is an id."""
+    return item.get("type") == _REFERENCE or {name for name, value in item.items() if value is not None} == {"id"}
 
 
 def _texts(values: Iterable[Any]) -> tuple[str, ...]:
@@ -109,7 +114,7 @@ def parse_input(given: Any, max_items: int, field: str = "input", referred: Refe
     items: list[Item] = []
     for i, item in enumerate(given):
         kind = item.get("type") if isinstance(item, dict) else None
-        if kind == _REFERENCE:
+        if isinstance(item, dict) and _is_reference(item):
             items.append(_find(item, f"{field}[{i}]", referred.items))
         elif kind in _COMPACTIONS:
             items += referred.compacted

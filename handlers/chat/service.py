@@ -297,6 +297,7 @@ class ChatService:
             "engine": engine.engine,
             "max_context": self._parts.limits.max_context,
             "can_see": model.image_token_id is not None,
+            "max_images": self._parts.limits.session.max_images,
             "can_pin": self._engine.pool.can_pin,
             "has_grammars": engine.has_grammars,
             "has_tools": model.template.style.call is not None,

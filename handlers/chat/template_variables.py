@@ -12,13 +12,15 @@ TEMPLATE_FIELD = "chat_template_kwargs"  # as vLLM and SGLang call it
 MAX_VARIABLES, MAX_NAME_CHARS, MAX_VALUE_CHARS = 16, 64, 512  # as of OpenAI's metadata
 MAX_DEPTH = 4  # of lists and objects
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Set by the renderer, which adds the tokenizer's special tokens. transformers and Jinja have parameters of these names.
+# Set by the renderer; transformers and Jinja have parameters of these names. A tokenizer's special tokens have those at
+# the end. If a model has others, they win over a client's variable when the template is rendered.
 _SET_HERE = {
     *("messages", "conversation", "conversations", "tools", "documents", "chat_template", "tokenize", "self"),
     *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
     *("raise_exception", "strftime_now"),
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+    *("additional_special_tokens", "extra_special_tokens", "image_token", "video_token", "audio_token"),
 }
-_SPECIAL_TOKEN = re.compile(r".*_tokens?")
 
 
 def read_template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def read_template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
         wanted = f"at most {MAX_NAME_CHARS} letters, digits and underscores, with no digit first"
         message = f"'{TEMPLATE_FIELD}' has the names {names(wrong)}: a name has {wanted}"
         raise InvalidRequest(message, param=TEMPLATE_FIELD)
-    taken = {name for name in variables if name in _SET_HERE or _SPECIAL_TOKEN.fullmatch(name)}
+    taken = _SET_HERE & set(variables)
     if taken:
         message = f"'{TEMPLATE_FIELD}' cannot set {names(taken)}, which the server sets for the template"
         raise InvalidRequest(message, param=TEMPLATE_FIELD)

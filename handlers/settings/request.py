@@ -12,7 +12,7 @@ class RequestSettings(HandlerGroup, title="request"):
 
     max_messages: Count = Field(512, description="Messages in an OpenAI body.")
     max_choices: Count = Field(8, description="Answers to one prompt of OpenAI's completions, which asks for `n`.")
-    max_prompts: Count = Field(32, description="Prompts in one request of OpenAI's completions.")
+    max_answers: Count = Field(64, description="Answers to one request: its prompts times `n`.")
     max_json_values: Count = Field(500_000, description="JSON values in a body, estimated before it is parsed.")
     inputs_form: Literal["tgi", "lmi", "lmi-json", "lmi-outputs"] = Field(
         "tgi",

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_ID = 64  # characters of an id; longer ones are cut
 MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they arrived
 MAX_PIECES_WAIT_S = 0.1  # longest wait of a stream's piece, so that TorchServe resends bodies less often
+MAX_TIMEOUT_DIGITS = 12  # of a time-out in milliseconds
 EARLY_S = 10.0  # how long such an id is remembered: a cancellation may overtake its request on another connection
 
 
@@ -256,8 +257,10 @@ def read_timeout_s(headers: Mapping[str, str]) -> float:
     text = headers.get(wire.TIMEOUT_MS)
     if text is None:
         return math.inf
-    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 12):
-        raise InvalidRequest(f"{wire.TIMEOUT_MS} must be a whole number of milliseconds")
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_TIMEOUT_DIGITS):
+        raise InvalidRequest(
+            f"{wire.TIMEOUT_MS} must be a whole number of milliseconds, of at most {MAX_TIMEOUT_DIGITS} digits"
+        )
     return int(text) / 1000
 
 

@@ -240,7 +240,10 @@ def test_a_location_of_other_characters_is_refused(stage: Stage, value: bytes, w
     assert words in json.loads(answer.read())["Message"]
 
 
-@pytest.mark.parametrize(("header", "value"), [("RequestTTLSeconds", "59"), ("InvocationTimeoutSeconds", "3601")])
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("RequestTTLSeconds", "59"), ("RequestTTLSeconds", "9999999999"), ("InvocationTimeoutSeconds", "3601")],
+)
 def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
     """boto3 checks only the minimum, and other clients check nothing."""
     connection = stage.http()
@@ -253,6 +256,7 @@ def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
     body = json.loads(answer.read())
     assert answer.status == 400
     assert f"'{header[0].lower()}{header[1:]}'".lower() in body["Message"].lower()
+    assert "than or equal to" in body["Message"]
 
 
 def test_invocation_id_is_not_cut(stage: Stage) -> None:

@@ -49,6 +49,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def chat(stage: Stage) -> FakeChat:
+    for name in stage.instances:
+        stage.instance(name).take_status(ReportedStatus(max_images=8))
     return FakeChat(stage)
 
 
@@ -140,9 +142,8 @@ def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: C
     assert told.pop("reasons") == reasons.SENTENCES
     assert told == {
         "endpoints": ["llava"],
-        "capabilities": {"llava": {"can_see": None}},
+        "capabilities": {"llava": {"can_see": None, "max_images": None}},
         "max_body_bytes": 6 << 20,
-        "max_pictures": 8,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -14,6 +15,7 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import answering
 from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -80,6 +82,50 @@ def test_what_an_endpoint_names_can_be_described(make_stage: Callable[..., Stage
         client.describe_endpoint_config(EndpointConfigName="gone")
     with pytest.raises(ClientError, match="Could not find model"):
         client.describe_model(ModelName="gone")
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_asynchronous_inference_is_described(
+    make_stage: Callable[..., Stage], tmp_path: Path, *, is_complete: bool
+) -> None:
+    """As CreateEndpointConfig takes it; paths that the configuration leaves out are those in effect."""
+    topic = "arn:aws:sns:us-east-1:123456789012:done"
+    config = AsyncEndpointSettings(
+        output_path=(tmp_path / "results/own").as_uri(),
+        failure_path=(tmp_path / "results/failed").as_uri(),
+        success_topic=topic,
+        include_response_in=("SUCCESS_NOTIFICATION_TOPIC",),
+        max_concurrent_per_instance=2,
+    )
+    stage = make_stage(async_folder=tmp_path, async_config=config if is_complete else None)
+    client = sagemaker(stage.proxy.runtime_url)
+
+    endpoint = client.describe_endpoint(EndpointName="llava")["AsyncInferenceConfig"]
+    described = client.describe_endpoint_config(EndpointConfigName="llava")["AsyncInferenceConfig"]
+
+    assert described == endpoint
+    if is_complete:
+        notification = {"SuccessTopic": topic, "IncludeInferenceResponseIn": ["SUCCESS_NOTIFICATION_TOPIC"]}
+        assert endpoint == {
+            "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 2},
+            "OutputConfig": {
+                "S3OutputPath": (tmp_path / "results/own").as_uri(),
+                "S3FailurePath": (tmp_path / "results/failed").as_uri(),
+                "NotificationConfig": notification,
+            },
+        }
+    else:
+        root = stage.settings.async_inference.output_root
+        assert endpoint == {
+            "OutputConfig": {
+                "S3OutputPath": f"{root}/async-endpoint-outputs/llava",
+                "S3FailurePath": f"{root}/async-endpoint-failures/llava",
+            }
+        }
+
+
+def test_an_endpoint_without_asynchronous_inference_describes_none(stage: Stage) -> None:
+    assert "AsyncInferenceConfig" not in sagemaker(stage.proxy.runtime_url).describe_endpoint(EndpointName="llava")
 
 
 def test_a_missing_endpoint_has_the_services_error_and_ends_the_waiter(stage: Stage) -> None:

@@ -127,6 +127,25 @@ def test_streams_and_errors_in_their_midst_can_be_read(make_stage: MakeStage) ->
     assert answer.status_code >= 500
 
 
+@pytest.mark.parametrize("path", [INVOCATIONS, STREAM, CHAT, "/invocations", "/predictions/llava"])
+def test_an_instances_own_permissions_are_replaced(make_stage: MakeStage, path: str) -> None:
+    """TorchServe sends them with cors_allowed_origin; without the proxy's setting they reach the page."""
+    own = {"Access-Control-Allow-Origin": "*", "access-control-allow-methods": "GET", "X-Other": "1"}
+    stage, plain = make(make_stage, APP), make(make_stage)
+    for each in (stage, plain):
+        each.a.behave = each.b.behave = answering(headers=own, body=b"{}")
+
+    answers = [ask(stage, path=path, Origin=APP) for _ in range(2)]  # the second on the fast path
+    unchanged = ask(plain, path=path)
+
+    for answer in answers:
+        check_readable(answer)
+        assert "Access-Control-Allow-Methods" not in answer.headers
+        assert answer.headers.get("X-Other") == unchanged.headers.get("X-Other")
+    assert "Access-Control-Allow-Origin" not in ask(stage, path=path).headers
+    assert unchanged.headers.get("Access-Control-Allow-Origin") == ("*" if "X-Other" in unchanged.headers else None)
+
+
 def test_late_and_long_bodies_get_readable_errors(make_stage: MakeStage) -> None:
     """An answer that an exchange writes itself, and one that ends the connection before the body has come."""
     stage = make(make_stage, APP, limits=LimitSettings(body_timeout_s=5.0))

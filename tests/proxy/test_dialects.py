@@ -107,6 +107,33 @@ def test_stream_passes_chunk_by_chunk(stage: Stage, path: str) -> None:
     assert (status, headers["content-type"], body) == (200, "text/event-stream", b"data: 1\n\ndata: 2\n\n")
 
 
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8"])
+def test_tgis_clients_send_json_to_the_root(stage: Stage, kind: str) -> None:
+    """Whole and streamed, as to /invocations."""
+    whole = post(stage, "/", b'{"inputs": "x"}', Content_Type=kind, Authorization="Bearer x")
+    stage.a.behave = stage.b.behave = streaming([b"data:{}\n\n"], "text/event-stream")
+    streamed = post(stage, "/", b'{"inputs": "x", "stream": true}', Content_Type=kind)
+
+    assert [each.path for each in stage.a.received + stage.b.received] == ["/predictions/llava"] * 2
+    assert whole[0] == 200
+    assert (streamed[0], streamed[2]) == (200, b"data:{}\n\n")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content_Type": "application/x-amz-json-1.1"},
+        {"Content_Type": "application/x-www-form-urlencoded"},
+        {"Content_Type": "application/jsonlines"},
+        {"Content_Type": "application/json", "Smithy_Protocol": "rpc-v2-cbor"},
+        {"Content_Type": "application/json", "Authorization": "AWS4-HMAC-SHA256 Credential=A/1/r/kms/aws4_request"},
+    ],
+)
+def test_the_root_is_that_of_aws_otherwise(stage: Stage, headers: dict[str, str]) -> None:
+    assert post(stage, "/", **headers)[0] == 404
+    assert stage.a.received + stage.b.received == []
+
+
 def test_death_in_mid_stream_cuts_the_connection(stage: Stage) -> None:
     """A clean end would make half an answer look whole."""
 

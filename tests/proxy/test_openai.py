@@ -333,9 +333,12 @@ def test_items_that_are_named_lead_to_the_instance_of_the_last(stage: Stage, ins
     first, last = ({"type": "item_reference", "id": name} for name in names)
     said = {"role": "user", "content": "Hello"}
 
-    for reference in (last, {"id": names[1], "type": "item_reference"}):
+    alone = {"id": names[1]}
+    answer = {"type": "message", "id": names[0], "role": "assistant", "content": "Hi"}
+    turned, nulls = {"id": names[1], "type": "item_reference"}, {"type": None, **alone}
+    for reference in (last, turned, alone, nulls, {**alone, "type": None}):
         connection = stage.http()
-        body = json.dumps({"model": "llava", "input": [said, first, said, reference, said]})
+        body = json.dumps({"model": "llava", "input": [said, first, {"id": names[0]}, said, reference, answer, said]})
         connection.request("POST", "/v1/responses", body)
         assert connection.getresponse().getheader("x-torchmoor-instance") == instance
 

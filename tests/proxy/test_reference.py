@@ -119,7 +119,7 @@ def test_each_body_has_a_schema(groups: Any) -> None:
                 jsonschema.Draft202012Validator.check_schema(content["schema"])
 
 
-OWN_FORM = {"InvokeEndpoint", "invocations", "invokeLoadedModel", "asyncResult"}  # of the model
+OWN_FORM = {"InvokeEndpoint", "invocations", "invokeRoot", "invokeLoadedModel", "asyncResult"}  # of the model
 
 
 def test_each_answer_has_its_own_schema() -> None:
@@ -170,7 +170,8 @@ def test_each_route_finds_its_endpoint_in_one_place(planes: dict[str, Stage], mo
     url = planes["container"].proxy.runtime_url
     for method, path, route in routes(make_document(DATA_PLANE)):
         for base in ("", "/endpoints/llava/openai") if path.startswith("/v1/") else ("",):
-            answer = requests.request(method, url + base + path, data=body_of(route), timeout=60)
+            json_type = {"Content-Type": "application/json"}
+            answer = requests.request(method, url + base + path, data=body_of(route), headers=json_type, timeout=60)
             assert ("refused by the rule" in answer.text) == (path not in WITHOUT_ENDPOINT), (method, base + path)
 
 

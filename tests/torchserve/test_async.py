@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import boto3
 import pytest
 import requests
 
@@ -56,6 +57,22 @@ def test_inline_and_stored_inputs_are_answered(fleet: Fleet) -> None:
         assert not path_of(answer["FailureLocation"]).exists()
     assert stored["OutputLocation"].endswith("/async-endpoint-outputs/llava/a.json")
     assert "/mine/today/" in folder["OutputLocation"]
+
+
+def test_the_endpoint_describes_where_results_go(fleet: Fleet) -> None:
+    client = boto3.client(
+        "sagemaker",
+        endpoint_url=fleet.runtime,
+        region_name="us-east-1",
+        aws_access_key_id="any",
+        aws_secret_access_key="any",
+    )
+
+    output = client.describe_endpoint(EndpointName="llava")["AsyncInferenceConfig"]["OutputConfig"]
+
+    answer = submit(fleet, Body=question("red"))
+    assert answer["OutputLocation"].startswith(f"{output['S3OutputPath']}/")
+    assert answer["FailureLocation"].startswith(f"{output['S3FailurePath']}/")
 
 
 def test_models_error_becomes_a_failure_object(fleet: Fleet) -> None:

@@ -127,6 +127,12 @@ def test_other_numbers_are_refused(gpt: openai.OpenAI, number: Any) -> None:
     assert caught.value.param == "n"
 
 
+def test_answers_to_all_prompts_have_one_limit(gpt: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_answers") as caught:
+        gpt.completions.create(model="llava", prompt=["hello"] * 20, n=4)
+    assert caught.value.param == "n"
+
+
 def test_a_request_fails_as_a_whole(gpt: openai.OpenAI) -> None:
     """Also if it fails before its first token."""
     with pytest.raises(openai.BadRequestError, match="tokens"):

@@ -235,7 +235,7 @@ def test_openai_client_reads_an_instance_itself(fleet: Fleet) -> None:
     assert caught.value.param == "messages"
 
 
-@pytest.mark.parametrize("path", ["/invocations", "/endpoints/llava/invocations", "/predictions/llava"])
+@pytest.mark.parametrize("path", ["", "/invocations", "/endpoints/llava/invocations", "/predictions/llava"])
 def test_huggingface_client_generates(fleet: Fleet, path: str) -> None:
     """text_generation reads TGI's form: text, details, and both kinds of streams."""
     client = InferenceClient(fleet.runtime + path, timeout=90)

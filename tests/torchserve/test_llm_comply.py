@@ -67,7 +67,7 @@ def test_openai_client_reads_reasoning_and_calls(scripted: Fleet) -> None:
 def test_openai_client_switches_reasoning_off(scripted: Fleet) -> None:
     """By a variable of the template or by the effort, whole and streamed, for one request only."""
     asked: Any = {"role": "user", "content": "Show your reasoning."}
-    off: Any = {"chat_template_kwargs": {"enable_thinking": False}}
+    off: Any = {"chat_template_kwargs": {"enable_thinking": False, "max_thinking_tokens": 64}}
     with openai.OpenAI(base_url=f"{scripted.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
         for fields, thought in (({}, THOUGHT), ({"extra_body": off}, ""), ({"reasoning_effort": "none"}, "")):
             whole: Any = gpt.chat.completions.create(model=NAME, messages=[asked], **fields)

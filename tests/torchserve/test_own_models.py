@@ -114,9 +114,10 @@ def test_a_model_answers_boto3_under_its_name(own: Fleet) -> None:
     assert json.load(answer["Body"]) == {"response_text": "The circle is red."}
 
 
-def test_models_report_whether_they_read_pictures(own: Fleet) -> None:
-    """The chat page learns it of every endpoint."""
-    wanted = {PACKAGED: {"can_see": True}, TEXT: {"can_see": False}, OLD: {"can_see": False}}
+def test_models_report_whether_they_read_images(own: Fleet) -> None:
+    """The chat page gets it from each endpoint, with the number of images that a session may have."""
+    seeing = {PACKAGED: True, TEXT: False, OLD: False}
+    wanted = {name: {"can_see": can_see, "max_images": 8} for name, can_see in seeing.items()}
 
     def capabilities() -> Any:
         return requests.get(f"{own.runtime}/chat/endpoints", timeout=10).json()["capabilities"]

@@ -257,6 +257,26 @@ def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> No
         gpt.responses.create(model="llava", input=COLOR, conversation=talk.id)
 
 
+def test_items_are_named_with_their_images_and_shown_with_their_log_probabilities(gpt: openai.OpenAI) -> None:
+    """An item's `type` is optional in a reference; an item in a conversation shows what its response has shown."""
+    first = gpt.responses.create(model="llava", input=FIRST)
+    [question] = gpt.responses.input_items.list(first.id)
+    [answer] = first.output
+    named: list[Any] = [{"type": "item_reference", "id": question.id}, {"id": answer.id}]
+    talk = gpt.conversations.create(items=named)
+    second = gpt.responses.create(model="llava", input=[*named, {"role": "user", "content": SHAPE}])
+    third = gpt.responses.create(
+        model="llava", input=SHAPE, conversation=talk.id, include=[LOGPROBS], top_logprobs=2, store=True
+    )
+
+    assert "circle" in second.output_text
+    assert (third.output_text, num_input(third)) == (second.output_text, num_input(second))
+    for included, expected in (([LOGPROBS], len(logprobs_of(third))), ([], 0)):
+        last = gpt.conversations.items.list(talk.id, include=included).data[0]
+        assert last.type == "message"
+        assert len(last.to_dict()["content"][0]["logprobs"]) == expected  # type: ignore[index]
+
+
 def test_listed_items_are_sent_again_with_their_images(gpt: openai.OpenAI) -> None:
     """As OpenAI's Agents SDK does with OpenAIConversationsSession: each turn sends all items of the conversation."""
     talk = gpt.conversations.create()

@@ -12,12 +12,7 @@ from dataclasses import dataclass
 
 from torchmoor.async_inference.backoff import Backoff
 from torchmoor.async_inference.notifications.notifier import Notifier
-from torchmoor.async_inference.objects.locations import (
-    ResultLocations,
-    default_failure_path,
-    default_output_path,
-    locate_results,
-)
+from torchmoor.async_inference.objects.locations import ResultLocations, endpoint_paths, locate_results
 from torchmoor.async_inference.objects.object_store import (
     Download,
     LocationRefused,
@@ -75,8 +70,7 @@ class AsyncEndpointContext:
         self.name = metrics.endpoint
         self.capacity = capacity
         self.metrics = metrics
-        self.output_path = settings.output_path or default_output_path(root, self.name)
-        self.failure_path = settings.failure_path or default_failure_path(root or settings.output_path, self.name)
+        self.output_path, self.failure_path = endpoint_paths(settings, root, self.name)
         self.settings = settings
 
 

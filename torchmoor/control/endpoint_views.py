@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from torchmoor.async_inference.objects.locations import endpoint_paths
 from torchmoor.control.arns import CONFIG, ENDPOINT, MODEL, Arns
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.listing import ListedResource, list_page
@@ -24,7 +25,8 @@ MAX_VARIANT_STATUSES = 5  # the service's own limit
 class EndpointViews:
     """Describes endpoints.
 
-    created: endpoints of clients, by name. deployments: their instances; None if clients create none.
+    created: endpoints of clients, by name. deployments: their instances; None if clients create none. output_root:
+    async_inference.output_root.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class EndpointViews:
         arns: Arns,
         created: Mapping[str, EndpointResource],
         deployments: Deployments | None,
+        output_root: str,
     ) -> None:
         self._registry = registry
         self._arns = arns
         self._created = created
         self._deployments = deployments
+        self._output_root = output_root
         self._started_at = time.time()
 
     def operations(self) -> dict[str, Operation]:
@@ -58,6 +62,7 @@ class EndpointViews:
             "EndpointConfigName": name,
             "EndpointConfigArn": self._arns.arn(CONFIG, name),
             "ProductionVariants": [_configured(variant) for variant in endpoint.variants],
+            "AsyncInferenceConfig": self._async_config(endpoint),
             "CreationTime": as_time(self._started_at),
         }
 
@@ -92,8 +97,30 @@ class EndpointViews:
             "EndpointConfigName": name,
             "EndpointStatus": status_of(endpoint),
             "ProductionVariants": [describe_variant(variant) for variant in endpoint.variants],
+            "AsyncInferenceConfig": self._async_config(endpoint),
             "CreationTime": as_time(self._started_at),
             "LastModifiedTime": as_time(self._started_at),
+        }
+
+    def _async_config(self, endpoint: Endpoint) -> dict[str, Any] | None:
+        """Return an endpoint's AsyncInferenceConfig as AWS's CreateEndpointConfig takes it; None without one."""
+        settings = endpoint.settings.async_inference
+        if settings is None:
+            return None
+        output, failure = endpoint_paths(settings, self._output_root, endpoint.name)
+        notification = {
+            "SuccessTopic": settings.success_topic or None,
+            "ErrorTopic": settings.error_topic or None,
+            "IncludeInferenceResponseIn": list(settings.include_response_in) or None,
+        }
+        number = settings.max_concurrent_per_instance
+        return {
+            "ClientConfig": None if number is None else {"MaxConcurrentInvocationsPerInstance": number},
+            "OutputConfig": {
+                "S3OutputPath": output,
+                "S3FailurePath": failure,
+                "NotificationConfig": notification if any(notification.values()) else None,
+            },
         }
 
     def _describe_created(self, name: str, resource: EndpointResource) -> dict[str, Any]:

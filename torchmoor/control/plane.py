@@ -40,7 +40,7 @@ def describing_plane(settings: ProxySettings, registry: Registry, run_dir: Path 
 
     run_dir: the parent of the instances' folders, whose logs are shown.
     """
-    views = EndpointViews(registry, make_arns(settings), {}, None)
+    views = EndpointViews(registry, make_arns(settings), {}, None, settings.async_inference.output_root)
     services = [Service(SAGEMAKER, views.operations(), hint=HINT)]
     if run_dir is not None:
         services.append(Service("logs", EndpointLogs(registry, run_dir).operations()))
@@ -81,7 +81,7 @@ class LaunchingPlane:
         )
         self._endpoints = Endpoints(control, resources, arns, registry, deployments, targets)
         self._deployments, self._targets = deployments, targets
-        views = EndpointViews(registry, arns, resources.endpoints, deployments)
+        views = EndpointViews(registry, arns, resources.endpoints, deployments, settings.async_inference.output_root)
         models = Models(control, resources, arns, artifacts.check, views.describe_model, views.describe_config)
         operations = {
             **views.operations(),

@@ -19,6 +19,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.data_plane_view import Values
 from torchmoor.fleet.process_commands import ProcessParts
 from torchmoor.metrics.process_counts import ProcessCounts
+from torchmoor.proxy.access.cors import note_answer
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.api.application import DataPlaneApplication
@@ -34,6 +35,7 @@ from torchmoor.proxy.fast_path.routes import FastRoutes
 from torchmoor.proxy.http.arriving import ArrivingBodies
 from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.descriptors import find_limit, limit_connections, limit_files
+from torchmoor.proxy.http.fields import note_nothing
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.spool import Spool
@@ -125,7 +127,13 @@ class DataPlane:
             limits=limits,
             websocket=settings.websocket,
             max_connections=max_connections,
-            connector=Connector(self.sweeper, limits, settings.timeouts, max_connections=max_connections),
+            connector=Connector(
+                self.sweeper,
+                limits,
+                settings.timeouts,
+                max_connections=max_connections,
+                note=note_answer if settings.listen.allowed_origins else note_nothing,
+            ),
             arriving=ArrivingBodies(limits.max_arriving_bytes, clock=clock, on_dropped=self._count_dropped),
             spool=Spool(limits, max_files=max_files),
             budget=ReplayBudget(

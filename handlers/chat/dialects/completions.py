@@ -56,7 +56,7 @@ def parse_completion(incoming: Incoming, body: dict[str, Any], settings: Request
             num_prompts=1 + len(more_prompts),
         ),
         is_streaming=is_streaming,
-        num_choices=read_num_choices(given, settings),
+        num_choices=read_num_choices(given, settings, 1 + len(more_prompts)),
     )
 
 
@@ -65,9 +65,9 @@ def _read_prompts(given: Mapping[str, Any], settings: RequestSettings) -> list[s
     prompt = given.get("prompt")
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     are_texts = all(isinstance(each, str) and each for each in prompts)
-    if not are_texts or not 1 <= len(prompts) <= settings.max_prompts:
+    if not are_texts or not 1 <= len(prompts) <= settings.max_answers:
         raise InvalidRequest(
-            f"'prompt' must be a text, or a list of 1 to {settings.max_prompts} texts, and no text may be empty; token "
+            f"'prompt' must be a text, or a list of 1 to {settings.max_answers} texts, and no text may be empty; token "
             "ids are not read",
             param="prompt",
         )

@@ -34,11 +34,17 @@ def refuse_unsupported(given: Mapping[str, Any], fields: set[str], neutral: Neut
         raise InvalidRequest(f"{what} have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS])
 
 
-def read_num_choices(given: Mapping[str, Any], settings: RequestSettings) -> int:
-    """Return how many answers a request asks for."""
+def read_num_choices(given: Mapping[str, Any], settings: RequestSettings, num_prompts: int = 1) -> int:
+    """Return how many answers to each prompt a request asks for."""
     number = given.get("n", 1)
     if not is_int(number) or not 1 <= number <= settings.max_choices:
         raise InvalidRequest(f"'n' must be a whole number from 1 to {settings.max_choices}", param="n")
+    if number * num_prompts > settings.max_answers:
+        raise InvalidRequest(
+            f"a request may have {settings.max_answers} answers (handler.request.max_answers), not {num_prompts} * "
+            f"{number}: the number of prompts times 'n'",
+            param="n",
+        )
     return number
 
 

@@ -83,9 +83,11 @@ def parse_resource(
         case "GET", "conversations", str():
             return ShowConversation(caller=caller, conversation_id=ids[0])
         case "GET", "conversations", str(), "items":
-            return ShowConversation(caller=caller, conversation_id=ids[0], page=_parse_page(values))
+            page, included = _parse_page(values), _parse_included(query)
+            return ShowConversation(caller=caller, conversation_id=ids[0], page=page, included=included)
         case "GET", "conversations", str(), "items", str():
-            return ShowConversation(caller=caller, conversation_id=ids[0], item_id=ids[1])
+            included = _parse_included(query)
+            return ShowConversation(caller=caller, conversation_id=ids[0], item_id=ids[1], included=included)
         case "POST", "conversations", str():
             body = read_body()
             _refuse_other_fields(body, {"metadata"})
@@ -247,7 +249,8 @@ def _parse_stream(query: Mapping[str, str]) -> int | None:
         return None
     number = query.get("starting_after", "-1")
     if number != "-1" and (not number.isdecimal() or len(number) > MAX_DIGITS):
-        raise InvalidRequest("'starting_after' must be a whole number, 0 or more", param="starting_after")
+        most = 10**MAX_DIGITS - 1
+        raise InvalidRequest(f"'starting_after' must be a whole number from 0 to {most}", param="starting_after")
     return int(number)
 
 

@@ -249,12 +249,18 @@ def show_response(
     output: items without ids. num_input: number of the turn's input items. has_logprobs: show the log probabilities
     that are stored with the fields.
     """
-    if has_logprobs and _SCORES in fields:
-        scored = zip(output, read_output(output, None, fields[_SCORES]), strict=True)
-        output = [item.show(value["status"]) for value, item in scored]
+    output = with_logprobs(fields, output) if has_logprobs else output
     shown = [_with_id(value, session_id, number, num_input + i) for i, value in enumerate(output)]
     shown_fields = {name: value for name, value in fields.items() if name not in (_PIECES, _SCORES)}
     return {"id": response_id(session_id, number), "object": "response", **shown_fields, "output": shown}
+
+
+def with_logprobs(fields: Mapping[str, Any], output: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return a response's output with the log probabilities that are stored with the response's fields, if any."""
+    if _SCORES not in fields:
+        return output
+    scored = zip(output, read_output(output, None, fields[_SCORES]), strict=True)
+    return [item.show(value["status"]) for value, item in scored]
 
 
 def show_items(items: Sequence[Item], session_id: str, number: int) -> list[dict[str, Any]]:

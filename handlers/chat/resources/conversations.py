@@ -1,14 +1,18 @@
 """OpenAI's conversations: each is a session, whose entries are turns and items that clients add."""
 
 import json
+from collections.abc import Collection
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from handlers.chat.commands import AddItems, DeleteConversation, ShowConversation, UpdateConversation
-from handlers.chat.dialects.response_form import find_item, has_image, show_items, show_list, show_page
+from handlers.chat.dialects.response_form import find_item, has_image, show_items, show_list, show_page, with_logprobs
+from handlers.chat.dialects.responses import LOGPROBS
 from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import check_results, images_in, read_items, write_items
+from handlers.chat.sessions.entries import fields_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -41,9 +45,9 @@ class Conversations:
         """Return a conversation, one of its items, or a page of them."""
         with self.found(command.caller, command.conversation_id) as session:
             if command.page is not None:
-                return show_page(_items(session), command.page)
+                return show_page(_items(session, command.included), command.page)
             if command.item_id:
-                return _find_item(session, command.item_id)
+                return _find_item(session, command.item_id, command.included)
             return show_conversation(session)
 
     def add(self, command: AddItems, reply: PendingReply) -> dict[str, Any]:
@@ -86,14 +90,18 @@ def show_conversation(session: Session) -> dict[str, Any]:
     return {"id": conversation_id(session.id.text), **(session.resource or {})}
 
 
-def _items(session: Session) -> list[dict[str, Any]]:
-    """Return all items, the oldest first."""
+def _items(session: Session, included: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return all items, the oldest first. included: what to show besides."""
     shown: list[dict[str, Any]] = []
     for number in session.order:
         event = session.entries[number - 1]
         if not event.response:  # a turn of another API
             continue
-        items = [*read_items(event.question), *(read_items(event.answer) if event.answer else ())]
+        answer = read_items(event.answer) if event.answer else ()
+        if LOGPROBS in included:
+            values = with_logprobs(fields_of(event.response), [item.value for item in answer])
+            answer = tuple(replace(item, value=value) for item, value in zip(answer, values, strict=True))
+        items = [*read_items(event.question), *answer]
         shown += [
             item
             for place, item in enumerate(show_items(items, session.id.text, number))
@@ -102,8 +110,8 @@ def _items(session: Session) -> list[dict[str, Any]]:
     return shown
 
 
-def _find_item(session: Session, text: str) -> dict[str, Any]:
-    items = _items(session)
+def _find_item(session: Session, text: str, included: Collection[str] = ()) -> dict[str, Any]:
+    items = _items(session, included)
     index = find_item(items, text)
     if index is None:
         raise ResponseUnknown(f"Item with id '{text[:256]}' not found.", api_code="not_found")

@@ -5,7 +5,7 @@ A chain of responses is a session, and each response a turn of it.
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -89,7 +89,7 @@ class StoredResponses:
             raise unknown_response(response_id, param) from error
 
     def find_items(self, caller: Caller, references: References) -> dict[str, Item]:
-        """Return stored items by their ids. Raises ResponseUnknown, InvalidRequest, JournalUnavailable."""
+        """Return stored items by their ids. Raises ResponseUnknown, JournalUnavailable."""
         places = {name: read_item_id(name) for name in references.items}
         numbers: dict[str, set[int]] = defaultdict(set)
         for place in places.values():
@@ -106,11 +106,6 @@ class StoredResponses:
                     param=references.field,
                     api_code="not_found",
                 )
-            if images_in([item]):
-                raise InvalidRequest(
-                    f"Item '{name[:256]}' has an image, so no item_reference can name it: send the item itself",
-                    param=references.field,
-                )
             found[name] = item
         return found
 
@@ -118,6 +113,7 @@ class StoredResponses:
         """Return the items of a session's entries, by number and place; without those that are not stored.
 
         Reads the journal first, once: requests for a response go to its own instance, which may have deleted the items.
+        The bytes of images are read later.
         """
         found: dict[tuple[int, int], Item] = {}
         try:
@@ -126,7 +122,10 @@ class StoredResponses:
                 for number in numbers:
                     event = session.find_turn(number)
                     if event is not None and event.response and number not in session.deleted:
-                        items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))
+                        asked = read_items(event.question)
+                        digests = event.images[len(event.images) - len(images_in(asked)) :]  # those of no item precede
+                        images = [ImagePart(self._keep(session, digest, caller)) for digest in digests]
+                        items = _fill((*asked, *(read_items(event.answer) if event.answer else ())), images)
                         found |= {(number, place): item for place, item in enumerate(items)}
                 return {at: item for at, item in found.items() if at not in session.deleted_items}
         except SessionGone:
@@ -198,9 +197,7 @@ class StoredResponses:
             raise InvalidRequest(OTHER_API)
         for event in entries:
             own = [ImagePart(self._keep(session, i.digest, caller)) for i in islice(images, len(event.images))]
-            items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))
-            messages = _with_images([item.message for item in items], own)
-            repeated += [replace(item, message=message) for item, message in zip(items, messages, strict=True)]
+            repeated += _fill((*read_items(event.question), *(read_items(event.answer) if event.answer else ())), own)
         return repeated
 
     def _keep(self, session: Session, digest: str, caller: Caller) -> KeptImage:
@@ -217,6 +214,12 @@ class StoredResponses:
         unknown = ResponseUnknown("This compaction item is not known, or has expired; send the conversation itself.")
         with self._sessions.hold_resource(read_compaction_id(text), caller, unknown) as session:
             return self.repeat(session, len(session.order), caller)
+
+
+def _fill(items: Sequence[Item], images: list[ImagePart]) -> list[Item]:
+    """Put images into the messages of stored items."""
+    messages = _with_images([item.message for item in items], images)
+    return [replace(item, message=message) for item, message in zip(items, messages, strict=True)]
 
 
 def _with_images(messages: list[Message], images: list[ImagePart]) -> list[Message]:

@@ -35,7 +35,7 @@ def test_a_prompt_is_continued_as_it_is() -> None:
     ("body", "param"),
     [
         *(({"prompt": prompt}, "prompt") for prompt in ("", [], [1, 2], [[1, 2]], 7, "\ud800")),
-        *(({"prompt": prompt}, "prompt") for prompt in (["a", ""], ["a", 7], ["a", "\ud800"], ["a"] * 33)),
+        *(({"prompt": prompt}, "prompt") for prompt in (["a", ""], ["a", 7], ["a", "\ud800"], ["a"] * 65)),
         *(({name: 2}, name) for name in ("best_of", "echo", "suffix", "logit_bias", "stop", "colour")),
         *(({"n": number}, "n") for number in (0, 9, True, "2")),
         ({"logprobs": 21}, "logprobs"),
@@ -51,6 +51,15 @@ def test_what_cannot_be_served_is_refused_by_name(body: dict[str, Any], param: s
     with pytest.raises(InvalidRequest) as caught:
         command(**body)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(("num_prompts", "number"), [(13, 5), (33, 2)])
+def test_a_request_has_a_limit_of_answers_to_all_its_prompts(num_prompts: int, number: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"64 answers \(handler\.request\.max_answers\)") as caught:
+        command(prompt=["Once"] * num_prompts, n=number)
+
+    assert caught.value.param == "n"
+    assert command(prompt=["Once"] * 8, n=8).num_answers == command(prompt=["Once"] * 64).num_answers == 64
 
 
 def test_openais_path_needs_a_model() -> None:

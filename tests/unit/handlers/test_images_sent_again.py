@@ -12,6 +12,7 @@ from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
+from torchmoor.wire.background import run_resource
 
 TEXT = {"type": "text", "text": "What color is it?"}
 QUESTION = {**TEXT, "type": "input_text"}
@@ -138,6 +139,55 @@ def test_a_tools_result_may_have_images(clients: list[Client], red: Image.Image,
     assert result["output"][1]["file_id"]
     assert ask(other, f"GET files/{result['output'][1]['file_id']}/content").body == png_of(red)
     assert ask(other, f"DELETE conversations/{talk}/items/{result['id']}").status == 400
+
+
+def name_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "item_reference", "id": item["id"]}
+
+
+@pytest.mark.parametrize("options", [{}, {"store": False}, {"background": True}])
+def test_items_that_are_named_have_their_images(
+    clients: list[Client], red: Image.Image, blue: Image.Image, options: dict[str, Any]
+) -> None:
+    """A question and a tool's result, in the order in which they are named; an image that no item has is not."""
+    first, other = clients
+    asked = [say(blue, red), CALL, look(image_url=data_url(red))]
+    talk = ask(first, "POST conversations", {"items": [say(red)]}).json["id"]
+    response = respond(first, asked, conversation=talk).json
+    items = ask(other, f"GET responses/{response['id']}/input_items?order=asc").json["data"]
+    again = [*asked, say(blue)]
+    whole = respond(first, again, store=False).json
+
+    answer = respond(other, [*map(name_of, items), say(blue)], **options)
+
+    assert answer.status == 200, answer.body
+    named = answer.json
+    if "background" in options:
+        assert other.call(None, {wire.PRINCIPAL: "alice", wire.RESOURCE: run_resource(named["id"])}).status == 200
+        named = ask(other, f"GET responses/{named['id']}").json
+    assert named["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert named["output"][0]["content"] == whole["output"][0]["content"]
+    if options.get("store", True):
+        assert ask(first, f"DELETE conversations/{talk}").status == 200
+        shown = ask(other, f"GET responses/{named['id']}/input_items?order=asc").json["data"]
+        ids = [part["file_id"] for part in (*images_of(shown), shown[2]["output"][1])]
+        pixels = [ask(other, f"GET files/{each}/content").body for each in ids]
+        assert pixels == [png_of(each) for each in (blue, red, blue, red)]
+
+
+def test_a_conversation_gets_named_items_with_their_images(clients: list[Client], red: Image.Image) -> None:
+    first, other = clients
+    response = respond(first, [say(red)]).json["id"]
+    items = ask(first, f"GET responses/{response}/input_items").json["data"]
+
+    talks = [ask(other, "POST conversations", {"items": [name_of(items[0])]}).json["id"] for _ in range(2)]
+    ask(other, f"POST conversations/{talks[1]}/items", {"items": [name_of(items[0])]})
+
+    for talk, number in zip(talks, (1, 2), strict=True):
+        shown = images_of(ask(first, f"GET conversations/{talk}/items").json["data"])
+        assert [ask(first, f"GET files/{each['file_id']}/content").body for each in shown] == [png_of(red)] * number
+    assert respond(other, [name_of(items[0])] * 3).status == 200
+    assert ask(other, "POST responses", {"model": "llava", "input": [name_of(items[0])]}, "bob").status == 404
 
 
 def test_in_a_session_a_tools_result_has_text_only(client: Client, red: Image.Image) -> None:

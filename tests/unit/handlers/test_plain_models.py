@@ -89,6 +89,7 @@ def test_the_load_states_what_it_costs(
         "engine": "builtin",
         "max_context": 256,
         "can_see": False,
+        "max_images": 8,
         "can_pin": True,
         "has_grammars": True,
         "has_tools": True,

@@ -14,9 +14,10 @@ from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply, ReplyPieces
 from handlers.settings.pump import PumpSettings
 from handlers.torchserve import pump as pump_module
-from handlers.torchserve.pump import MAX_EARLY, Pump, read_row
+from handlers.torchserve.pump import MAX_EARLY, Pump, read_row, read_timeout_s
 from handlers.worker.counters import Counters
 from tests.unit.handlers.conftest import FakeClock
+from torchmoor.wire import headers as wire
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ResourceWarning)  # it leaves its version file open
@@ -954,3 +955,11 @@ def test_what_is_in_flight_is_told_without_those_who_ask(front: FrontEnd, servic
     front.send("s", {}, X_Torchmoor_Operation="in-flight")
     front.step()
     assert json.loads(front.bodies["s"]) == {"in_flight": 0}
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "\u0663", "1" * 13])
+def test_a_timeout_that_is_refused_has_its_range_in_the_error(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="a whole number of milliseconds, of at most 12 digits"):
+        read_timeout_s({wire.TIMEOUT_MS: text})
+
+    assert read_timeout_s({wire.TIMEOUT_MS: "9" * 12}) == 999_999_999.999

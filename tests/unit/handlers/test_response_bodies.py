@@ -9,7 +9,6 @@ import pytest
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
-from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
 from torchmoor.wire.background import run_resource
 
@@ -17,6 +16,7 @@ CREATE = {wire.RESOURCE: "POST responses"}
 BODY: dict[str, Any] = {"model": "llava", "input": "Hello", "max_output_tokens": 2}
 QUESTIONS = [{"role": "user", "content": text} for text in ("Hello.", "What color is the circle?")]
 TOOL = {"type": "function", "name": "f", "parameters": {}}
+LOGPROBS = "message.output_text.logprobs"
 HALF = "\ud800"  # of a surrogate pair
 SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 
@@ -77,6 +77,16 @@ def test_what_is_nested_too_deeply_for_the_template_is_refused(client: Client) -
 
     assert [(each.status, each.error) for each in answers] == [(400, "InvalidRequest")] * 2
     assert "nested too deeply" in answers[0].json["error"]["message"]
+
+
+@pytest.mark.parametrize("number", ["-2", "x", "1000000000", "9" * 5000])
+def test_a_wrong_number_of_an_event_is_refused_with_its_range(client: Client, number: str) -> None:
+    response_id = client.call(BODY, CREATE).json["id"]
+
+    answer = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}?stream=true&starting_after={number}"})
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "starting_after")
+    assert "a whole number from 0 to 999999999" in answer.json["error"]["message"]
 
 
 def test_metadata_may_be_null(client: Client) -> None:
@@ -256,6 +266,19 @@ def test_a_reference_may_have_fields_that_are_null(client: Client) -> None:
     assert client.call({**BODY, "input": [{**reference(item), "status": None}]}, CREATE).status == 200
 
 
+@pytest.mark.parametrize("fields", [{}, {"type": None}, {"type": None, "status": None}])
+def test_an_items_id_alone_names_it(client: Client, fields: dict[str, Any]) -> None:
+    """OpenAI's `type` of a reference is optional."""
+    item = client.call(BODY, CREATE).json["output"][0]
+
+    names = (reference(item), {"id": item["id"], **fields})
+    answers = [client.call({**BODY, "input": [each]}, CREATE) for each in names]
+
+    assert len({num_input(each) for each in answers}) == 1
+    missing = client.call({**BODY, "input": [{"id": "msg_x", **fields}]}, CREATE)
+    assert (missing.status, missing.json["error"]["param"]) == (404, "input")
+
+
 @pytest.mark.parametrize(
     ("changed", "param"), [({"id": None}, "input[0].id"), ({"id": 7}, "input[0].id"), ({"role": "user"}, "input[0]")]
 )
@@ -265,17 +288,6 @@ def test_a_wrong_reference_is_refused(client: Client, changed: dict[str, Any], p
     answer = client.call({**BODY, "input": [{**reference(item), **changed}]}, CREATE)
 
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
-
-
-def test_an_item_with_an_image_cannot_be_named(client: Client, drawing: Any) -> None:
-    image = {"type": "input_image", "image_url": data_url(drawing("ellipse", "red"))}
-    response = client.call({**BODY, "input": [{"role": "user", "content": [image]}]}, CREATE).json["id"]
-    [item] = client.call({}, {wire.RESOURCE: f"GET responses/{response}/input_items"}).json["data"]
-
-    answer = client.call({**BODY, "input": [reference(item)]}, CREATE)
-
-    assert (answer.status, answer.json["error"]["param"]) == (400, "input")
-    assert "send the item itself" in answer.json["error"]["message"]
 
 
 def test_references_beyond_the_limit_are_refused_before_they_are_read(make_client: ServiceFactory) -> None:
@@ -319,6 +331,32 @@ def test_input_may_be_left_out_in_a_conversation(client: Client, *, is_backgroun
     assert (num_input(answer), text_of(answer)) == (num_input(alone), text_of(alone))
     items = client.call({}, {wire.RESOURCE: f"GET conversations/{talk}/items?order=asc"}).json["data"]
     assert [item["role"] for item in items] == ["user", "user", "assistant"]
+
+
+@pytest.mark.parametrize("is_background", [False, True])
+def test_items_of_a_conversation_show_log_probabilities(client: Client, *, is_background: bool) -> None:
+    """With the same `include` as the response: on the list's pages, and for one item."""
+    talk = client.call({"items": QUESTIONS}, {wire.RESOURCE: "POST conversations"}).json["id"]
+    body = {**BODY, "conversation": talk, "include": [LOGPROBS], "top_logprobs": 2, "background": is_background}
+    response_id = client.call(body, CREATE).json["id"]
+    if is_background:
+        client.call({}, {wire.RESOURCE: run_resource(response_id)})
+    client.call({**BODY, "conversation": talk}, CREATE)
+    response = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}?include[]={LOGPROBS}"}).json
+
+    path = f"conversations/{talk}/items"
+    listed, plain = (
+        client.call({}, {wire.RESOURCE: f"GET {path}?order=asc{query}"}).json["data"]
+        for query in (f"&include[]={LOGPROBS}", "")
+    )
+    [item] = response["output"]
+    one = client.call({}, {wire.RESOURCE: f"GET {path}/{item['id']}?include={LOGPROBS}"}).json
+
+    assert item["content"][0]["logprobs"]
+    assert listed == [*plain[:3], item, *plain[4:]]
+    assert [len(each["content"][0].get("logprobs", ())) for each in plain] == [0] * 6
+    assert one == item
+    assert client.call({}, {wire.RESOURCE: f"GET {path}/{item['id']}"}).json == plain[3]
 
 
 def test_instructions_that_are_too_long_are_refused_without_turns_that_could_be_left_out(client: Client) -> None:

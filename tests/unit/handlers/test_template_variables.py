@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from handlers.errors import InvalidRequest
@@ -129,6 +129,7 @@ def test_what_is_refused(variables: Any, message: str) -> None:
 def test_every_parameter_of_the_renderer_is_refused() -> None:
     """Also of a later version of transformers."""
     names = set(inspect.signature(render_jinja_template).parameters) - {"kwargs"}
+    names |= set(PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES) | {"extra_special_tokens"}
     for name in names | {"messages", "conversation", "self", "strftime_now", "raise_exception", "image_token"}:
         with pytest.raises(InvalidRequest, match=f"cannot set '{name}'"):
             chat(chat_template_kwargs={name: None})
@@ -136,7 +137,8 @@ def test_every_parameter_of_the_renderer_is_refused() -> None:
 
 def test_what_is_accepted() -> None:
     """Scalars, lists and objects up to the limits; null is the same as none."""
-    variables = {"a": None, "b": [{"c": [[]]}], "x" * 64: "y" * 510, "N_1": 1.5, **{f"v{i}": i for i in range(12)}}
+    variables = {"a": None, "b": [{"c": [[]]}], "x" * 64: "y" * 510, "N_1": 1.5, **{f"v{i}": i for i in range(10)}}
+    variables |= {"max_thinking_tokens": 64, "stop_token": "."}
 
     assert len(variables) == 16
     assert chat(chat_template_kwargs=variables).parameters.template_variables == variables

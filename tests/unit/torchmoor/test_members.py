@@ -67,6 +67,17 @@ def test_a_refused_value_is_shown_as_it_was_written(encoding: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("value", "shown"), [(b"1" * 10, "1" * 10), (b"9" * 5000, "9" * 64), (b"0021601", "21601")])
+def test_a_number_above_its_range_is_refused_with_the_range(value: bytes, shown: str) -> None:
+    problem = MEMBERS[b"x-amzn-sagemaker-requestttlseconds"].find_problem(value)
+
+    assert problem == (
+        f"1 validation error detected: Value '{shown}' at 'requestTTLSeconds' failed to satisfy constraint: "
+        "Member must have value less than or equal to 21600"
+    )
+    assert MEMBERS[b"x-amzn-sagemaker-requestttlseconds"].find_problem(b"0000021600") is None
+
+
 def test_members_are_read_once_and_in_ascii() -> None:
     """A member given twice is ambiguous, so it is refused."""
     header = b"x-amzn-sagemaker-session-id"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
+from torchmoor.config.asynchronous import AsyncEndpointSettings
 
 STAGING = ".torchmoor"
 OUTPUTS = "async-endpoint-outputs"  # as the SageMaker SDK names them
@@ -36,6 +37,12 @@ def default_output_path(root: str, endpoint: str) -> str:
 def default_failure_path(root: str, endpoint: str) -> str:
     """Return the S3FailurePath of an endpoint that does not set one."""
     return _below(root, f"{FAILURES}/{endpoint}")
+
+
+def endpoint_paths(settings: AsyncEndpointSettings, root: str, endpoint: str) -> tuple[str, str]:
+    """Return an endpoint's S3OutputPath and S3FailurePath."""
+    output = settings.output_path or default_output_path(root, endpoint)
+    return output, settings.failure_path or default_failure_path(root or settings.output_path, endpoint)
 
 
 def locate_results(

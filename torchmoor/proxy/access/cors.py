@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchmoor.proxy.access.web_pages import ORIGIN
+from torchmoor.proxy.http.fields import PASSED, FieldNote
 from torchmoor.proxy.http.message import Reply, Request
 
 REQUESTED_METHOD = b"access-control-request-method"
@@ -15,6 +16,15 @@ MAX_AGE_S = 7200  # the longest that Chromium keeps a preflight's answer
 _VARY = b"vary: origin\r\n"
 # No request has cookies, so "*" stands for every field.
 _LINES = b"access-control-allow-origin: %b\r\naccess-control-expose-headers: *\r\n" + _VARY
+
+
+_OWN_FIELDS = b"access-control-"
+_HELD_BACK = FieldNote(is_passed=False)
+
+
+def note_answer(name: bytes) -> FieldNote:
+    """Hold back an instance's own CORS fields: a browser refuses an answer that has them twice."""
+    return _HELD_BACK if name.startswith(_OWN_FIELDS) else PASSED
 
 
 class Cors:

@@ -19,6 +19,7 @@ from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.replies import Handler, runtime_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.field_names import AWS_REQUEST_ID
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.tasks import BackgroundTasks
@@ -58,12 +59,19 @@ class ControlApi:
     """Passes requests to the control plane, if their listener may serve it."""
 
     def __init__(
-        self, dispatchers: Dispatchers, answer: AnswerControl, pages: WebPageGuard, *, is_guarded: bool
+        self,
+        dispatchers: Dispatchers,
+        answer: AnswerControl,
+        pages: WebPageGuard,
+        otherwise: Handler,
+        *,
+        is_guarded: bool,
     ) -> None:
-        """is_guarded: whether callers need credentials."""
+        """otherwise: handles a POST to / without X-Amz-Target. is_guarded: whether callers need credentials."""
         self._pages = pages
         self._dispatchers = dispatchers
         self._answer = answer
+        self._otherwise = otherwise
         self._is_guarded = is_guarded
         self._settings = dispatchers.settings.control
         self._host = dispatchers.settings.listen.host
@@ -73,8 +81,8 @@ class ControlApi:
         is_known = method == b"POST" and (path == PATH or path.startswith(b"/service/"))
         return self._handle if is_known else None
 
-    def _handle(self, request: Request, request_id: bytes) -> DeferredReply | Reply:
-        """Make the call for a request; a request without X-Amz-Target is an unknown operation."""
+    def _handle(self, request: Request, request_id: bytes) -> Call | Reply:
+        """Make the call for a request."""
         try:
             is_cbor = request.find(PROTOCOL) == CBOR
             if is_cbor:
@@ -82,7 +90,8 @@ class ControlApi:
             else:
                 target = None if request.path != PATH else (request.find(TARGET) or b"").decode("latin-1")
             if not target:
-                return refuse_unknown(request, request_id)
+                handle = self._otherwise if request.path == PATH and not is_cbor else refuse_unknown
+                return handle(request, request_id)
             self._check_source(request)
             if self._running.is_full:
                 raise ServiceUnavailable("Too many requests for the control plane are running. Try again later.")

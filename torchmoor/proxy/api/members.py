@@ -34,16 +34,17 @@ class NumberMember:
     most: int
 
     def find_problem(self, value: bytes) -> str | None:
-        if not re.fullmatch(rb"[0-9]{1,9}", value):
+        if not re.fullmatch(rb"[0-9]+", value):
             shown = header_text(value)[:64]
             return f"1 validation error detected: Value '{shown}' at '{self.name}' must be a whole number"
-        number = int(value)
+        digits = value.lstrip(b"0") or b"0"
+        number = int(digits) if len(digits) < 10 else self.most + 1  # int() raises an error for thousands of digits
         if self.least <= number <= self.most:
             return None
         word, bound = ("greater", self.least) if number < self.least else ("less", self.most)
         return (
-            f"1 validation error detected: Value '{number}' at '{self.name}' failed to satisfy constraint: "
-            f"Member must have value {word} than or equal to {bound}"
+            f"1 validation error detected: Value '{digits.decode()[:64]}' at '{self.name}' failed to satisfy "
+            f"constraint: Member must have value {word} than or equal to {bound}"
         )
 
 

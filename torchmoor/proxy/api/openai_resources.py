@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from dataclasses import dataclass
 from urllib.parse import quote, unquote_to_bytes
 
@@ -23,6 +24,11 @@ _FIELDS = frozenset(("previous_response_id", "conversation", "store"))
 _LINE = f"{headers.RESOURCE}: ".encode()
 _REFERENCE = b'"item_reference"'
 _ITEM = re.compile(rb'"((?:msg|fc|rs)_[a-z0-9_-]{1,256})"')
+_NO_TYPE = rb'"type"[ \t\r\n]*:[ \t\r\n]*null[ \t\r\n]*'
+_ONLY_ID = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*%b[ \t\r\n]*(?:,[ \t\r\n]*%b)?}' % (_ITEM.pattern, _NO_TYPE))
+_BEFORE_ID = re.compile(rb"{[ \t\r\n]*(?:%b,[ \t\r\n]*)?" % _NO_TYPE)
+_MAX_BEFORE_ID = 64  # bytes of a reference before its id
+_MAX_TRIED = 16  # the last ids at the end of an object, which may have other members
 _COMPACTION = re.compile(rb'"encrypted_content"[ \t\r\n]*:[ \t\r\n]*"(cmp_[a-z0-9-]{1,256})"')
 _JSON = json.JSONDecoder()
 _FILENAME_LINE = f"{headers.FORM_FILENAME}: ".encode()
@@ -57,11 +63,25 @@ def read_named(body: bytes) -> Named:
     place = read_id(text)
     if place is None and (compaction := _COMPACTION.search(body)) is not None:
         place = read_compaction_id(compaction[1].decode())
-    if place is None and (reference := body.rfind(_REFERENCE)) >= 0:
-        # The instance of the last item has most of the conversation in its KV cache.
-        item = _ITEM.search(body, body.rfind(b"{", 0, reference), body.find(b"}", reference))
-        place = None if item is None else read_item_id(item[1].decode())
+    if place is None and (item := _find_last_reference(body)) is not None:
+        place = read_item_id(item[1].decode())
     return Named(place, not found.get("store", b"").startswith(b"false"))
+
+
+def _find_last_reference(body: bytes) -> re.Match[bytes] | None:
+    """Find the last item that is named; its instance has most of the conversation in its KV cache.
+
+    An object whose only member is an item's id names it, too.
+    """
+    item = None
+    if (reference := body.rfind(_REFERENCE)) >= 0:
+        item = _ITEM.search(body, body.rfind(b"{", 0, reference), body.find(b"}", reference))
+    for match in reversed(deque(_ONLY_ID.finditer(body, max(reference, 0)), _MAX_TRIED)):
+        start = match.start()
+        before = body.rfind(b"{", max(0, start - _MAX_BEFORE_ID), start)
+        if before >= 0 and _BEFORE_ID.fullmatch(body, before, start):
+            return match
+    return item
 
 
 def resource_lines(request: Request, subpath: bytes) -> bytes:

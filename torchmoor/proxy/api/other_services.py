@@ -16,10 +16,15 @@ _SERVICE = re.compile(rb"Credential=[^,\s]*/([a-z0-9-]{1,40})/aws4_request")
 _XML = (CONTENT_TYPE, b"text/xml")
 
 
+def find_service(request: Request) -> str:
+    """Return the AWS service for which a request is signed; empty if it is not signed in a header."""
+    match = _SERVICE.search(request.find(b"authorization") or b"")
+    return "" if match is None else match[1].decode()
+
+
 def refuse_unknown(request: Request, request_id: bytes) -> Reply:
     """Refuse an unknown request; if it is signed for a service that torchmoor does not serve, say what to do."""
-    match = _SERVICE.search(request.find(b"authorization") or b"")
-    service = "" if match is None else match[1].decode()
+    service = find_service(request)
     if not service or service in OWN:
         return runtime_error(unknown_operation(request), request_id)
     variable = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Protocol, cast
@@ -21,7 +21,7 @@ from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.chunks import ChunkedBody
-from torchmoor.proxy.http.fields import BadMessage
+from torchmoor.proxy.http.fields import BadMessage, FieldNote, note_nothing
 from torchmoor.proxy.http.head import HeadBook
 from torchmoor.proxy.http.long_bodies import LongBodies
 from torchmoor.proxy.http.message import AnswerHead, AnswerLine
@@ -45,11 +45,11 @@ def _read_status_line(line: bytes) -> AnswerLine:
 
 
 class AnswerCaches:
-    """The status lines and heads that all connections to instances have seen before."""
+    """The status lines and heads that all connections to instances have seen before. note: of answers' fields."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[bytes], FieldNote] = note_nothing) -> None:
         self.lines = BoundedCache(_read_status_line, MAX_KEPT_STATUSES)
-        self.heads = HeadBook()
+        self.heads = HeadBook(note)
 
 
 class AnswerReceiver(Protocol):
@@ -295,7 +295,10 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class Connector:
-    """Opens connections to instances. At max_connections it closes idle ones for new ones; busy ones stay."""
+    """Opens connections to instances. At max_connections it closes idle ones for new ones; busy ones stay.
+
+    note: returns how a field of an answer is treated.
+    """
 
     def __init__(
         self,
@@ -304,12 +307,13 @@ class Connector:
         timeouts: TimeoutSettings,
         *,
         max_connections: int,
+        note: Callable[[bytes], FieldNote] = note_nothing,
     ) -> None:
         self._open: set[UpstreamConnection] = set()
         self._long_bodies: WeakKeyDictionary[Target, LongBodies] = WeakKeyDictionary()
         self._max_connections = max_connections
         self._sweeper = sweeper
-        self._caches = AnswerCaches()
+        self._caches = AnswerCaches(note)
         self._limits = limits
         self._timeouts = timeouts
 

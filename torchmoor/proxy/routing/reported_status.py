@@ -34,13 +34,15 @@ class ReportedStatus(NamedTuple):
     """A handler's status. Each field is None if it is not reported.
 
     session_room: sessions that the handler can still take. models: those of a handler with many models. can_see:
-    whether a handler of one model reads images. instance: the handler's own name, which its session ids contain.
+    whether a handler of one model reads images. max_images: per session. instance: the handler's own name, which its
+    session ids contain.
     """
 
     open_sessions: int | None = None
     session_room: int | None = None
     models: ModelReport | None = None
     can_see: bool | None = None
+    max_images: int | None = None
     instance: str | None = None
 
 
@@ -53,6 +55,7 @@ def parse_status(content: Mapping[str, object]) -> ReportedStatus:
         session_room=None if number is None or most is None else max(0, most - number),
         models=_parse_models(content),
         can_see=_find(content, "capabilities", "can_see", bool),
+        max_images=_find(content, "capabilities", "max_images", int),
         instance=instance if isinstance(instance, str) else None,
     )
 

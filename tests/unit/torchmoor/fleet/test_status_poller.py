@@ -241,6 +241,12 @@ def test_status_says_whether_the_model_reads_pictures(capabilities: object, can_
     assert parse_status({"capabilities": capabilities}).can_see is can_see
 
 
+def test_status_says_how_many_images_a_session_may_have() -> None:
+    """An older handler does not say it."""
+    assert parse_status({**STATUS, "capabilities": {"max_images": 3}}).max_images == 3
+    assert parse_status(STATUS).max_images is None
+
+
 def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
     """A model may be on the disk and broken; one that was replaced and only ends its requests is not held."""
     status = {

@@ -3,7 +3,7 @@
 import { $, say } from "./dom.js";
 
 const SHOWN_MS = 10000;
-const TIMEOUT_MS = 400000; // an unload waits for the requests that use the model, at the proxy up to 360 s
+const TIMEOUT_MS = 400000; // an unload waits for the requests that use the model; the proxy allows 360 s
 const HINTS = {
   401: "Reload the page and enter the admin token.",
   404: "It may have ended in the meantime; the list will show it.",
@@ -50,8 +50,8 @@ function confirm(title, text, yes) {
   });
 }
 
-// Asks for confirmation, POSTs, and announces the result. title and text: of the question; yes: the verb; subject: its
-// object; done(data): the text of success.
+// Asks for confirmation, POSTs, and announces the result. title, text: of the dialog; yes: the verb on its button;
+// subject: the verb's object; done(data): returns the text that reports success.
 export async function act({ title, text, yes, subject, path, done }) {
   if (!(await confirm(title, text, yes))) return;
   announce(`${yes} ${subject} …`);

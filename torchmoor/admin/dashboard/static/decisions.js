@@ -6,11 +6,11 @@ import { Table, badge, offer, text } from "./table.js";
 import { clock, duration, errorOf, number, outcomeOf, reason } from "./words.js";
 
 const LIMIT = 300;
-const ANY_ERROR = "any"; // as GET /decisions names it
+const ANY_ERROR = "any"; // a value of GET /decisions
 const MAX_CODES = 100;
 let isPaused = false;
 
-const codes = new Set(); // of errors that were seen, to filter by
+const codes = new Set(); // error codes that requests have had, offered as filters
 
 const table = new Table($("decisions-table"), {
   noun: "request",

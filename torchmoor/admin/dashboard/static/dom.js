@@ -1,5 +1,5 @@
 // Updates of the page. Elements are reused and only changes are written, so that focus, selection, scroll position and
-// screen readers stay in place. Texts are written as text, never as HTML, because names are untrusted.
+// screen readers keep their place. Texts are written as text, never as HTML, because names are untrusted.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -37,7 +37,7 @@ export function keep(parent, keys, create) {
     child.dataset.key = key;
     return child;
   });
-  const kept = new Set(children); // without them, of two children with one key the first would stay forever
+  const kept = new Set(children); // all others are removed, also the first of two children with one key
   for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
   children.forEach((child, at) => {
     if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at] ?? null);

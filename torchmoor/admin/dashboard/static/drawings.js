@@ -3,7 +3,7 @@
 import { $, copy, draw, keep, make, say } from "./dom.js";
 import { duration, quantilesOf, short, span } from "./words.js";
 
-// Draws curves of one scale, the newest value at the right; null is a gap.
+// Draws curves on one scale, the newest value at the right; null is a gap.
 export function drawCurves(svg, curves) {
   const most = Math.max(...curves.flat().filter((value) => value !== null), 0) || 1;
   const paths = curves.map((values) => {

@@ -1,14 +1,14 @@
-// Polls a list besides dashboard.json: one request at a time, and never for more than a part of the time, so that long
-// lists are polled less often.
+// Polls a list in addition to dashboard.json, with one request at a time. The pause follows from the time of a request,
+// so that long lists are polled less often.
 
 import { say } from "./dom.js";
 
-const POLL_SHARE = 20; // asking takes no more than a twentieth of the time,
-const MAX_PAUSE_MS = 15000; // but is not forgotten
+const POLL_SHARE = 20; // a pause is this many times as long as the request before it,
+const MAX_PAUSE_MS = 15000; // but at most this long
 const TIMEOUT_MS = 15000;
 
 export class Feed {
-  // find(): reads the list, with the `get` of this module. facts: the element that shows the age of an old list.
+  // find(): reads the list with `get` below. facts: the element that reports that the list is out of date.
   constructor(find, show, facts) {
     this.find = find;
     this.show = show;

@@ -1,4 +1,4 @@
-// The instances: state, load and use of their limits; drain and resume.
+// The instances: their state, load and limits; drain and resume.
 
 import { act } from "./actions.js";
 import { $, copy, keep, part, say, setAttribute, setClass } from "./dom.js";
@@ -11,7 +11,7 @@ const STATES = { ready: "good", starting: "warn", draining: "warn", down: "bad" 
 const WRITERS = { count: number, bytes, text: String };
 const find = (instance, path) => path.split(".").reduce((found, name) => found?.[name], instance) ?? null;
 
-// shown: the proxy's list of values (torchmoor/admin/views.py). Those with a limit are bars.
+// shown: the proxy's list of values (torchmoor/admin/views.py). Values with a limit are drawn as bars.
 function gauges(instance, shown, budgets) {
   const rows = [];
   const add = (label, used, most, write) => {
@@ -61,7 +61,7 @@ const HISTORY = [
   ["GPU memory", "gpu_memory_percent", percent],
 ];
 
-// Reads and draws an instance's history, while it is unfolded.
+// Reads and draws an instance's history while it is open.
 async function showHistory(card, name) {
   const box = part(card, "history");
   if (!box.open || box.dataset.isAsking) return;
@@ -79,7 +79,7 @@ async function showHistory(card, name) {
       showOnHover(tiles[at].querySelector("svg"), [curve], series.seconds_ago, write);
     });
   } catch {
-    // The next answer draws it; the page says itself when the proxy is gone.
+    // The next poll draws it; main.js reports a proxy that does not answer.
   } finally {
     delete box.dataset.isAsking;
   }

@@ -15,10 +15,10 @@ import { setClock, setReasons } from "./words.js";
 const RETRY_MS = 2000;
 const TIMEOUT_MS = 10000;
 
-let lastAnswer = null; // its time
+let lastAnswer = null; // time of the last answer
 let timer = 0;
 let isAsking = false;
-let isStale = false; // another range was chosen meanwhile
+let isStale = false; // the user has chosen another range during the request
 
 function show(data) {
   setClock(data.time);
@@ -28,7 +28,7 @@ function show(data) {
   showTraffic(data);
   showInstances(data, budgetsOf);
   showScaling(data);
-  if (document.hidden) return; // hidden since the request
+  if (document.hidden) return; // the page was hidden during the request
   pollSessions(data);
   pollDecisions(data);
   pollQueue(data);

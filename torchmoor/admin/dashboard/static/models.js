@@ -1,4 +1,4 @@
-// The models of endpoints with many: their instances, the order of eviction, and actions on them.
+// The models of endpoints with many models: instances, tiers, the order of eviction, and actions.
 
 import { act } from "./actions.js";
 import { $, make, say } from "./dom.js";
@@ -8,7 +8,7 @@ import { bytes, number, span } from "./words.js";
 
 const TIERS = ["device", "host", "loading", "leaving", "disk", "broken"];
 const TIER_CLASSES = { device: "good", host: "good", loading: "warn", broken: "bad" };
-const PLACES = { device: ", on device", host: ", on host" }; // a pin and a prewarm do not wait for the load
+const PLACES = { device: ", on device", host: ", on host" }; // no others: pin and prewarm do not wait for the load
 const ACTIONS = {
   Pin: {
     text: "It is loaded if necessary and stays in memory until it is unpinned.",
@@ -25,10 +25,10 @@ const ACTIONS = {
   },
 };
 
-let models = { models: [], instances: [] }; // as last data
-let queues = new Map(); // of each instance, what goes from memory in which order
+let models = { models: [], instances: [] }; // the last answer
+let queues = new Map(); // instance -> models in the order of their eviction
 
-// row: undefined to let the proxy choose the instance.
+// row: undefined if the proxy chooses the instance.
 function press(action, name, row) {
   const where = row ? `?${new URLSearchParams({ endpoint: row.endpoint, instance: row.instance })}` : "";
   act({
@@ -120,7 +120,7 @@ export function pollModels(data) {
   if (data.has_many_models) feed.poll();
 }
 
-// Used and allowed bytes of each tier of an instance; none if it has not answered.
+// Used and allowed bytes of each tier of an instance; empty if it has not answered.
 export function budgetsOf(name) {
   return models.instances.find((each) => each.instance === name)?.budgets ?? {};
 }

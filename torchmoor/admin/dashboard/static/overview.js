@@ -26,7 +26,7 @@ function problems(data) {
     // With autoscaling, requests may wait until an instance has started.
     const refuses = variant.desired === null ? ": new requests are refused" : "";
     if (!variant.ready && variant.desired !== 0) add(`${name} has no ready instance${refuses}.`, "bad", "instances-title");
-    const faults = variant.recent.faults_per_s; // clients' mistakes are left out
+    const faults = variant.recent.faults_per_s; // without errors that clients cause
     if (faults > 0.05 * Math.max(variant.recent.requests_per_s, 0.1)) {
       add(`${name}: ${number(faults, 1)} failures per second in the last ten seconds.`, "warn", "decisions-title");
     }

@@ -1,4 +1,4 @@
-// Asynchronous requests of one endpoint: the backlog and its age, the list, reasons of failures, and cancelling.
+// Asynchronous requests of one endpoint: the backlog and its age, and the list with reasons, results and cancelling.
 
 import { act } from "./actions.js";
 import { $, keep, make, say } from "./dom.js";
@@ -11,7 +11,7 @@ const LIMIT = 200;
 const STATES = { WAITING: "warn", RUNNING: "good", DECIDED: "good", COMPLETED: "", FAILED: "bad", CANCELLED: "", EXPIRED: "bad" };
 const OPEN = ["WAITING", "RUNNING"];
 let counts = {}; // of each endpoint since the start of the proxy
-let toBeDone = 0; // of the endpoint that is shown
+let toBeDone = 0; // waiting and running requests of the endpoint that is shown
 
 function cancel(row) {
   const isRunning = row.state === "RUNNING";
@@ -58,7 +58,7 @@ function showReason(cell, row) {
   say(cell, row.reason || "–");
 }
 
-// Shows a file's or an object's name; the admin plane serves a result for download.
+// Shows the location of the result or of the failure object; a result is a link that downloads it.
 function showResult(cell, row) {
   cell.classList.add("long");
   if (row.state !== "COMPLETED") {
@@ -111,7 +111,7 @@ export function pollQueue(data) {
   feed.poll();
 }
 
-// Of the endpoint that is shown.
+// Describes the backlog of the endpoint that is shown.
 export function describeBacklog() {
   const where = $("queue-endpoint").options.length > 1 ? ` at ${$("queue-endpoint").value}` : "";
   return toBeDone ? ` ${count(toBeDone, "asynchronous request")} waiting or running${where}.` : "";

@@ -34,8 +34,8 @@ function showFacts(row) {
   addFact(list, "Trace", row.trace_id, row.trace_url);
 }
 
-// The request's spans: name, begin and end in milliseconds since the request's head, and the words about it. The
-// model's spans are measured by the worker, and drawn from when the request was sent.
+// The request's spans: name, begin and end in milliseconds since the request's head. The worker measures the model's
+// spans; they are drawn from the time when the request was sent.
 function spansOf(row) {
   const spans = [];
   const add = (name, begin, end) => {

@@ -1,4 +1,4 @@
-// The instances' sessions, by the hash that the access log and the decisions show; close, pin and unpin.
+// The instances' sessions, named by the hash that the access log and the decisions show; close, pin and unpin.
 
 import { act } from "./actions.js";
 import { $, make, say } from "./dom.js";
@@ -6,8 +6,8 @@ import { Feed, get } from "./feed.js";
 import { Table, badge, buttons, offer, text } from "./table.js";
 import { ago, bytes, count, number, until } from "./words.js";
 
-const PAGE = 1000; // of the list that the proxy gives
-const MAX_ROWS = 4000; // that are read; the filters find the others
+const PAGE = 1000; // sessions in one answer of the proxy
+const MAX_ROWS = 4000; // sessions that are read; the filters find others
 const TIERS = { device: "good", host: "", journal: "warn" };
 const ACTIONS = {
   Close: {
@@ -105,7 +105,6 @@ function show({ rows, instances, hasMore }) {
 
 const feed = new Feed(find, show, $("sessions-facts"));
 
-// With many models, the models have the sessions.
 export function pollSessions(data) {
   offer($("sessions-instance"), "all", data.instances.map((each) => each.name));
   feed.poll();

@@ -1,5 +1,5 @@
-// A live table, sorted by a click on a column's name and shown in pages. Row elements are reused. While the pointer or
-// the focus is in the rows their order stays, so that no button moves away.
+// A live table in pages, which a click on a column's name sorts. Row elements are reused. The order of rows does not
+// change while the pointer or the focus is in them, so that no button moves away.
 
 import { $, keep, make, say, setAttribute } from "./dom.js";
 import { count, number } from "./words.js";
@@ -7,9 +7,10 @@ import { count, number } from "./words.js";
 const PAGE = 25;
 
 export class Table {
-  // root: an element of the page with a <table> and an element for [data-is=pages]. noun: what a row is. columns: title, value(row) to sort
-  // by (none: not sortable), fill(cell, row), and is: "name" (the row's own), "figure" or "actions". key(row): a text.
-  // sort: {column, isDown} at first. nothing: the text without rows.
+  // root: an element of the page with a <table> and an element [data-is=pages]. noun: the name of a row in texts.
+  // columns: title, value(row) to sort by (without it, the column is not sortable), fill(cell, row), and is: "name" (the
+  // cell names the row), "figure" or "actions". key(row): a unique text. sort: {column, isDown} at first.
+  // nothing: the text if there are no rows.
   constructor(root, { columns, key, sort, noun, nothing, page = PAGE, holdsOrder = true }) {
     Object.assign(this, { root, columns, key, sort, noun, nothing, page, holdsOrder });
     this.rows = [];
@@ -136,7 +137,7 @@ export class Table {
 // A column's cell with one text.
 export const text = (write) => (cell, row) => say(cell, write(row));
 
-// A cell with a badge and perhaps more; write(row) tells both, and the badge's class.
+// A cell with a badge and perhaps a text after it. write(row): {word, kind, more}; kind is the badge's class.
 export function badge(write) {
   return (cell, row) => {
     if (!cell.firstElementChild) cell.append(make("span"), " ", make("span", "", { class: "quiet" }));
@@ -148,7 +149,7 @@ export function badge(write) {
   };
 }
 
-// A cell with buttons; write(row) tells them: verb, label (with what it is for), press().
+// A cell with buttons. write(row): [{verb, label, press()}]; label names the verb and its object.
 export function buttons(write) {
   return (cell, row) => {
     const wanted = write(row);
@@ -161,7 +162,7 @@ export function buttons(write) {
   };
 }
 
-// Fill a <select> with what there is to choose from; what was chosen stays, as long as there is such a thing.
+// Fill a <select> with these names, after one option for all. The choice stays if its name is still there.
 export function offer(select, all, names) {
   const chosen = select.value;
   const options = keep(select, ["", ...names], () => make("option"));

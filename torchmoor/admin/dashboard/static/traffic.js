@@ -1,4 +1,4 @@
-// The variants: load, latencies, routing reasons, and the requests that wait.
+// The variants: load, latencies, routing reasons, and waiting requests.
 
 import { $, copy, keep, part, say, setClass } from "./dom.js";
 import { drawCurves, drawHistogram, fillBars, showOnHover } from "./drawings.js";

@@ -62,7 +62,7 @@ export function clock(at) {
   return new Date(at * 1000).toLocaleTimeString("en-GB");
 }
 
-// A request's error: the handler's own code, if it gave one, else the client's.
+// A request's error: the handler's own code if there is one, else the code that the client received.
 export const errorOf = (row) => row.model_error ?? row.error;
 
 // A request's outcome as a word, and its severity.
@@ -74,7 +74,7 @@ export function outcomeOf(row) {
   return { word: row.status < 400 ? "answered" : String(row.status), kind, more: errorOf(row) ?? "" };
 }
 
-let reasons = {}; // sentences by name, from the proxy
+let reasons = {}; // name -> sentence, from the proxy
 
 export function setReasons(sentences) {
   reasons = sentences;

@@ -16,7 +16,7 @@ export class AnswerBroken extends Error {
   }
 }
 
-// Yields {text, isToken, finish}: finish is null but for the last piece of an answer that says why it ended.
+// Yields {text, isToken, finish}. finish: why the answer ended, with its last piece if it says so; otherwise null.
 export async function* readAnswer(response) {
   const type = response.headers.get("content-type") ?? "";
   if (!type.startsWith(EVENT_STREAM)) throw new AnswerBroken(`The answer is not an event stream but ${type || "untyped"}.`);
@@ -53,7 +53,7 @@ function failureOf(headers, payload) {
   try {
     body = JSON.parse(new TextDecoder().decode(payload));
   } catch {
-    // An error without a body of its own: its name is all there is.
+    // The error has no JSON body, only a name.
   }
   const name = headers.get(":exception-type") ?? headers.get(":error-code") ?? "error";
   const message = body?.Message ?? headers.get(":error-message") ?? name;
@@ -65,7 +65,7 @@ function makeReader(type) {
   return type.startsWith("application/json") ? new WholeReader() : new TextReader();
 }
 
-// Plain text, as a handler streams it that does not know JSON lines.
+// Plain text, from a handler that does not support JSON lines.
 class TextReader {
   #decoder = new TextDecoder();
 
@@ -95,13 +95,13 @@ class WholeReader {
       const value = JSON.parse(text);
       said = value?.response_text ?? value?.generated_text ?? value?.[0]?.generated_text;
     } catch {
-      // Shown as it came.
+      // Not JSON: the text is shown unchanged.
     }
     yield { text: typeof said === "string" ? said : text, isToken: false, finish: null };
   }
 }
 
-// LMI's JSON lines: `{"token": {"text"}}`, the last with `details`; an error is a line too.
+// LMI's JSON lines: `{"token": {"text"}}`, the last one with `details`. An error is a line, too.
 class LineReader {
   #decoder = new TextDecoder();
   #line = "";

@@ -12,17 +12,17 @@ const DENIED = [
 ];
 const FINAL = [400, 406, 413, 415];
 
-// The server said no. kind: the API's name of the error; status: HTTP's.
+// The server refused a request. kind: the API's name of the error; status: HTTP's.
 export class Refused extends Error {
   name = "Refused";
 
-  // handlerStatus: the status that the handler gave, or null if the proxy itself refused.
+  // handlerStatus: the handler's own status, or null if the proxy itself refused.
   constructor(message, kind, status, { retryAfterS = null, handlerStatus = null } = {}) {
     super(message);
     Object.assign(this, { kind, status, retryAfterS, handlerStatus });
   }
 
-  // The same request would be refused again, such as one that is longer than the context.
+  // True if the same request would be refused again, such as one that is longer than the context.
   get isFinal() {
     return FINAL.includes(this.handlerStatus ?? this.status);
   }
@@ -41,13 +41,13 @@ export class NetworkGone extends Error {
   name = "NetworkGone";
 }
 
-let token = ""; // kept here and nowhere else
+let token = ""; // kept in this page's memory only
 
 export function setToken(value) {
   token = value;
 }
 
-// A name for a request, the same when it is sent again, so that it is done once. (crypto.randomUUID wants https.)
+// An id for a request, which keeps it when it is sent again, so that it runs once. (crypto.randomUUID needs https.)
 export function newInvocationId() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -70,7 +70,7 @@ async function refusalOf(answer) {
   try {
     body = await answer.json();
   } catch {
-    // Something before the proxy has answered, in words of its own.
+    // Another server, such as a reverse proxy, has answered.
   }
   const kind = answer.headers.get("x-amzn-errortype") ?? "";
   const message = body?.OriginalMessage || body?.Message || body?.message || `The server answered ${answer.status}.`;
@@ -113,19 +113,19 @@ function invoke(endpoint, sessionId, body, { signal, invocationId, keepalive = f
   });
 }
 
-// Whom one can talk to, and how much at a time.
+// The endpoints, their models' capabilities, and the limits of requests.
 export async function findEndpoints() {
   return (await send("chat/endpoints")).json();
 }
 
-// What is being done to get an instance for the endpoint, in words; "" if nothing is.
+// A text about the progress of starting instances of the endpoint; "" if none is starting.
 export async function findProgress(endpoint, signal) {
   const description = await (await send(`endpoints/${encodeURIComponent(endpoint)}`, { signal })).json();
   const statuses = (description.ProductionVariants ?? []).flatMap((variant) => variant.VariantStatus ?? []);
   return statuses.map((status) => status.StatusMessage).join("; ");
 }
 
-// Opens a session with these data URLs, which may be none: {id, expiresAt (ms since 1970, or null), instance}.
+// Opens a session with pictures (data URLs) or without. Returns {id, expiresAt (ms since 1970, or null), instance}.
 export async function openSession(endpoint, images, options) {
   const body = { requestType: "NEW_SESSION", ...(images.length ? { images } : {}) };
   return readOpened(await invoke(endpoint, "NEW_SESSION", body, options));
@@ -149,7 +149,7 @@ export async function addImages(endpoint, sessionId, images, options) {
   await finish(await invoke(endpoint, sessionId, { type: "add_images", images }, options));
 }
 
-// Lets the running answer end, so that what it has stays in the conversation. Returns whether it will.
+// Ends the running answer; its text so far stays in the conversation. Returns whether there was one to end.
 export async function stopAnswer(endpoint, sessionId, options) {
   const answer = await invoke(endpoint, sessionId, { type: "stop_answer" }, options);
   return (await answer.json()).stopped === true;
@@ -159,7 +159,7 @@ export async function closeSession(endpoint, sessionId, options) {
   await finish(await invoke(endpoint, sessionId, { type: "close_session" }, options));
 }
 
-// Asks, and gives {receipt} first and then what `readAnswer` yields.
+// Asks a question. Yields {receipt} first, then the pieces of `readAnswer`.
 // parameters: TGI's, such as max_new_tokens. system: the session's system prompt, or "".
 export async function* ask(endpoint, sessionId, question, { signal, invocationId, parameters, system }) {
   const answer = await send(`endpoints/${encodeURIComponent(endpoint)}/invocations-response-stream`, {
@@ -187,7 +187,7 @@ export async function* ask(endpoint, sessionId, question, { signal, invocationId
   }
 }
 
-// Fields that the answer does not have are null.
+// Fields that the answer lacks are null.
 function receiptOf(headers) {
   const receipt = { ttftMs: null, numTokens: 0, tokensPerS: null }; // measured here
   for (const { header, name, is_number: isNumber } of FIELDS) {

@@ -10,8 +10,7 @@ const BLIND = "This model reads no pictures: ask it in words.";
 
 export class Composer {
   #session = null;
-  #maxPictures = 1;
-  #reading = Promise.resolve(); // pictures are read one after the other: large ones take much memory
+  #reading = Promise.resolve(); // pictures are read one after the other, because large ones need much memory
   #onAsk;
 
   // onAsk(question, pictures): the user asks. onStop(): the user stops the answer.
@@ -41,11 +40,6 @@ export class Composer {
     this.#offerSamples();
   }
 
-  setLimits(maxPictures) {
-    this.#maxPictures = maxPictures;
-    say($("limits"), `Drop or paste pictures anywhere: ${number(maxPictures)} per session, ${LIMITS_IN_WORDS}`);
-  }
-
   show(session) {
     this.#session = session;
     $("question").value = session.draft.text;
@@ -56,21 +50,23 @@ export class Composer {
     this.showState();
   }
 
-  // The pictures were chosen for another model.
+  // Remove pictures that were chosen for another model.
   #dropPictures() {
     for (const picture of this.#session.draft.pictures) picture.release();
     this.#session.draft.pictures = [];
     complain(BLIND);
   }
 
-  // Show Ask or Stop, and the welcome.
+  // Show the Ask or the Stop button, and the welcome in a new session.
   showState() {
     const isRunning = Boolean(this.#session.running);
     const hadFocus = document.activeElement;
     $("ask").hidden = isRunning;
     $("stop").hidden = !isRunning;
     if (hadFocus && hadFocus !== document.body && hadFocus.hidden) $("question").focus();
-    const { canSee } = this.#session;
+    const { canSee, maxPictures } = this.#session;
+    const most = maxPictures === Infinity ? "" : `${number(maxPictures)} per session, `;
+    say($("limits"), `Drop or paste pictures anywhere: ${most}${LIMITS_IN_WORDS}`);
     for (const element of document.querySelectorAll(".for-pictures")) element.hidden = !canSee;
     showSystem(this.#session);
     say($("welcome-title"), canSee ? "Ask a model about your pictures" : "Ask a model");
@@ -81,14 +77,14 @@ export class Composer {
   // Add files, and report those that are not pictures.
   add(files) {
     const session = this.#session;
-    if (!session) return this.#reading; // before the first session there is no model for them
+    if (!session) return this.#reading; // no model is chosen before the first session
     complain(session.canSee ? "" : BLIND);
     if (!session.canSee) return this.#reading;
     this.#reading = this.#reading.then(async () => {
       const problems = [];
       for (const file of files) {
-        if (session.numPictures >= this.#maxPictures) {
-          problems.push(`A session may have ${plural(this.#maxPictures, "picture")}; open another for more.`);
+        if (session.numPictures >= session.maxPictures) {
+          problems.push(`A session may have ${plural(session.maxPictures, "picture")}; open another for more.`);
           break;
         }
         try {
@@ -107,7 +103,7 @@ export class Composer {
     return this.#reading;
   }
 
-  // Pictures that are being read still belong to the question that is sent after them.
+  // Send the question when all chosen pictures have been read, so that they go with it.
   async #submit() {
     const session = this.#session;
     await this.#reading;
@@ -134,7 +130,7 @@ export class Composer {
     $("question").focus();
   }
 
-  // Put a text into the field, before what is typed there.
+  // Put a text into the field, before the text that is there.
   write(text) {
     const { draft } = this.#session;
     draft.text = [text, draft.text].filter(Boolean).join("\n");

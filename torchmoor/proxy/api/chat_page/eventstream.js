@@ -1,13 +1,13 @@
-// Frames of application/vnd.amazon.eventstream, from bytes that are cut anywhere.
+// Reads frames of application/vnd.amazon.eventstream from bytes that are divided anywhere.
 //
-// A frame: total length, headers length, CRC32 of those eight bytes, headers, payload, CRC32 of all before; all numbers
-// are big-endian. A header: name length (1 byte), name, type, value.
+// A frame: total length, headers length, CRC32 of these eight bytes, headers, payload, CRC32 of everything before it.
+// All numbers are big-endian. A header: name length (1 byte), name, type, value.
 
 const PRELUDE_BYTES = 12;
 const OVERHEAD_BYTES = 16;
 const MAX_HEADERS_BYTES = 128 << 10; // AWS's own limits
 const MAX_FRAME_BYTES = (24 << 20) + MAX_HEADERS_BYTES + OVERHEAD_BYTES;
-const SIZES = { 0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16 }; // of values by type; 6 and 7 tell theirs
+const SIZES = { 0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16 }; // of values by type; 6 and 7 begin with their size
 const BYTES = 6;
 const TEXT = 7;
 
@@ -28,9 +28,9 @@ export class BrokenFrame extends Error {
 }
 
 export class FrameReader {
-  #held = new Uint8Array(0); // the beginning of a frame whose end is not here yet
+  #held = new Uint8Array(0); // the beginning of an incomplete frame
 
-  // The frames that these bytes complete, as {headers, payload}; headers that are no texts are left out.
+  // Returns the frames that these bytes complete, as {headers, payload}, with those headers that are texts.
   feed(bytes) {
     const data = this.#held.length ? joined(this.#held, bytes) : bytes;
     const frames = [];

@@ -1,9 +1,9 @@
-// Sessions in this browser, if the user agrees: their turns and pictures, and their ids, with which they go on.
+// Keeps sessions in this browser, if the user agrees: turns, pictures, and the ids with which they are continued.
 
 const DATABASE = "torchmoor-chat";
 const STORE = "sessions";
 const CONSENT = "torchmoor-chat"; // in localStorage
-const MAX_SESSIONS = 100; // the oldest leave
+const MAX_SESSIONS = 100; // above it, the oldest are deleted
 
 export function isKept() {
   try {
@@ -15,7 +15,7 @@ export function isKept() {
 
 export const keep = () => localStorage.setItem(CONSENT, "keep");
 
-// Delete all, and keep nothing from now on.
+// Delete all sessions, and keep none from now on.
 export async function forgetAll() {
   localStorage.removeItem(CONSENT);
   const database = await opened;

@@ -1,4 +1,4 @@
-// Joins the sessions, their log and the composer; owns which session is shown.
+// Connects the sessions, their log and the composer; owns the choice of the session that is shown.
 
 import * as api from "./api.js";
 import { Composer } from "./composer.js";
@@ -23,7 +23,7 @@ let limits = null;
 
 const hooks = {
   onTurn(session, turn) {
-    if (!sessions.includes(session)) return; // it was closed meanwhile
+    if (!sessions.includes(session)) return; // the user has closed it
     for (const each of session.turns) {
       if (each === turn || each.failure || each.state === "stopped" || each.isCut) log.update(session, each, remedyFor(session, each), toolsFor(session, each));
     }
@@ -34,7 +34,7 @@ const hooks = {
   onSession: refresh,
   onReturned(session, turn, message) {
     log.forgetTurn(session, turn);
-    const { draft } = session; // typed meanwhile
+    const { draft } = session; // typed during the request
     session.draft = { text: draft.text || turn.question, pictures: [...turn.pictures, ...draft.pictures] };
     if (session === current) composer.show(session);
     const words = `The pictures were refused: ${message} The question was not sent.`;
@@ -67,13 +67,13 @@ function remedyFor(session, turn) {
 
 function toolsFor(session, turn) {
   return {
-    copy: turn.text && navigator.clipboard && (() => copy(turn.text)), // plain HTTP from elsewhere has no clipboard
+    copy: turn.text && navigator.clipboard && (() => copy(turn.text)), // no clipboard over plain HTTP from another host
     edit: turn.failure?.remedy !== "edit" && (() => edit(session, turn)),
     another: turn.state === "done" && (() => askForAnother(session, turn)),
   };
 }
 
-// Go on from before a turn in a branch, so that the session stays as it is; returns whether the server has that place.
+// Show a branch with the turns before this one; the session stays as it is. Returns false if the server lacks them.
 function showBranch(session, turn) {
   const branch = session.branch(turn, limits);
   if (!branch) return false;
@@ -118,7 +118,7 @@ function offerReopening(session, message) {
   session.offer = log.notice(session, message, "warn", { label: reopenWords(session), run: () => reopen(session) });
 }
 
-// turn: the question that found the session ended, to be asked in the new one; or null.
+// turn: the question that failed because the session had ended, which is then asked again; or null.
 async function reopen(session, turn = null) {
   session.offer?.remove();
   session.offer = null;
@@ -167,7 +167,7 @@ function startSession() {
   return show(session);
 }
 
-// Ask the server again while it does not know what an endpoint's model can do, as before its instance has reported.
+// Ask the server again as long as it does not know an endpoint's capabilities, because no instance has reported yet.
 async function learn(endpoint) {
   for (let tries = 0; tries < LEARN_TRIES && limits.capabilities[endpoint].can_see === null; tries += 1) {
     await new Promise((resolve) => setTimeout(resolve, LEARN_MS));
@@ -252,7 +252,7 @@ function showExpiry() {
 
 // Tokens
 
-let tokenAnswer = null; // the open dialog's result
+let tokenAnswer = null; // a promise of the open dialog's result
 
 function askForToken(message) {
   tokenAnswer ??= new Promise((resolve) => {
@@ -289,7 +289,7 @@ function useToken(given) {
 
 let onToken = () => {}; // called when a token is set without a dialog
 
-// The beginning and the end
+// Start and end of the page
 
 async function begin() {
   for (;;) {
@@ -311,7 +311,6 @@ async function begin() {
   setReasons(limits.reasons);
   $("endpoint").replaceChildren(...names.map((name) => new Option(name, name)));
   $("endpoint-choice").hidden = names.length < 2;
-  composer.setLimits(limits.max_pictures);
   if (!names.length) {
     complain("This server has no model for this page, which supports only endpoints with one model.");
     return;
@@ -390,7 +389,7 @@ addEventListener("keydown", (event) => {
 addEventListener("offline", () => complain("The network is down. The text that you typed stays here."));
 addEventListener("online", () => complain(""));
 addEventListener("pagehide", (event) => {
-  if (event.persisted || history.isKept()) return; // it may come back
+  if (event.persisted || history.isKept()) return; // the user may return to the sessions
   for (const session of sessions) session.close({ keepalive: true }).catch(() => {});
 });
 begin();

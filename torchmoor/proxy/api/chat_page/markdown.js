@@ -1,5 +1,5 @@
-// Markdown of answers as elements. markdown-it only parses: HTML stays text, and each element below is made here, so an
-// answer can bring neither markup, nor scripts, nor requests. Pictures of answers are not loaded, but shown as links.
+// Shows the Markdown of answers. markdown-it only parses it: HTML stays text, and all elements are made here. So an
+// answer cannot cause markup, scripts or requests. Pictures in answers are not loaded, but shown as links.
 
 import MarkdownIt from "./markdown-it.js";
 
@@ -10,7 +10,7 @@ const TAGS = {
   table: "table", thead: "thead", tbody: "tbody", tr: "tr", th: "th", td: "td", em: "em", strong: "strong", s: "s",
 };
 
-// Show a text in an element; what is shown already and has not changed stays, with the user's selection in it.
+// Show a text in an element. Nodes that have not changed stay, with the user's selection in them.
 export function showMarkdown(box, text) {
   const fresh = [...renderAll(parser.parse(text, {})).childNodes];
   fresh.forEach((node, at) => {
@@ -27,7 +27,7 @@ function make(tag, content = "", fields = {}) {
   return element;
 }
 
-// The elements of tokens, which are flat: an opening one, its content, and a closing one.
+// Returns the elements of tokens, which are in a flat list: an opening token, its content, a closing token.
 function renderAll(tokens) {
   const stack = [document.createDocumentFragment()];
   for (const token of tokens) {
@@ -42,7 +42,7 @@ function renderAll(tokens) {
   return stack[0];
 }
 
-// What a token adds, and where its content belongs.
+// Returns the element that a token adds, and the element for its content.
 function elementsOf(token) {
   const name = token.type.replace(/_open$/, "");
   if (name === "inline") return [renderAll(token.children)];
@@ -72,14 +72,14 @@ function elementsOf(token) {
 
 const twice = (element) => [element, element];
 
-// Addresses of other kinds, and those that lead to this server, are text.
+// A relative address, or one of another scheme, becomes text.
 function linkTo(address) {
   const url = URL.canParse(address) ? new URL(address) : null;
   if (!url || !LINKS.includes(url.protocol)) return make("span");
   return make("a", "", { href: url.href, target: "_blank", rel: "noopener noreferrer", title: url.href });
 }
 
-// With a keyboard, only what has the focus can be scrolled.
+// A keyboard scrolls only the element that has the focus.
 function scrolling(element) {
   element.tabIndex = 0;
   return element;

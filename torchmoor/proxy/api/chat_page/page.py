@@ -21,7 +21,7 @@ PAGE = b"/chat"
 ENDPOINTS = b"/chat/endpoints"
 ROOT = b"/"
 
-# Allows only this page's files, its server, and pictures that it has itself; text never becomes markup, and no page
+# Allows only this page's files, its server, and images that it has itself; text never becomes markup, and no page
 # may frame it.
 CONTENT_SECURITY_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob: data:; "
@@ -56,7 +56,6 @@ class ChatPage:
         self._registry = registry
         self._content = {
             "max_body_bytes": settings.limits.max_body_bytes,
-            "max_pictures": settings.chat_page.max_pictures,
             "reasons": reasons.SENTENCES,
         }
 
@@ -76,16 +75,17 @@ class ChatPage:
                 if any(each.started_at is not None and each.can_be_operated for each in variant.pool.members):
                     variant.needs_status = True
         endpoints = [each.name for each in listed]
-        capabilities = {name: {"can_see": self._can_see(name)} for name in endpoints}
+        capabilities = {name: self._capabilities(name) for name in endpoints}
         content = json.dumps({"endpoints": endpoints, "capabilities": capabilities, **self._content}).encode()
         headers = (*HEADERS, (b"content-type", b"application/json"), (b"cache-control", b"no-store"))
         return Reply(200, headers, content)
 
-    def _can_see(self, endpoint: str) -> bool | None:
-        """Return whether the endpoint's instances read pictures; None if none has reported it."""
-        reported = [each.reported.can_see for each in self._registry.instances(endpoint)]
-        known = [each for each in reported if each is not None]
-        return any(known) if known else None
+    def _capabilities(self, endpoint: str) -> dict[str, bool | int | None]:
+        """Return whether the endpoint's instances read images, and how many per session; None: none has reported it."""
+        reported = [each.reported for each in self._registry.instances(endpoint)]
+        can_see = [each.can_see for each in reported if each.can_see is not None]
+        max_images = [each.max_images for each in reported if each.max_images is not None]
+        return {"can_see": any(can_see) if can_see else None, "max_images": min(max_images, default=None)}
 
     def _lead(self, request: Request, request_id: bytes) -> Reply:
         """Redirect a browser; refuse a client of the API."""

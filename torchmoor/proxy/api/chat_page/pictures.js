@@ -1,4 +1,4 @@
-// Pictures as people have them, made such as can be sent.
+// Reads users' pictures, and scales or converts those that cannot be sent unchanged.
 
 import { bytes } from "./words.js";
 
@@ -14,7 +14,7 @@ export class BadPicture extends Error {
   name = "BadPicture";
 }
 
-// url: shows it, as long as `release` is not called. note: what was done to it, or "".
+// url: valid until `release`. note: how the picture was changed, or "".
 class Picture {
   constructor(name, blob, width, height, note) {
     Object.assign(this, { name, blob, width, height, note, url: URL.createObjectURL(blob) });
@@ -24,12 +24,12 @@ class Picture {
     return `${this.name}, ${this.width} × ${this.height}${this.note ? `, ${this.note}` : ""}`;
   }
 
-  // The same picture with an address of its own, for another session.
+  // The same picture with a URL of its own, for another session.
   copy() {
     return restorePicture(this);
   }
 
-  // Without what only this page has, so that it can be kept.
+  // The fields that can be stored, without the URL.
   get record() {
     const { name, blob, width, height, note } = this;
     return { name, blob, width, height, note };
@@ -96,7 +96,7 @@ function encode(canvas, type, name) {
   });
 }
 
-// Pictures to begin with, of what the demo's model knows, and questions that it answers well.
+// Sample pictures that suit the demo model, and questions that it answers well.
 
 export const SAMPLES = [
   {

@@ -1,4 +1,4 @@
-// One conversation, from its first question to its close, without anything of the page that shows it.
+// One conversation, from its first question to its close. Knows nothing of the page that shows it.
 //
 // A session id is a credential: unless the user agrees to keep sessions (history.js), only this page's memory holds it.
 
@@ -9,7 +9,7 @@ import { Turn } from "./turn.js";
 import { span } from "./words.js";
 
 const MAX_TRIES = 12;
-const RETRY_S = 2; // where the server does not say
+const RETRY_S = 2; // if the server gives no time
 const MAX_RETRY_S = 30;
 const PROGRESS_AFTER_MS = 3000;
 const PROGRESS_EVERY_MS = 2000;
@@ -17,19 +17,19 @@ const BODY_BYTES = 1_500_000; // of one request's pictures: a body up to 2 MiB c
 const WARN_S = [120, 30];
 const STOP_MS = 3000; // how long a stopped answer may take to end
 
-// state: new (nothing is open at the server yet), open, ended (it can be opened again), closed.
+// state: new (not open at the server yet), open, ended (it can be opened again), closed.
 // hooks: onTurn(session, turn), onSession(session), onReturned(session, turn, message), onExpiring(session, leftS),
-// onEnded(session), needToken(message) -> whether there is one now.
+// onEnded(session, message), needToken(message), which returns whether the user has given one.
 export class Session {
   #id = null;
-  #source = null; // {id, turns}: the session that it is a branch of, until it is opened
+  #source = null; // {id, turns}: the session of which it is a branch, until the branch is open at the server
   #opening = null;
-  #batch = null; // pictures that are being sent, and that request's id, until its result is known
+  #batch = null; // pictures that are being sent, and the request's id, until its result is known
 
   constructor(endpoint, limits, hooks) {
     Object.assign(this, { endpoint, hooks, capabilities: limits.capabilities[endpoint], state: "new", turns: [], instance: null, expiresAt: null });
     this.maxBodyBytes = Math.min(BODY_BYTES, limits.max_body_bytes - 4096);
-    this.pictures = []; // that the server has
+    this.pictures = []; // the server has these
     this.untaken = []; // to be sent before the next question
     this.warned = new Set();
     this.draft = { text: "", pictures: [] };
@@ -38,8 +38,8 @@ export class Session {
     this.isBranch = false;
   }
 
-  // A session that goes on from before a turn, with the turn's question to be edited; null if the server no longer has
-  // what was said before it.
+  // Returns a session with the turns before this one, and this turn's question as its draft; null if the server no
+  // longer has those turns.
   branch(turn, limits) {
     if (this.state !== "open" || turn.number === null) return null;
     const branch = new Session(this.endpoint, limits, this.hooks);
@@ -54,7 +54,7 @@ export class Session {
     return branch;
   }
 
-  // What `restore` needs, for the browser to keep.
+  // The fields that the browser keeps and `restore` reads.
   get record() {
     const { key, endpoint, state, instance, expiresAt, system, isBranch } = this;
     const pictures = [...this.pictures, ...this.untaken].map((picture) => picture.record);
@@ -73,9 +73,14 @@ export class Session {
     return session;
   }
 
-  // Unless the server says that the model reads no pictures.
+  // False if the server states that the model does not read pictures.
   get canSee() {
     return this.capabilities.can_see !== false;
+  }
+
+  // Without a limit until the server has reported it.
+  get maxPictures() {
+    return this.capabilities.max_images ?? Infinity;
   }
 
   get title() {
@@ -97,19 +102,19 @@ export class Session {
     await this.#run(turn);
   }
 
-  // The same question once more: as the same request, unless the user ended it.
+  // Ask the same question again: as the same request, unless the user stopped it.
   async askAgain(turn) {
     if (this.running) return;
-    this.turns.push(...this.turns.splice(this.turns.indexOf(turn), 1)); // it is asked after what was said meanwhile
+    this.turns.push(...this.turns.splice(this.turns.indexOf(turn), 1)); // it comes after the turns since then
     turn.begin(turn.state === "stopped" ? undefined : turn.invocationId);
     await this.#run(turn);
   }
 
-  // Another session at the server with the same pictures; if there is none, `onEnded` says why.
+  // Open another session at the server with the same pictures. If that fails, `onEnded` gets the reason.
   async reopen() {
     if (this.running) return;
     this.#forget();
-    this.#opening = new Turn("", []); // it waits and is stopped like the turns, and is shown nowhere
+    this.#opening = new Turn("", []); // waits and can be stopped like a turn, but is not shown
     this.hooks.onSession(this);
     try {
       await this.#takeIn(this.#opening);
@@ -134,7 +139,7 @@ export class Session {
     this.warned.clear();
   }
 
-  // End the running answer. What it has stays in the conversation; an answer that has not begun leaves no trace.
+  // End the running answer. Its text so far stays in the conversation; an answer without text is cancelled.
   async stop() {
     const turn = this.running;
     if (!turn) return;
@@ -144,16 +149,16 @@ export class Session {
     }
     turn.wasStopped = true;
     this.hooks.onTurn(this, turn);
-    const { controller } = turn; // to abort it after the answer's end has no effect
+    const { controller } = turn; // abort() has no effect after the answer's end
     setTimeout(() => controller.abort(), STOP_MS);
     try {
       await api.stopAnswer(this.endpoint, this.#id);
     } catch {
-      controller.abort(); // a handler that is not torchmoor's, or a lost network
+      controller.abort(); // a third-party handler, or a lost network
     }
   }
 
-  // Frees the server's memory of it. keepalive: although the page is going.
+  // Close the session at the server. keepalive: also if the page is being closed.
   async close({ keepalive = false } = {}) {
     const id = this.#id;
     this.stop();
@@ -162,12 +167,12 @@ export class Session {
     if (id !== null) await api.closeSession(this.endpoint, id, { keepalive });
   }
 
-  // What time has done to it. now: ms since 1970.
+  // Report that the session expires soon, or has expired. now: ms since 1970.
   tick(now) {
     if (this.state !== "open" || this.expiresAt === null) return;
     const leftS = (this.expiresAt - now) / 1000;
     if (leftS <= 0) {
-      if (this.running) return; // its answer will report it
+      if (this.running) return; // the answer reports it
       this.state = "ended";
       this.hooks.onEnded(this, "This session has expired.");
       return;
@@ -214,7 +219,7 @@ export class Session {
     return isKnown && error instanceof api.Refused && error.kind === "ValidationError";
   }
 
-  // The server refused the pictures, so nothing was asked: return everything to the composer.
+  // The server refused the pictures, so the question was not asked: return both to the composer.
   #return(turn, error) {
     this.turns.splice(this.turns.indexOf(turn), 1);
     turn.pictures = [...this.untaken];
@@ -223,10 +228,10 @@ export class Session {
     this.hooks.onReturned(this, turn, wordsFor(error));
   }
 
-  // Opens the session if there is none, and sends the pictures that the server has not.
+  // Open the session if it is not open, and send the pictures that the server does not have.
   async #takeIn(turn) {
     while (this.#id === null || this.untaken.length) {
-      const isBranching = this.#source !== null; // it opens with the pictures of its turns; others are added to them
+      const isBranching = this.#source !== null; // a branch opens with its turns' pictures; new ones are added later
       this.#batch ??= { invocationId: api.newInvocationId(), pictures: isBranching ? [] : this.#nextBatch() };
       const { invocationId, pictures } = this.#batch;
       const urls = await Promise.all(pictures.map((picture) => picture.dataUrl()));
@@ -238,7 +243,7 @@ export class Session {
             : api.openSession(this.endpoint, urls, options));
           this.#id = opened.id;
           this.#source = null;
-          // A time that is past already tells of a wrong clock here, and nothing of the session.
+          // An expiry in the past means that this machine's clock is wrong, so it is ignored.
           const expiresAt = opened.expiresAt > Date.now() ? opened.expiresAt : null;
           Object.assign(this, { state: "open", instance: opened.instance, expiresAt });
         } else {
@@ -252,7 +257,7 @@ export class Session {
     }
   }
 
-  // As many pictures as one request may have.
+  // The next pictures that fit into one request, at least one.
   #nextBatch() {
     let numBytes = 0;
     const end = this.untaken.findIndex((picture, at) => {
@@ -295,7 +300,7 @@ export class Session {
     this.instance = receipt.instance || this.instance;
   }
 
-  // Repeat while the server is busy, and show the wait; ask for a token if one is needed.
+  // Repeat the action while the server is busy, and show the wait; ask the user for a token if one is required.
   async #patiently(turn, action) {
     for (let tries = 1; ; tries += 1) {
       const watching = this.#watchProgress(turn);
@@ -345,7 +350,7 @@ export class Session {
         await pause(PROGRESS_EVERY_MS, signal);
       }
     };
-    watch().catch(() => {}); // only the request itself matters
+    watch().catch(() => {}); // the request itself reports errors
     return watching;
   }
 }
@@ -372,6 +377,6 @@ function wordsFor(error) {
   }
   if (error instanceof api.NetworkGone) return `${error.message} Check the network, and whether the server is running.`;
   if (error instanceof api.Refused || error instanceof AnswerBroken || error instanceof BadPicture) return error.message;
-  console.error(error); // a fault of this page's own
+  console.error(error); // a fault of this page
   return `This page failed: ${error.message}`;
 }

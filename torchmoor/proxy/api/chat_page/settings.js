@@ -1,4 +1,4 @@
-// What the user has chosen for the next answers; an empty field leaves the choice to the server.
+// The user's settings for the next answers; for an empty field, the server's default applies.
 
 import { $ } from "./view.js";
 
@@ -9,7 +9,7 @@ export function chosenParameters() {
   return Object.fromEntries(given.map(([name, id]) => [name, Number($(id).value)]));
 }
 
-// Show what is wrong with a field, if anything is; returns whether all can be sent.
+// Returns whether all fields are valid; otherwise shows the first one that is not, and why.
 export function checkParameters() {
   const wrong = Object.values(FIELDS).find((id) => !$(id).validity.valid);
   if (!wrong) return true;

@@ -1,4 +1,4 @@
-// A session as a file of Markdown, for the user to keep.
+// Downloads a session as a Markdown file.
 
 export function download(session) {
   const url = URL.createObjectURL(new Blob([transcript(session)], { type: "text/markdown" }));

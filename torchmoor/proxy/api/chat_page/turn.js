@@ -1,11 +1,11 @@
-// A turn of a session, as it is shown and kept.
+// A turn of a session, with the fields that the page shows and the browser keeps.
 
 import * as api from "./api.js";
 import { restorePicture } from "./pictures.js";
 
 // A question and its answer.
-// state: sending, waiting, streaming, done, stopped (without a trace at the server), failed. waiting: for what, in words.
-// moved: {from, to} or null. number: the turn's in the session at the server, or null. wasStopped: the user ended it.
+// state: sending, waiting, streaming, done, stopped (the server did not record it), failed. waiting: a text with the
+// reason. moved: {from, to} or null. number: in the session at the server, or null. wasStopped: the user ended it.
 // failure: {message, remedy: "again" | "reopen" | "edit"} or null.
 export class Turn {
   constructor(question, pictures, parameters = {}) {
@@ -13,7 +13,7 @@ export class Turn {
     this.begin();
   }
 
-  // invocationId: the same as before if this is the same question sent again.
+  // invocationId: of the first attempt if the question is sent again.
   begin(invocationId = api.newInvocationId()) {
     Object.assign(this, { text: "", state: "sending", waiting: "", receipt: null, moved: null, failure: null });
     Object.assign(this, { finish: null, number: null, wasStopped: false });
@@ -24,7 +24,7 @@ export class Turn {
     return ["sending", "waiting", "streaming"].includes(this.state);
   }
 
-  // The answer ended before the model had said all.
+  // True if the answer ended before the model had finished it.
   get isCut() {
     return this.state === "done" && (this.finish === "length" || (this.wasStopped && this.finish !== "eos_token"));
   }

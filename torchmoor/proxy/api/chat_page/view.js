@@ -1,4 +1,4 @@
-// Sessions and turns as elements. Texts of people, models and files never become markup (markdown.js makes elements).
+// Shows sessions and turns. Texts of users, models and files never become markup (markdown.js makes elements).
 
 import { showMarkdown } from "./markdown.js";
 import { plural, receiptRows, receiptSummary } from "./words.js";
@@ -6,7 +6,7 @@ import { plural, receiptRows, receiptSummary } from "./words.js";
 export const $ = (id) => document.getElementById(id);
 export const part = (element, name) => element.querySelector(`[data-is="${name}"]`);
 const copy = (id) => $(id).content.firstElementChild.cloneNode(true);
-const LONG_TEXT = 4000; // characters: a longer answer that grows is drawn at most every DRAW_MS
+const LONG_TEXT = 4000; // characters; a running answer that is longer is drawn at most every DRAW_MS
 const DRAW_MS = 100;
 const isNarrow = matchMedia("(max-width: 760px)");
 
@@ -14,7 +14,7 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// For screen readers. What was said a moment ago is said with it, because only the last text is read.
+// For screen readers, which read only the last text. So it contains the texts of the last moment, too.
 let said = [];
 
 export function announce(text) {
@@ -35,7 +35,7 @@ export function complain(text) {
   if (text) alarm(text);
 }
 
-// A picture with its words; with onRemove also a button.
+// A picture with its note; with onRemove also a button that removes it.
 export function showPicture(picture, onRemove) {
   const element = copy("picture-template");
   const image = element.querySelector("img");
@@ -54,7 +54,7 @@ export function showPicture(picture, onRemove) {
   return element;
 }
 
-// A button around a picture that shows it in its own size, as far as there is room.
+// A button around a picture that shows it in its full size, if there is room.
 function zoomable(image) {
   const button = Object.assign(document.createElement("button"), { type: "button", className: "zoom" });
   button.setAttribute("aria-label", `Enlarge ${image.alt}`);
@@ -68,7 +68,7 @@ function zoomable(image) {
 
 // Elements of turns and notices, by session; only the current session's are in the page.
 export class Log {
-  #items = new Map(); // session -> elements in order
+  #items = new Map(); // session -> its elements in order
   #turns = new Map(); // turn -> element
   #drawing = new Set(); // turns whose text will be drawn soon
   #session = null;
@@ -89,7 +89,7 @@ export class Log {
     if (session === this.#session) keepAtEnd(() => $("log").append(element));
   }
 
-  // A line between the turns; with an action also a button, which goes with the line.
+  // A line between the turns; with an action also a button, which removes the line and runs the action.
   notice(session, text, kind = "info", action = null) {
     const element = document.createElement("li");
     element.className = `notice ${kind}`;
@@ -139,7 +139,7 @@ export class Log {
     part(element, "thumbs").append(...turn.pictures.map((picture) => showPicture(picture)));
     part(element, "receipt").open = !isNarrow.matches;
     const before = this.#turns.get(session.turns[session.turns.indexOf(turn) - 1]);
-    if (before) part(before, "receipt").open = false; // one at a time is enough; its summary stays
+    if (before) part(before, "receipt").open = false; // only one receipt is open; the others show their summaries
     this.#turns.set(turn, element);
     this.#append(session, element);
     if (session === this.#session) element.scrollIntoView({ block: "end" });
@@ -158,7 +158,7 @@ export class Log {
     }
   }
 
-  // The turn as it is now. remedy: {label, run} or null. tools: what its other buttons do, {copy, edit, another}.
+  // Draw the turn. remedy: {label, run} or null. tools: functions of its other buttons, {copy, edit, another}.
   update(session, turn, remedy, tools) {
     const element = this.#turns.get(turn) ?? this.#add(session, turn);
     keepAtEnd(() => {
@@ -214,7 +214,7 @@ function showReceipt(box, receipt) {
   box.querySelector("dl").replaceChildren(...rows);
 }
 
-// Keep the view at the end if it is there; else leave it where it is.
+// Scroll to the end if the view was there before the change; else leave it where it is.
 function keepAtEnd(change) {
   const page = document.documentElement;
   const isAtEnd = page.scrollHeight - innerHeight - scrollY < 120;
@@ -222,7 +222,7 @@ function keepAtEnd(change) {
   if (isAtEnd) scrollTo({ top: page.scrollHeight });
 }
 
-// The list of sessions.
+// Draw the list of sessions.
 export function showSessions(sessions, current, { onSwitch, onClose }) {
   const list = $("sessions");
   const known = new Map([...list.children].map((child) => [child.session, child]));
@@ -245,7 +245,7 @@ export function showSessions(sessions, current, { onSwitch, onClose }) {
   for (const element of known.values()) element.remove();
 }
 
-// Where the list is a strip, brings a session's element into it.
+// Scroll a session's element into view where the list is a horizontal strip.
 export function reveal(session) {
   const [strip, element] = [$("sessions").parentElement, switchButtonOf(session)?.parentElement];
   if (!element) return;

@@ -1,8 +1,8 @@
-// Sentences for the API's names.
+// Texts for the API's names, numbers and receipts.
 
 import { FIELDS } from "./receipt.js";
 
-let reasons = {}; // sentences by name, from the server
+let reasons = {}; // name -> sentence, from the server
 
 export function setReasons(sentences) {
   reasons = sentences;
@@ -42,8 +42,8 @@ export function plural(count, noun) {
   return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-// Fields of a receipt with a form of their own below; others with a label are shown as numbers. A receipt that the
-// browser has kept since before a field was added lacks it.
+// Fields of a receipt that are shown in a form of their own below; others with a label are shown as numbers. A receipt
+// that the browser kept before a field was added lacks that field.
 const OWN_FORM = new Set(["context_tokens", "prefill_tokens", "generated_tokens", "rebuilt_events", "dropped_turns"]);
 
 const isKnown = (value) => typeof value === "number";
@@ -71,7 +71,7 @@ export function receiptRows(receipt) {
   return rows;
 }
 
-// The receipt in one line, where there is little room.
+// The receipt in one line, for narrow windows and closed receipts.
 export function receiptSummary(receipt) {
   const parts = [receipt.instance];
   if (isKnown(receipt.context_tokens) && isKnown(receipt.prefill_tokens)) {

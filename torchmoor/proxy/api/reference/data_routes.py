@@ -31,6 +31,7 @@ _PAGE = (
     ("order", "`asc` or `desc`, by time."),
     ("after", "The last id of the previous page."),
 )
+_INCLUDE = ("include[]", "message.output_text.logprobs for log probabilities.")
 
 
 RUNTIME = Group(
@@ -109,7 +110,7 @@ _OPENAI_ROUTES = (
         query=(
             ("stream", "true for its events."),
             ("starting_after", "Only events after the one with this number."),
-            ("include[]", "message.output_text.logprobs for its log probabilities."),
+            _INCLUDE,
         ),
         answers=streamed(schemas.RESPONSE_ANSWER),
     ),
@@ -162,7 +163,7 @@ _OPENAI_ROUTES = (
         "/conversations/{id}/items",
         "listConversationItems",
         "List a conversation's items.",
-        query=_PAGE,
+        query=(*_PAGE, _INCLUDE),
         answers=answer(schemas.page(schemas.ITEM)),
     ),
     post(
@@ -176,6 +177,7 @@ _OPENAI_ROUTES = (
         "/conversations/{id}/items/{item}",
         "getConversationItem",
         "Get an item of a conversation.",
+        query=(_INCLUDE,),
         answers=answer(schemas.ITEM),
     ),
     delete(
@@ -263,6 +265,13 @@ CONTAINER = Group(
             _ANY,
             headers=_TURN,
             is_body_required=False,
+        ),
+        post(
+            "/",
+            "invokeRoot",
+            "Ask the first endpoint's model, as TGI's clients do.",
+            Body(schema=schemas.ANY_FORM, types=("application/json",)),
+            headers=_TURN,
         ),
         get(
             "/models",
