@@ -231,7 +231,9 @@ def test_the_access_log_counts_the_added_bytes(make_stage: MakeStage, tmp_path: 
 def test_every_process_allows_the_same_pages(tmp_path: Path) -> None:
     with Holding(["a"]) as holding:
         path = write_config(
-            tmp_path / "serve.yaml", {"chat": [*holding.fakes.values()]}, listen={"allowed_origins": [APP]}
+            tmp_path / "serve.yaml",
+            {"chat": [*holding.fakes.values()]},
+            listen={"port": 0, "admin_port": 0, "allowed_origins": [APP]},
         )
         with serving(path, 2) as served:
             for _ in range(8):  # each on a new connection, which the kernel gives to either
