@@ -22,19 +22,19 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from torchmoor.config.observe import ObserveSettings
+from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS
+from torchmoor.proxy.api.runtime import RuntimeDialect, StreamDialect
 from torchmoor.proxy.dispatch.observer import TRACEPARENT, Trace
 from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.message import Request
 
 EXPORT_TIMEOUT_S = 5.0
 TRACESTATE = b"tracestate"
+ENDPOINT = "/endpoints/{EndpointName}"
 ROUTES = {
-    "InvokeEndpoint": "/endpoints/{EndpointName}/invocations",
-    "InvokeEndpointWithResponseStream": "/endpoints/{EndpointName}/invocations-response-stream",
-    "ChatCompletions": "/endpoints/{EndpointName}/openai/v1/chat/completions",
-    "Completions": "/endpoints/{EndpointName}/openai/v1/completions",
-    "Embeddings": "/endpoints/{EndpointName}/openai/v1/embeddings",
-    "Rerank": "/endpoints/{EndpointName}/openai/v1/rerank",
+    RuntimeDialect.operation_name: f"{ENDPOINT}/invocations",
+    StreamDialect.operation_name: f"{ENDPOINT}/invocations-response-stream",
+    **{each.operation_name: f"{ENDPOINT}/openai/v1/{path.decode()}" for path, each in (COMPLETIONS | TASKS).items()},
 }
 
 # Otherwise every malformed tracestate would be logged as a warning with the client's text.
