@@ -25,7 +25,8 @@ GENERATE = record(
     ),
 )
 GENERATED = record(("generated_text",), generated_text=TEXT, details={"type": "object"})
-EVENTS: Schema = {"type": "string", "description": "Events `data:{token, generated_text, details}`."}
+# Without a type: readers of the document differ in whether a schema describes the stream or each of its events.
+EVENTS: Schema = {"description": "Server-sent events `data:{token, generated_text, details}`."}
 INFO = record(("model_id", "router", "version"), model_id=TEXT, router=TEXT, version=TEXT)
 ERROR: Schema = {
     "anyOf": [
