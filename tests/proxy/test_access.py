@@ -327,9 +327,10 @@ def test_torchserves_management_is_not_behind_the_data_plane(guarded: Stage, pat
     assert received(guarded) == []
 
 
-def test_a_prober_needs_no_credentials(guarded: Stage) -> None:
-    """/ping reveals only whether an instance is ready."""
-    assert requests.get(f"{guarded.proxy.runtime_url}/ping", timeout=60).status_code == 200
+@pytest.mark.parametrize("path", ["/ping", "/health"])
+def test_a_prober_needs_no_credentials(guarded: Stage, path: str) -> None:
+    """The answer reveals only whether an instance is ready."""
+    assert requests.get(guarded.proxy.runtime_url + path, timeout=60).status_code == 200
 
 
 def test_nothing_is_told_before_a_signature_is_right(guarded: Stage) -> None:

@@ -8,6 +8,7 @@ from http.client import IncompleteRead
 from typing import Any
 
 import pytest
+import requests
 from botocore.exceptions import EventStreamError
 
 from tests.proxy.conftest import Stage, make_session_id
@@ -124,6 +125,19 @@ def test_a_stream_goes_on_where_it_was_cut(three: Stage, session: str | None, th
     same = (headers.REQUEST_ID, headers.INVOCATION_ID, headers.CONTINUABLE, headers.ENDPOINT)
     assert [before.headers[name] for name in same] == [after.headers[name] for name in same]
     assert before.headers.get(headers.SESSION_ID) == after.headers.get(headers.SESSION_ID) == session
+    assert counts(three) == (1, 0)
+
+
+def test_the_instance_that_continues_a_stream_knows_tgis_route(three: Stage) -> None:
+    """The bytes are those of a stream of one instance."""
+    asked = take_turns(three, saying(0, 2, b""), saying(2))
+
+    json_type = {"Content-Type": "application/json"}
+    answer = requests.post(f"{three.proxy.runtime_url}/generate_stream", data=BODY, headers=json_type, timeout=60)
+
+    assert answer.content.decode() == "".join(WORDS)
+    assert [request.headers[headers.TGI_ROUTE] for _, request in asked] == [headers.GENERATE_STREAM] * 2
+    assert headers.CONTINUATION in asked[1][1].headers
     assert counts(three) == (1, 0)
 
 

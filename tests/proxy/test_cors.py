@@ -41,6 +41,8 @@ PATHS = (
     ("POST", "/endpoints/llava/async-invocations"),
     ("GET", "/v2/models/llava"),
     ("GET", "/ping"),
+    ("POST", "/generate"),
+    ("GET", "/health"),
     ("GET", "/metrics"),
     ("GET", "/no/such/path"),
 )

@@ -15,7 +15,7 @@ import pytest
 import requests
 from aiohttp import web
 
-from handlers.chat.parameters import OPENAI_NAMES
+from handlers.chat.parameters import OPENAI_NAMES, RULES
 from handlers.many.openai_bodies import EMBEDDING_FIELDS, RERANK_FIELDS
 from scripts.make_api_reference import PAGE, render
 from tests.openapi_cases import find_violations, with_values
@@ -27,7 +27,7 @@ from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import AccessDenied
 from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS, TOKENS
-from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference import schemas, tgi_schemas
 from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -104,7 +104,7 @@ def test_the_documents_are_sound(groups: Any) -> None:
             jsonschema.Draft202012Validator.check_schema(content["schema"])
 
 
-WITHOUT_BODY = {("GET", "/ping"), ("GET", "/v1/responses")}  # an empty answer, and that to an upgrade
+WITHOUT_BODY = {("GET", "/ping"), ("GET", "/health"), ("GET", "/v1/responses")}  # also that to an upgrade
 
 
 @pytest.mark.parametrize("groups", [DATA_PLANE, ADMIN_PLANE])
@@ -157,7 +157,7 @@ def test_each_route_of_the_data_plane_answers(planes: dict[str, Stage]) -> None:
         assert any("UnknownOperationException" not in answer.text + str(answer.headers) for answer in answers), path
 
 
-WITHOUT_ENDPOINT = {"/ping", "/v2/health/live", "/v2/health/ready", "/openapi.json"}
+WITHOUT_ENDPOINT = {"/ping", "/health", "/v2/health/live", "/v2/health/ready", "/openapi.json"}
 
 
 def test_each_route_finds_its_endpoint_in_one_place(planes: dict[str, Stage], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +298,10 @@ def forms(pattern: ast.pattern) -> list[tuple[str, ...]]:
 def test_each_parameter_of_an_answer_is_in_the_document(schema: dict[str, Any], others: set[str]) -> None:
     """Those that an API has under its own name, or does not have, are left out."""
     assert set(OPENAI_NAMES) - set(schema["properties"]) == others
+
+
+def test_each_parameter_of_tgis_body_is_in_the_document() -> None:
+    assert set(tgi_schemas.GENERATE["properties"]["parameters"]["properties"]) == set(RULES)
 
 
 @pytest.mark.parametrize(

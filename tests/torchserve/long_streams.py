@@ -49,7 +49,7 @@ class LongStream(threading.Thread):
 
 
 def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
-    """Begin a turn of a session, answers in the forms of TGI and LMI by boto3, and two by OpenAI's client."""
+    """Begin a turn of a session, answers in the forms of TGI and LMI by boto3, one at TGI's route, two by OpenAI's."""
     turn = {"type": "send_text_prompt", "prompt_text": "hello", "stream": True, "parameters": LONG}
 
     def by_boto3(body: dict[str, Any], **more: str) -> tuple[str, Iterator[str]]:
@@ -58,6 +58,10 @@ def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
         )
         pieces = (event["PayloadPart"]["Bytes"].decode() for event in answer["Body"])
         return answer["ResponseMetadata"]["HTTPHeaders"][INSTANCE], pieces
+
+    def by_route() -> tuple[str, Iterator[str]]:
+        answer = requests.post(f"{fleet.runtime}/generate_stream", json=INPUTS, stream=True, timeout=60)
+        return answer.headers[INSTANCE], (line.decode() for line in answer.iter_lines())
 
     def by_openai() -> tuple[str, Iterator[str]]:
         gpt = openai.OpenAI(base_url=fleet.runtime + "/v1", api_key="any", timeout=60, max_retries=0)
@@ -81,6 +85,7 @@ def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
         LongStream(lambda: by_boto3(turn, SessionId=chat.id)),
         LongStream(lambda: by_boto3(INPUTS, Accept="text/event-stream")),
         LongStream(lambda: by_boto3(INPUTS, Accept="application/jsonlines")),
+        LongStream(by_route),
         LongStream(by_openai),
         LongStream(lambda: _begin_response(fleet)),
     ]

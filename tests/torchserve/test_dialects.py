@@ -9,7 +9,7 @@ import openai
 import pytest
 import requests
 from huggingface_hub import InferenceClient
-from huggingface_hub.errors import BadRequestError
+from huggingface_hub.errors import BadRequestError, ValidationError
 from tokenizers import Tokenizer
 
 from tests.torchserve.conftest import ROOT, Fleet
@@ -20,6 +20,7 @@ from torchmoor.wire.receipt import CONTEXT_TOKENS, PREFILL_TOKENS
 pytestmark = pytest.mark.torchserve
 
 QUESTION = "What color is the circle?"
+ROUTES = ("generate", "generate_stream")
 JSON = ("-H", "Content-Type: application/json")
 
 
@@ -273,6 +274,30 @@ def test_huggingface_client_hears_of_its_mistake(fleet: Fleet) -> None:
 
     with pytest.raises(BadRequestError, match="best_of"):
         client.text_generation(prompt(), best_of=3)
+
+
+def test_tgis_routes_answer_its_clients(fleet: Fleet) -> None:
+    """/generate is never streamed and /generate_stream always is, whatever `stream` says."""
+    whole, streamed = (InferenceClient(f"{fleet.runtime}/{route}", timeout=90) for route in ROUTES)
+    text = prompt(image=picture())
+    body = {"inputs": text, "parameters": {"max_new_tokens": 32}}
+
+    detailed = whole.text_generation(text, max_new_tokens=32, details=True)
+    tokens = list(streamed.text_generation(text, max_new_tokens=32, stream=True, details=True))
+    plain = requests.post(f"{fleet.runtime}/generate", json={**body, "stream": True}, timeout=90)
+    events = requests.post(f"{fleet.runtime}/generate_stream", json=body, timeout=90)
+    server = InferenceClient(fleet.runtime, provider="hf-inference", timeout=90)
+
+    assert "red" in detailed.generated_text
+    assert plain.json() == {"generated_text": detailed.generated_text}
+    assert tokens[-1].generated_text == "".join(each.token.text for each in tokens) == detailed.generated_text
+    assert [each.token.id for each in tokens] == [each.id for each in detailed.details.tokens]
+    assert events.headers["content-type"] == "text/event-stream"
+    assert len(events.text.splitlines()) == 2 * len(tokens)
+    assert (server.health_check(), server.get_endpoint_info()["model_id"]) == (True, "llava")
+    for client in (whole, streamed):
+        with pytest.raises(ValidationError, match="best_of"):
+            client.text_generation(text, best_of=3)
 
 
 def lines(stream: Any) -> Iterator[bytes]:

@@ -153,7 +153,7 @@ def test_hanging_worker_is_gone_around(three: Three) -> None:
 
 
 def test_streams_go_on_elsewhere_while_their_workers_die(three: Three) -> None:
-    """Two of three workers get kill -9 one after the other in the middle of five streams in different forms.
+    """Two of three workers get kill -9 one after the other in the middle of six streams in different forms.
 
     Each client reads on to the end and gets, byte for byte, the answer that nothing interrupts. The turn is recorded
     once.

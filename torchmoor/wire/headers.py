@@ -16,6 +16,7 @@ REQUEST_ID = "x-torchmoor-request-id"
 RESOURCE = "x-torchmoor-resource"  # of OpenAI's API: the method and the path below /v1/, with its query
 SESSION_LIMIT = "x-torchmoor-session-limit"  # the caller may not open another session
 SOURCE = "x-torchmoor-source"  # the address of a caller without a principal, where callers are limited
+TGI_ROUTE = "x-torchmoor-tgi-route"  # GENERATE or GENERATE_STREAM: the body has `inputs`, and the route sets the form
 TIMEOUT_MS = "x-torchmoor-timeout-ms"
 # An instance gets this much more time than the client, so that the proxy is the one to report a time-out.
 TIMEOUT_GRACE_S = 1.0
@@ -59,3 +60,7 @@ SEQUENCE_END = "X-Amzn-SageMaker-Closed-Session-Id"
 
 # A value of SESSION_ID
 NEW_SESSION = "NEW_SESSION"
+
+# Values of TGI_ROUTE
+GENERATE = "generate"
+GENERATE_STREAM = "generate_stream"

@@ -44,6 +44,8 @@ def parse(
         _check_license(incoming)
     if resource:
         return parse_resource(resource, incoming, read_body, settings, wall())
+    if wire.TGI_ROUTE in incoming.headers:
+        return join_session(incoming, parse_inputs(incoming, read_body(), settings, wall()))
     refuse_other_media(incoming.media_type)
     if isinstance(incoming.body, bytes | bytearray) and _is_image(incoming.media_type, incoming.body):
         return parse_image(incoming, bytes(incoming.body))

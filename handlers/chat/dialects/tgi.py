@@ -1,6 +1,7 @@
 """The dialect of TGI and LMI: bodies `{"inputs": ..., "parameters": {...}, "stream": ...}`, and their answers.
 
-There is no path /generate: these bodies are sent to /invocations, and table.py recognises them.
+At /invocations, table.py recognises these bodies. For TGI's routes /generate and /generate_stream, the proxy adds a
+header with the route, which determines the form of the answer.
 """
 
 import json
@@ -14,6 +15,7 @@ from handlers.chat.parameters import Parameters, check_fields, parse_parameters
 from handlers.errors import BadImage, BadInput, HandlerError, InvalidRequest, NoRoom
 from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
+from torchmoor.wire import headers as wire
 
 _FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds the model's name
 
@@ -21,7 +23,7 @@ _FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds th
 def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
     """Read a body with `inputs`. Raises InvalidRequest."""
     check_fields("a body with 'inputs'", body, _FIELDS)
-    prompt = body["inputs"]
+    prompt = body.get("inputs")
     if not isinstance(prompt, str) or not prompt:
         raise InvalidRequest("'inputs' must be a text that is not empty; send each prompt by itself", param="inputs")
     check_unicode(prompt, "'inputs'", "inputs")
@@ -29,8 +31,11 @@ def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSett
     if not isinstance(is_streaming, bool | None):
         raise InvalidRequest("'stream' must be true or false", param="stream")
     parameters = parse_parameters(body.get("parameters"))
+    route = incoming.headers.get(wire.TGI_ROUTE)
     form = _form(incoming, parameters, prompt, settings.inputs_form)
-    if is_streaming is None:
+    if route:
+        is_streaming = route == wire.GENERATE_STREAM
+    elif is_streaming is None:
         is_streaming = isinstance(form, LmiJsonForm)  # whose clients send no `stream`
     return Generate(
         caller=incoming.caller,
@@ -44,8 +49,13 @@ def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSett
 
 
 def _form(incoming: Incoming, parameters: Parameters, prompt: str, default: str) -> AnswerForm:
-    """Choose the form by Accept, else by the setting: LMI's clients send no Accept and rely on the endpoint."""
+    """Choose the form by TGI's route, by Accept, else by the setting.
+
+    LMI's clients send no Accept and rely on the endpoint.
+    """
     text_before = prompt if parameters.return_full_text else ""
+    if wire.TGI_ROUTE in incoming.headers:
+        return TgiForm(text_before=text_before, has_details=parameters.details, is_list=False)
     if incoming.accepts(LmiForm.content_type):
         is_lmi = True
     elif incoming.accepts(TgiForm.content_type):
@@ -62,10 +72,14 @@ def _form(incoming: Incoming, parameters: Parameters, prompt: str, default: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TgiForm:
-    """Encodes TGI's answers: events `data:{"token", "generated_text", "details"}`, or a list of one object."""
+    """Encodes TGI's answers: events `data:{"token", "generated_text", "details"}`, or one object.
+
+    is_list: a whole answer is a list with the object, as at TGI's path /; at /generate it is the object itself.
+    """
 
     text_before: str = ""
     has_details: bool = False
+    is_list: bool = True
 
     content_type = "text/event-stream"
 
@@ -95,7 +109,7 @@ class TgiForm:
                     [_tgi_token(each, each.own_text) for each in token.top] for token in summary.tokens
                 ]
             body["details"] = details
-        return encode([body])
+        return encode([body] if self.is_list else body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

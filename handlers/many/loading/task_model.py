@@ -52,9 +52,8 @@ class TaskModel(PlacedModel):
     def _begin(self, incoming: Incoming, reply: PendingReply) -> None:
         with reply.guarded():
             reply.raise_if_cancelled()
-            if resource := incoming.headers.get(wire.RESOURCE):
-                path = resource.partition(" ")[2].partition("/")[0].partition("?")[0]
-                message = f"this model's task is {self.task.name}, and /v1/{path} needs {GENERATION}"
+            if path := _find_path(incoming):
+                message = f"this model's task is {self.task.name}, and {path} needs {GENERATION}"
                 raise InvalidRequest(message, param="model")
             request = self._read(incoming, self._compute.settings.max_json_values)
             work = self.task.read(request, reply)
@@ -71,6 +70,14 @@ def _in_form(work: TaskWork, form: TaskForm) -> TaskWork:
     """Return the work with its answer in another form."""
     num_tokens = sum(each.size for each in work.inputs)
     return TaskWork(work.inputs, lambda outputs: form.answer(work.finish(outputs), num_tokens))
+
+
+def _find_path(incoming: Incoming) -> str:
+    """Return the path of a request that only a model which generates text can answer; empty for other requests."""
+    if route := incoming.headers.get(wire.TGI_ROUTE):
+        return f"/{route}"
+    resource = incoming.headers.get(wire.RESOURCE, "")
+    return resource and "/v1/" + resource.partition(" ")[2].partition("/")[0].partition("?")[0]
 
 
 class _Answer:

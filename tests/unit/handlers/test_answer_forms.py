@@ -222,6 +222,7 @@ def test_whole_answers() -> None:
 
     assert json.loads(SessionForm().whole(summary)) == {"response_text": text}
     assert json.loads(TgiForm().whole(summary)) == [{"generated_text": text}]
+    assert json.loads(TgiForm(is_list=False).whole(summary)) == {"generated_text": text}
     assert json.loads(LmiForm().whole(summary)) == {"generated_text": text}
     completion = json.loads(OPENAI.whole(summary))
     assert completion["object"] == "chat.completion"

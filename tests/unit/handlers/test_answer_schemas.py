@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from PIL import Image
 
-from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference import schemas, tgi_schemas
 from torchmoor.wire import headers as wire
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -20,6 +20,7 @@ RESPONSE: dict[str, Any] = {"input": "hello", "max_output_tokens": 4}
         ("chat/completions", {"messages": MESSAGES, "max_tokens": 4}, schemas.CHAT_ANSWER),
         ("chat/completions", {"messages": MESSAGES, "max_tokens": 4, "n": 2, "logprobs": True}, schemas.CHAT_ANSWER),
         ("completions", {"prompt": "hello", "max_tokens": 4, "logprobs": 2}, schemas.COMPLETION_ANSWER),
+        ("generate", {"inputs": "hello", "parameters": {"details": True}}, tgi_schemas.GENERATED),
         ("responses", RESPONSE, schemas.RESPONSE_ANSWER),
         ("responses", {**RESPONSE, "background": True}, schemas.RESPONSE_ANSWER),
         (
@@ -33,9 +34,9 @@ def test_an_answer_has_the_fields_of_its_schema(
     client: Any, path: str, fields: dict[str, Any], schema: dict[str, Any]
 ) -> None:
     """All of them, and no others."""
-    named = {wire.RESOURCE: f"POST {path}"} if path == "responses" else {}
+    named = {"responses": {wire.RESOURCE: f"POST {path}"}, "generate": {wire.TGI_ROUTE: wire.GENERATE}}
 
-    answer = client.call({"model": "llava", **fields}, named)
+    answer = client.call({"model": "llava", **fields}, named.get(path, {}))
 
     assert answer.status == 200, answer.body
     jsonschema.validate(answer.json, schema)

@@ -33,6 +33,7 @@ RESPONSE = {**REQUEST_ID, wire.RESOURCE: "POST responses"}
 
 BODIES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {  # body, headers, request settings
     "tgi": ({**INPUTS, "parameters": {**HOT, "details": True}}, {"accept": "text/event-stream"}, {}),
+    "generate_stream": ({"inputs": "hello", "parameters": HOT}, {wire.TGI_ROUTE: wire.GENERATE_STREAM}, {}),
     "greedy": ({**INPUTS, "parameters": {"max_new_tokens": 14, "repetition_penalty": 1.5}}, {}, {}),
     "full text": ({**INPUTS, "parameters": {**HOT, "return_full_text": True}}, {}, {"inputs_form": "lmi-outputs"}),
     "lmi": ({**INPUTS, "parameters": {**HOT, "repetition_penalty": 1.3}}, {"accept": "application/jsonlines"}, {}),

@@ -13,7 +13,7 @@ from handlers.chat.dialects.tgi import LmiForm, LmiJsonForm, TgiForm
 from handlers.chat.forms import AnswerForm
 from handlers.chat.messages import ImagePart, Message, TextPart, images_of, split_images
 from handlers.chat.parameters import Parameters
-from handlers.errors import ContextTooLong, HandlerError, InvalidRequest
+from handlers.errors import BadInput, ContextTooLong, HandlerError, InvalidRequest
 from handlers.requests.incoming import Caller, Incoming
 from handlers.settings.request import RequestSettings
 
@@ -83,6 +83,43 @@ def test_form_of_inputs_is_by_accept_then_by_setting(
 def test_only_lmi_json_streams_without_being_asked(setting: str, is_streaming: bool) -> None:
     """LMI 0.25's clients send no `stream` and print what arrives."""
     assert command({"inputs": "x"}, inputs_form=setting).is_streaming is is_streaming
+
+
+@pytest.mark.parametrize(("route", "is_streaming"), [("generate", False), ("generate_stream", True)])
+@pytest.mark.parametrize("accept", ["", "application/jsonlines"])
+@pytest.mark.parametrize("setting", ["tgi", "lmi", "lmi-json"])
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"stream": False}])
+def test_tgis_route_sets_the_form(
+    route: str, is_streaming: bool, accept: str, setting: str, fields: dict[str, bool]
+) -> None:
+    """Its clients rely on the route, whatever they accept and the endpoint's setting is."""
+    found = command({"inputs": "x", **fields}, {"accept": accept, "x-torchmoor-tgi-route": route}, inputs_form=setting)
+
+    assert (found.form, found.is_streaming) == (TgiForm(is_list=False), is_streaming)
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}]}, ""),
+        ({"prompt": "hi"}, ""),
+        ({"type": "start_session"}, ""),
+        ({}, ""),
+        (b"\x89PNG", "image/png"),
+    ],
+)
+def test_tgis_routes_take_inputs_only(body: Any, content_type: str) -> None:
+    """Other bodies open no session and are not answered in another form."""
+    with pytest.raises(BadInput):
+        command(body, {"content-type": content_type, "x-torchmoor-tgi-route": "generate"})
+
+
+def test_tgis_route_takes_turns() -> None:
+    """The session header makes the request a turn, as on other paths."""
+    found = command({"inputs": "x"}, {"x-amzn-sagemaker-session-id": "s", "x-torchmoor-tgi-route": "generate_stream"})
+
+    assert isinstance(found, Ask)
+    assert (found.session_id, found.form, found.is_streaming) == ("s", TgiForm(is_list=False), True)
 
 
 def test_full_text_and_details_are_the_forms_business() -> None:

@@ -11,7 +11,7 @@ from torchmoor.errors import ApiError, InternalFailure, ValidationError
 from torchmoor.proxy.access.cors import Cors
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.web_pages import WebPageGuard
-from torchmoor.proxy.api import container
+from torchmoor.proxy.api import container, tgi
 from torchmoor.proxy.api.chat_page.page import ChatPage
 from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.container_models import ContainerModelsApi
@@ -29,6 +29,7 @@ from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error
 from torchmoor.proxy.api.response_invocation import BackgroundQueue
 from torchmoor.proxy.api.response_socket import ResponseSockets
 from torchmoor.proxy.api.runtime import RuntimeApi
+from torchmoor.proxy.api.tgi import TgiApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call, Upgrade
@@ -64,6 +65,7 @@ class DataPlaneApplication:
         self._open_paths = frozenset(
             (
                 container.PING,
+                tgi.HEALTH,
                 *(() if page is None else page.open_paths),
                 *OpenInferenceApi.open_paths,
             )
@@ -78,6 +80,7 @@ class DataPlaneApplication:
             self.runtime.find_handler,
             TorchServeApi(dispatchers, pass_through).find_handler,
             container_api.find_handler,
+            TgiApi(dispatchers, pass_through, container_api).find_handler,
             lambda method, path: None if self.metrics is None else self.metrics.find_handler(method, path),
             ControlApi(
                 dispatchers, control, own_pages, container_api.invoke_root, is_guarded=gate is not None

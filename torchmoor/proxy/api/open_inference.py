@@ -22,16 +22,14 @@ from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.other_services import refuse_unknown
-from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS
-from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply, message_of, unknown_operation
-from torchmoor.proxy.dispatch import unavailable
+from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, explain
+from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply, unknown_operation
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers, operations
-from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
 _ROOT = b"/v2"
 _LIVE, _READY = b"/v2/health/live", b"/v2/health/ready"
@@ -121,19 +119,13 @@ class OpenInferenceDialect(ApiDialect):
 
     def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         if head.status >= 300:
-            return _explain
+            return explain
         lines = head.lines(_DROPPED_FIELDS)
         return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, b"\r\n"))
 
 
 def _find_model(request: Request) -> re.Match[str] | None:
     return _MODEL.fullmatch(unquote(request.path.decode("latin-1"), "latin-1"))
-
-
-def _explain(head: AnswerHead, body: bytes) -> ApiError:
-    if head.find(ERROR_CODE) is None and head.status in TORCHSERVE_BUSY:
-        return unavailable.torchserve_busy()
-    return ApiError(message_of(body), status=head.status, retry_after_s=head.retry_after_s)
 
 
 def _error_reply(error: ApiError, request_id: bytes) -> Reply:

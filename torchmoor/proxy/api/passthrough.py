@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from torchmoor.errors import ApiError, ModelError
-from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect
+from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.operation import Operation, stream_deadlines
-from torchmoor.proxy.api.replies import container_error
+from torchmoor.proxy.api.replies import container_error, message_of
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.field_names import REQUEST_ID
+from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
+from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
 _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 
@@ -29,12 +31,19 @@ class PassThroughDialect(ApiDialect):
         status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
         return container_error(error, request_id, status=status)
 
-    def answer(self, head: AnswerHead, request_id: bytes) -> Answer:
+    def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         lines = head.lines(_DROPPED_FIELDS)
         return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, b"\r\n"))
 
     def is_stream(self, head: AnswerHead) -> bool:
         return head.status < 300 and head.layout.length is None
+
+
+def explain(head: AnswerHead, body: bytes) -> ApiError:
+    """Make an error from an instance's refusal, for dialects that have their own form of errors."""
+    if head.find(ERROR_CODE) is None and head.status in TORCHSERVE_BUSY:
+        return unavailable.torchserve_busy()
+    return ApiError(message_of(body), status=head.status, retry_after_s=head.retry_after_s)
 
 
 class PassThrough:

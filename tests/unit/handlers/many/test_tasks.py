@@ -259,6 +259,8 @@ def test_advice_fits_the_form_of_the_request(tmp_path: Path, load: Load) -> None
         400,
         "this model's task is sentence-embeddings, and /v1/responses needs text-generation",
     )
+    status, message = error(model, {"inputs": "a"}, {**JSON, "x-torchmoor-tgi-route": "generate"})
+    assert (status, message) == (400, "this model's task is sentence-embeddings, and /generate needs text-generation")
 
 
 def test_a_model_of_lower_case_refuses_what_is_no_text(tmp_path: Path, load: Load) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchmoor.proxy.api import members
-from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference import schemas, tgi_schemas
 from torchmoor.proxy.api.reference.route import (
     EMPTY_ANSWER,
+    EVENT_STREAM,
     JSON,
     NO_BODY,
     Body,
@@ -288,6 +289,31 @@ CONTAINER = Group(
         post("/models/{model}/invoke", "invokeLoadedModel", "Ask a loaded model.", _ANY, is_body_required=False),
     ),
 )
+TGI = Group(
+    "text generation inference",
+    "The routes of Text Generation Inference (TGI), for the first endpoint.",
+    tgi_schemas.ERROR,
+    (
+        post(
+            "/generate",
+            "generate",
+            "Continue a text; the answer comes as a whole.",
+            json_body(tgi_schemas.GENERATE),
+            headers=_TURN,
+            answers=answer(tgi_schemas.GENERATED),
+        ),
+        post(
+            "/generate_stream",
+            "generateStream",
+            "Continue a text; the answer is streamed.",
+            json_body(tgi_schemas.GENERATE),
+            headers=_TURN,
+            answers=answer(tgi_schemas.EVENTS, EVENT_STREAM),
+        ),
+        get("/info", "info", "Get the first endpoint's name.", answers=answer(tgi_schemas.INFO)),
+        get("/health", "health", "Is the first endpoint healthy? Needs no credentials.", answers=EMPTY_ANSWER),
+    ),
+)
 INFERENCE = Group(
     "open inference protocol",
     "Version 2, for the first endpoint with many models.",
@@ -328,4 +354,4 @@ REFERENCE = Group(
     schemas.RUNTIME_ERROR,
     (get("/openapi.json", "openapi", "Get the OpenAPI document of this port.", answers=answer(schemas.DOCUMENT)),),
 )
-DATA_PLANE = (RUNTIME, OPENAI, CONTAINER, INFERENCE, REFERENCE)
+DATA_PLANE = (RUNTIME, OPENAI, CONTAINER, TGI, INFERENCE, REFERENCE)

@@ -1,0 +1,97 @@
+"""The routes of Text Generation Inference (TGI), for the first endpoint.
+
+POST /generate, /generate_stream
+GET  /info, /health
+
+The bodies are those with `inputs` of /invocations, and are not changed: a header names the route to the instance. TGI's
+path / is in container.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torchmoor import __version__
+from torchmoor.errors import ApiError, ModelError
+from torchmoor.proxy.api.container import ContainerApi
+from torchmoor.proxy.api.dialect import Explain
+from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, PassThrough, PassThroughDialect, explain
+from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply
+from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID
+from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.wire import headers
+
+HEALTH = b"/health"
+_INFO = b"/info"
+_ROUTES = {"Generate": headers.GENERATE, "GenerateStream": headers.GENERATE_STREAM}
+_OVERLOADED = frozenset((429, 503, 507))
+
+
+class TgiApi:
+    """Finds the handler of a route."""
+
+    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough, container: ContainerApi) -> None:
+        self._dispatchers = dispatchers
+        self._container = container
+        self._generating = {
+            b"/" + route.encode(): dispatchers.registry.map_served(
+                partial(pass_through.make_operation, dialect=TgiDialect(name, route))
+            )
+            for name, route in _ROUTES.items()
+        }
+
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        if method == b"POST" and path in self._generating:
+            return self._generate
+        if method in LOOKING and path == HEALTH:
+            return self._container.ping
+        return self._describe if method in LOOKING and path == _INFO else None
+
+    def _generate(self, request: Request, request_id: bytes) -> Invocation | Reply:
+        operations = self._generating[request.path]
+        return self._container.begin(request, request_id, operations, _error_reply)
+
+    def _describe(self, request: Request, request_id: bytes) -> Reply:
+        """Answer with the facts about the endpoint that the proxy knows; TGI's other fields are left out."""
+        try:
+            endpoint = self._container.get_endpoint(request)
+        except ApiError as error:
+            return _error_reply(error, request_id)
+        return json_reply(200, {"model_id": endpoint.name, "router": "torchmoor", "version": __version__})
+
+
+class TgiDialect(PassThroughDialect):
+    """Answers are forwarded unchanged; every error becomes TGI's error object."""
+
+    names_sessions_in_body = False
+
+    def __init__(self, operation_name: str, route: str) -> None:
+        self.operation_name = operation_name
+        self._line = f"{headers.TGI_ROUTE}: {route}\r\n".encode()
+
+    def added_lines(self, request: Request) -> bytes:
+        return self._line
+
+    def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
+        return _error_reply(error, request_id)
+
+    def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
+        return _explain if head.status >= 300 else super().answer(head, request_id)
+
+
+def _explain(head: AnswerHead, body: bytes) -> ApiError:
+    error = explain(head, body)
+    error.kind = (head.find(ERROR_CODE) or error.kind.encode()).decode("latin-1")
+    return error
+
+
+def _error_reply(error: ApiError, request_id: bytes) -> Reply:
+    """Render an error with the type by which TGI's clients choose their exceptions. A time-out has HTTP's status."""
+    status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
+    kind = "overloaded" if status in _OVERLOADED else "validation" if status < 500 else "generation"
+    fields = ((ERROR_CODE, error.kind.encode()), (REQUEST_ID, request_id))
+    return error_reply(error, {"error": error.message, "error_type": kind}, fields, status=status)
