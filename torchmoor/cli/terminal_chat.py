@@ -52,6 +52,7 @@ def run(options: ChatOptions) -> None:
     calls = EndpointCalls(options.target, _print_waiting)
     conversation = SessionConversation(calls, options.session_id, images, options.system)
     pending = tuple(images) if options.session_id else ()
+    is_kept = options.is_kept and options.session_id is not None  # after an error: a new session's id was not printed
     try:
         if options.questions:
             for question in options.questions:
@@ -61,15 +62,11 @@ def run(options: ChatOptions) -> None:
             _converse(conversation, pending, options)
         if options.is_kept and not options.as_json:
             click.echo(f"Session {conversation.id} stays open: --session {conversation.id}", err=True)
-    except BaseException:
-        # A new session is closed too: its id was not printed. The session expires anyway; the error matters more.
-        if options.session_id is None or not options.is_kept:
-            with suppress(CallFailed):
+        is_kept = options.is_kept
+    finally:
+        if not is_kept:
+            with suppress(CallFailed):  # the session expires anyway; an error of the conversation matters more
                 conversation.close()
-        raise
-    if not options.is_kept:
-        with suppress(CallFailed):
-            conversation.close()
 
 
 def not_text(error: UnicodeDecodeError) -> ChatError:
