@@ -132,15 +132,9 @@ class Endpoints:
                 weights[variant] = float(desired["DesiredWeight"])
                 if not math.isfinite(weights[variant]):
                     raise RequestInvalid(f"DesiredWeight of variant {variant} must be a finite number.")
-            if "DesiredInstanceCount" in desired and self._deployments.is_scaled(name, variant):
-                raise RequestInvalid(f"Variant {variant} has a scaling policy: deregister its scalable target first.")
-            if desired.get("DesiredInstanceCount") == 0 and "AsyncInferenceConfig" not in resource.config:
-                raise RequestInvalid(
-                    f"DesiredInstanceCount of variant {variant} must be 1 or more: only an endpoint with "
-                    "AsyncInferenceConfig may have 0. To stop idle instances, register a scalable target."
-                )
             if "DesiredInstanceCount" in desired:
                 counts[variant] = desired["DesiredInstanceCount"]
+                self._check_count(name, resource, variant, counts[variant])
         if not any(weights.get(key, resource.weight_of(variant)) for key, variant in known.items()):
             raise RequestInvalid(f"A variant of endpoint {name} must have a weight above 0.")
         new = replace(resource, counts=counts)
@@ -155,6 +149,16 @@ class Endpoints:
         self._deployments.set_weights(name, weights)
         self._tasks.start(self._run_resize(name, resource, counts))
         return {"EndpointArn": self._arns.arn(ENDPOINT, name)}
+
+    def _check_count(self, name: str, resource: EndpointResource, variant: str, count: int) -> None:
+        """Raise RequestInvalid if a variant's number of instances must not be set to this."""
+        if self._deployments.is_scaled(name, variant):
+            raise RequestInvalid(f"Variant {variant} has a scaling policy: deregister its scalable target first.")
+        if count == 0 and "AsyncInferenceConfig" not in resource.config:
+            raise RequestInvalid(
+                f"DesiredInstanceCount of variant {variant} must be 1 or more: only an endpoint with "
+                "AsyncInferenceConfig may have 0. To stop idle instances, register a scalable target."
+            )
 
     async def _delete(self, values: Values) -> Values:
         name = values["EndpointName"]
