@@ -71,22 +71,29 @@ class StoredResponses:
         place = find_response(response_id, param)
         try:
             with self._sessions.hold(place.session_id, caller) as session:
-                with session.recording:
-                    self._recorder.catch_up(session)  # another worker may have recorded it, or deleted it
-                    event = session.find_turn(place.number)
-                    queued = session.queued.get(place.number) if event is None else None
-                    if queued is not None:
-                        event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
-                    if event is None or not event.response or place.number in session.deleted:
-                        raise unknown_response(response_id, param)
-                    if queued is None and not event.answer:  # items that a client has added
-                        raise unknown_response(response_id, param)
-                found = StoredResponse(session, place.number, event, queued)
-                if queued is not None and param is not None:
+                found = self._find(session, place.number)
+                if found is None:
+                    raise unknown_response(response_id, param)
+                if found.queued is not None and param is not None:
                     raise InvalidRequest(f"'{param}' names a response that is {found.fields['status']}", param=param)
                 yield found
         except SessionGone as error:
             raise unknown_response(response_id, param) from error
+
+    def _find(self, session: Session, number: int) -> StoredResponse | None:
+        """Return the response of this number; None if it was deleted, or is another kind of entry."""
+        with session.recording:
+            self._recorder.catch_up(session)  # another worker may have recorded it, or deleted it
+            event, queued = session.find_turn(number), None
+            if event is None:
+                queued = session.queued.get(number)
+            elif not event.answer:  # items that a client has added
+                return None
+            if queued is not None:
+                event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
+            if event is None or not event.response or number in session.deleted:
+                return None
+        return StoredResponse(session, number, event, queued)
 
     def find_items(self, caller: Caller, references: References) -> dict[str, Item]:
         """Return stored items by their ids. Raises ResponseUnknown, InvalidRequest, JournalUnavailable."""
