@@ -71,7 +71,7 @@ class AskedText:
 
 
 class AskedItems:
-    """The input of a response, with the same methods. Each request decides anew what its prompt leaves out."""
+    """The input of a response, with the same methods. Each request decides what its prompt leaves out."""
 
     drops_for_good = False
     system = asked_by = ""

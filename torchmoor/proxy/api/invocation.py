@@ -288,10 +288,8 @@ class Invocation:
         elif has_died:
             # If the handler itself answers so, the instance is well and the next one will answer the same.
             self._dispatchers.suspect(self.chosen.instance)
-        if is_busy or has_died:
-            may_leave = assignment.is_repeatable
-        else:
-            may_leave = code in REFUSED_FOR_NOW and assignment.session is None
+        is_gone = is_busy or has_died
+        may_leave = assignment.is_repeatable if is_gone else code in REFUSED_FOR_NOW and assignment.session is None
         if not may_leave or (has_died and assignment.num_repeats >= MAX_REPEATS):
             return False
         if not assignment.try_reassign(self._resume, is_counted=True):
