@@ -120,7 +120,7 @@ class Endpoints:
     async def _reweigh(self, values: Values) -> Values:
         name = values["EndpointName"]
         resource = self._find_changeable(name)
-        known = {variant["VariantName"]: variant for variant in resource.config["ProductionVariants"]}
+        known = resource.variants
         weights, counts = dict(resource.weights), dict(resource.counts)
         for desired in values["DesiredWeightsAndCapacities"]:
             variant = desired["VariantName"]
@@ -290,19 +290,16 @@ def retain_properties(values: Values, old: EndpointResource, new: EndpointResour
     if not values.get("RetainAllVariantProperties"):
         return
     excluded = {each["VariantPropertyType"] for each in values.get("ExcludeRetainedVariantProperties", ())}
-    for variant in new.config["ProductionVariants"]:
-        name = variant["VariantName"]
-        before = next((each for each in old.config["ProductionVariants"] if each["VariantName"] == name), None)
-        if before is None:
-            continue
-        if "DesiredWeight" not in excluded:
+    kept = new.variants.keys()
+    for name, before in old.variants.items():
+        if name in kept and "DesiredWeight" not in excluded:
             new.weights[name] = old.weight_of(before)
-        if "DesiredInstanceCount" not in excluded:
+        if name in kept and "DesiredInstanceCount" not in excluded:
             new.counts[name] = old.count_of(before)
 
 
 def _num_instances(resource: EndpointResource) -> int:
-    return sum(resource.count_of(variant) for variant in resource.config["ProductionVariants"])
+    return sum(resource.count_of(variant) for variant in resource.variants.values())
 
 
 def _reason(name: str, error: Exception) -> str:
