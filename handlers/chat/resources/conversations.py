@@ -8,7 +8,8 @@ from handlers.chat.commands import AddItems, DeleteConversation, ShowConversatio
 from handlers.chat.dialects.response_form import find_item, has_image, show_items, show_list, show_page
 from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
-from handlers.chat.items import check_results, images_in, read_items, write_items
+from handlers.chat.items import check_results, images_in, write_items
+from handlers.chat.sessions.entries import items_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -93,10 +94,10 @@ def _items(session: Session) -> list[dict[str, Any]]:
         event = session.entries[number - 1]
         if not event.response:  # a turn of another API
             continue
-        items = [*read_items(event.question), *(read_items(event.answer) if event.answer else ())]
+        asked, answered = items_of(event)
         shown += [
             item
-            for place, item in enumerate(show_items(items, session.id.text, number))
+            for place, item in enumerate(show_items([*asked, *answered], session.id.text, number))
             if (number, place) not in session.deleted_items
         ]
     return shown

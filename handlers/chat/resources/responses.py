@@ -17,7 +17,7 @@ from handlers.chat.dialects.responses import LOGPROBS, find_response, unknown_re
 from handlers.chat.items import Item, References, images_in, read_items
 from handlers.chat.messages import USER, ImagePart, KeptImage, Message
 from handlers.chat.queued_response import QueuedResponse
-from handlers.chat.sessions.entries import entries_of
+from handlers.chat.sessions.entries import entries_of, items_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -133,8 +133,8 @@ class StoredResponses:
                 for number in numbers:
                     event = session.find_turn(number)
                     if event is not None and event.response and number not in session.deleted:
-                        items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))
-                        found |= {(number, place): item for place, item in enumerate(items)}
+                        asked, answered = items_of(event)
+                        found |= {(number, place): item for place, item in enumerate((*asked, *answered))}
                 return {at: item for at, item in found.items() if at not in session.deleted_items}
         except SessionGone:
             return {}
@@ -143,10 +143,10 @@ class StoredResponses:
         """Return a response, or a page of its input's items."""
         with self.found(command.caller, command.response_id) as found:
             session_id, number, event = found.session.id.text, found.number, found.event
-            asked = read_items(event.question)
+            asked, answered = items_of(event)
             if command.items is not None:
                 return show_page(show_items(asked, session_id, number), command.items)
-            output = [item.value for item in read_items(event.answer)] if event.answer else []
+            output = [item.value for item in answered]
             has_logprobs = LOGPROBS in command.included
             return show_response(found.fields, output, session_id, number, len(asked), has_logprobs=has_logprobs)
 
@@ -205,7 +205,8 @@ class StoredResponses:
             raise InvalidRequest(OTHER_API)
         for event in entries:
             own = [ImagePart(self._keep(session, i.digest, caller)) for i in islice(images, len(event.images))]
-            items = (*read_items(event.question), *(read_items(event.answer) if event.answer else ()))
+            asked, answered = items_of(event)
+            items = (*asked, *answered)
             messages = _with_images([item.message for item in items], own)
             repeated += [replace(item, message=message) for item, message in zip(items, messages, strict=True)]
         return repeated
