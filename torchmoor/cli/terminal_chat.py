@@ -86,15 +86,8 @@ def _converse(conversation: SessionConversation, images: Sequence[str], options:
         greeting = "Ask about the image" if options.images else "Ask"
         click.echo(f"{greeting}. /image PATH adds one, /help lists the commands, /quit ends.", err=True)
     num_failed = 0
-    while True:
-        try:
-            line = input("> " if is_terminal else "").strip()
-        except (EOFError, KeyboardInterrupt):
-            break
-        except UnicodeDecodeError as error:
-            raise not_text(error) from error
-        if line in ("/quit", "/exit"):
-            break
+    prompt = "> " if is_terminal else ""
+    while (line := _read_line(prompt)) is not None and line not in ("/quit", "/exit"):
         try:
             if line == "/help":
                 click.echo(HELP, err=True)
@@ -109,6 +102,16 @@ def _converse(conversation: SessionConversation, images: Sequence[str], options:
             num_failed += 1
     if num_failed and not is_terminal:  # a user has seen the errors; a program needs the exit status
         raise ChatError(f"{num_failed} of the questions failed; the errors are above")
+
+
+def _read_line(prompt: str) -> str | None:
+    """Return the next line of standard input; None at its end, or after Ctrl-C."""
+    try:
+        return input(prompt).strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+    except UnicodeDecodeError as error:
+        raise not_text(error) from error
 
 
 @contextmanager
