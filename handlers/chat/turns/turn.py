@@ -167,11 +167,8 @@ class Turn:
     def _add_images(self, received: list[ReceivedImage]) -> None:
         session, images = self._session, [item.image for item in received]
         with session.recording:
-            try:
+            with self._parts.receiver.released_on_error(received):
                 self._store.add_images(session, images)
-            except HandlerError:
-                self._parts.receiver.release(received)
-                raise
             session.unrecorded = images
         self._own_images = received
 
