@@ -18,9 +18,9 @@ class OpenSession:
     """Open a session. question: identifies the rest of the request, such as its first question, for retries."""
 
     caller: Caller
-    images: tuple[ImageReference, ...]
-    ttl_s: int | None
     invocation_id: str
+    images: tuple[ImageReference, ...] = ()
+    ttl_s: int | None = None  # None: the worker's setting
     question: str = ""
     resource: str = ""  # as JSON, if the session is an OpenAI conversation or file
 
@@ -285,8 +285,6 @@ def opening_of(ask: Ask) -> OpenSession:
     items = () if ask.draft is None else ask.draft.items
     return OpenSession(
         caller=ask.caller,
-        images=(),
-        ttl_s=None,
         invocation_id=ask.invocation_id,
         question=identify(ask.prompt_text, ask.history, items, *ask.images),
     )

@@ -180,6 +180,10 @@ def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item
     if kind != "message":
         shown = names([kind])
         raise InvalidRequest(f"{where}: items of type {shown} are not supported here", param=where)
+    return _message(given, where, files)
+
+
+def _message(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | None) -> Item:
     _check_fields(given, _FIELDS, where)
     role, phase = given.get("role"), given.get("phase")
     if not isinstance(role, str) or role not in _ROLES:

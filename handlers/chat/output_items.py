@@ -104,8 +104,8 @@ class OutputItems:
                 delta = replace(delta, scores=_last_of(self.held, len(delta.text)))
                 item.scores.append([*delta.scores])
             scored.append(delta)
-        if deltas:
-            self.held = []
+        if deltas:  # the end of a token that belongs to another item may be text that is not certain yet
+            self.held = [] if self.items[deltas[-1].index].kind == MESSAGE else [score]
         return scored
 
     def _add(self, part: AnswerPart) -> Delta:

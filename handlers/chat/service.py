@@ -90,7 +90,7 @@ class ChatService:
         self._preparing = FairThreads(settings.engine.prepare_threads, "prepare")
         session = settings.session
         is_durable = journal is not None
-        has_stored_kv = is_durable and settings.journal.max_kv_bytes > 0 and engine.kv_parts is not None
+        kv_parts = engine.kv_parts if is_durable and settings.journal.max_kv_bytes > 0 else None
         self.images = ImageStore(
             session.features_bytes,
             session.host_bytes,
@@ -98,7 +98,7 @@ class ChatService:
             partial(loader.decoded, side=engine.capabilities.image_side),
             engine.encode,
             counters,
-            defers=has_stored_kv and engine.capabilities.has_equal_images,
+            defers=kv_parts is not None and engine.capabilities.has_equal_images,
         )
         self.store = SessionStore(session, ids, engine.pool, self.images, counters, wall, is_durable=is_durable)
         self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)
@@ -106,8 +106,8 @@ class ChatService:
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
         self._sessions = SessionLifecycle(ids, self.store, self.recorder, receiver, counters, self._intake)
         self.stored_kv = None
-        if journal is not None and engine.kv_parts is not None and has_stored_kv:
-            self.stored_kv = StoredKv(journal, engine.kv_parts, ids.keys, settings.journal.kv_idle_s, counters)
+        if journal is not None and kv_parts is not None:
+            self.stored_kv = StoredKv(journal, kv_parts, ids.keys, settings.journal.kv_idle_s, counters)
         self.admission = Admission()
         self._parts = GenerationParts(
             limits=ContextLimits(settings.engine, session, engine.capabilities.max_context, engine.pool),

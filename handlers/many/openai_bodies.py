@@ -37,26 +37,24 @@ def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, ma
     if wire.INFERENCE_HEADER_LENGTH in incoming.headers:
         raise InvalidRequest(f"this model's task is {task}, which takes no tensors: send {_takes(task)}", param="model")
     body = read_body(incoming, max_json_values)
-    if isinstance(body, dict) and "inputs" not in body:
-        given = {name: value for name, value in body.items() if value is not None}
-        model = incoming.headers.get(wire.TARGET_MODEL, "")
-        if "input" in given:
-            _check_number(given, "input", max_inputs)
-            return _read_embeddings(given, model).request_of(task)
-        if "documents" in given:
-            _check_number(given, "documents", max_inputs)
-            return _read_rerank(given, model).request_of(task)
-        for name in ("input", "documents"):
-            if name in body:
-                raise InvalidRequest(f"'{name}' must be {TEXTS[name]}, not null", param=name)
-        for name in ("messages", "prompt"):
-            if name in body:
-                message = f"this model's task is {task}, and '{name}' is for {GENERATION}: send {_takes(task)}"
-                raise InvalidRequest(message, param="model")
-        raise InvalidRequest(
-            f"the body has no 'inputs': this model's task is {task}, send {_takes(task)}", param="inputs"
-        )
-    return read_request(body)
+    if not isinstance(body, dict) or "inputs" in body:
+        return read_request(body)
+    given = {name: value for name, value in body.items() if value is not None}
+    model = incoming.headers.get(wire.TARGET_MODEL, "")
+    if "input" in given:
+        _check_number(given, "input", max_inputs)
+        return _read_embeddings(given, model).request_of(task)
+    if "documents" in given:
+        _check_number(given, "documents", max_inputs)
+        return _read_rerank(given, model).request_of(task)
+    for name in ("input", "documents"):
+        if name in body:
+            raise InvalidRequest(f"'{name}' must be {TEXTS[name]}, not null", param=name)
+    for name in ("messages", "prompt"):
+        if name in body:
+            message = f"this model's task is {task}, and '{name}' is for {GENERATION}: send {_takes(task)}"
+            raise InvalidRequest(message, param="model")
+    raise InvalidRequest(f"the body has no 'inputs': this model's task is {task}, send {_takes(task)}", param="inputs")
 
 
 def _takes(task: str) -> str:

@@ -48,10 +48,8 @@ def unpack_tar(
                 if member.isdir():
                     tree.add_folder(member.name)
                 elif not member.isreg() or member.issparse():
-                    kind = "link" if member.islnk() or member.issym() else "device, pipe or sparse file"
-                    raise ModelBroken(
-                        f"{_shown(member.name)} in the archive is a {kind}; only files and folders may be"
-                    )
+                    is_link = member.islnk() or member.issym()
+                    raise _refused(member.name, "link" if is_link else "device, pipe or sparse file")
                 elif tree.is_wanted(member.name):
                     allowance.check(member.size)  # before other models leave the disk for it
                     content = tar.extractfile(member)
@@ -77,10 +75,8 @@ def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, prog
                 if member.is_dir():
                     tree.add_folder(member.filename)
                 elif stat.S_IFMT(member.external_attr >> 16) not in _ZIP_KINDS:
-                    kind = "link" if stat.S_ISLNK(member.external_attr >> 16) else "device or pipe"
-                    raise ModelBroken(
-                        f"{_shown(member.filename)} in the archive is a {kind}; only files and folders may be"
-                    )
+                    is_link = stat.S_ISLNK(member.external_attr >> 16)
+                    raise _refused(member.filename, "link" if is_link else "device or pipe")
                 elif member.flag_bits & 1:
                     raise ModelBroken("the archive is encrypted")
                 elif tree.is_wanted(member.filename):
@@ -208,6 +204,10 @@ class _CountedReader(io.RawIOBase):
         data = self._archive.read(size)
         self._progress.add(len(data))
         return data
+
+
+def _refused(name: str, kind: str) -> ModelBroken:
+    return ModelBroken(f"{_shown(name)} in the archive is a {kind}; only files and folders may be")
 
 
 def _shown(name: str) -> str:

@@ -121,15 +121,9 @@ def _from_s3(settings: ModelSettings) -> Path:
         home = Path(settings.cache_dir).expanduser() / _digest(settings.path)
         home.mkdir(parents=True, exist_ok=True)
         target = home / _digest(*(f"{each.name} {each.size} {each.tag}" for each in objects))
-        with _locked(home / "lock"):
+        with _locked(home / "lock"), translated("the store"):
             if not target.is_dir():
-                for killed in home.glob(f"{PARTIAL}*"):  # the remains of a worker that was killed
-                    shutil.rmtree(killed, ignore_errors=True)
-                with translated("the store"):
-                    _download(client, bucket, objects, target)
-                for older in home.iterdir():  # running workers have theirs open
-                    if older.is_dir() and older != target:
-                        shutil.rmtree(older, ignore_errors=True)
+                _download(client, bucket, objects, target)
         return target
     except S3Error as exc:
         raise SettingsError(f"{settings.path} cannot be read: {exc}") from exc
@@ -169,7 +163,12 @@ def _log_progress(line: str) -> None:
 
 
 def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path) -> None:
-    """Download all files into a folder, renamed when complete. Raises OSError if the disk has no room."""
+    """Download all files into a folder, renamed when complete; then delete the folders beside it.
+
+    Raises OSError if the disk has no room.
+    """
+    for killed in target.parent.glob(f"{PARTIAL}*"):  # the remains of a worker that was killed
+        shutil.rmtree(killed, ignore_errors=True)
     total = sum(each.size for each in objects)
     free = shutil.disk_usage(target.parent).free
     if total + SPARE_BYTES > free:
@@ -184,6 +183,9 @@ def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path
                     raise OSError(f"{each.name} has changed while it was downloaded")
         folder.rename(target)
     logger.info("checkpoint downloaded files=%d bytes=%d folder=%s", len(objects), total, target)
+    for older in target.parent.iterdir():  # running workers have theirs open
+        if older.is_dir() and older != target:
+            shutil.rmtree(older, ignore_errors=True)
 
 
 def _digest(*parts: str) -> str:

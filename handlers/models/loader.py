@@ -84,16 +84,8 @@ def load_model(
 def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compiled: bool) -> TextModel:
     check_config(json.loads((path / "config.json").read_bytes()))
     config = AutoConfig.from_pretrained(path, local_files_only=True)
-    for name in config.architectures or ():
-        if name.endswith(OTHER_TASKS):
-            raise SettingsError(
-                f"a {name} does not generate text: put it into a directory of models, and serve that with torchmoor up "
-                "--endpoint many --models DIRECTORY (docs/many-models.md)"
-            )
+    _check_supported(config)
     can_see = hasattr(config, "vision_config")
-    if can_see and config.model_type not in SEEING:
-        known = ", ".join(SEEING)
-        raise SettingsError(f"models of type {config.model_type} are not supported; supported vision models: {known}")
     kind = choose_type(dtype, device) or (config.dtype if isinstance(config.dtype, torch.dtype) else None)
     if is_compiled and device.type == "cpu" and kind is torch.float32:
         raise SettingsError("handler.model.compile must be off for float32 on a CPU, whose weights are packed instead")
@@ -132,6 +124,19 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         compile_layers(loaded.decoder)
     transformers_check.check(loaded)
     return loaded
+
+
+def _check_supported(config: Any) -> None:
+    """Raise SettingsError if the model does not generate text, or sees in a way that is not supported."""
+    for name in config.architectures or ():
+        if name.endswith(OTHER_TASKS):
+            raise SettingsError(
+                f"a {name} does not generate text: put it into a directory of models, and serve that with torchmoor up "
+                "--endpoint many --models DIRECTORY (docs/many-models.md)"
+            )
+    if hasattr(config, "vision_config") and config.model_type not in SEEING:
+        known = ", ".join(SEEING)
+        raise SettingsError(f"models of type {config.model_type} are not supported; supported vision models: {known}")
 
 
 def _check_complete(found: Mapping[str, Any]) -> None:

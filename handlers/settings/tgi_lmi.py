@@ -152,8 +152,7 @@ def understand(
     settings: dict[str, _Said] = {}
     if (SAGEMAKER_MODEL / "config.json").is_file():
         settings["model.path"] = _Said(str(SAGEMAKER_MODEL), str(SAGEMAKER_MODEL))
-    adapters = config.get("adapters")
-    has_source = isinstance(adapters, Mapping) and bool(adapters.get("source"))
+    has_source = bool(_own_value(config, "adapters", "source"))
     for foreign in FOREIGN:
         if foreign.own_variable in environ or (foreign.setting == "adapters.source" and has_source):
             continue
@@ -164,13 +163,29 @@ def understand(
         if found is not None and foreign.setting is not None and found.value:
             settings[foreign.setting] = found
     _check_lengths(settings)
-    if _engine(config, environ) != "vllm":
+    if (environ.get("TORCHMOOR_HANDLER_ENGINE_NAME") or _own_value(config, "engine", "name")) != "vllm":
         settings.pop("vllm.max_loras", None)  # the built-in engine has no such limit
-        for said in (said for setting, said in settings.items() if setting.startswith("vllm.") and said.value != 1):
+        _check_built_in(settings)
+    return _merge(config, settings)
+
+
+def _own_value(config: Mapping[str, Any], group: str, key: str) -> object:
+    """Return a value of the model-config, which settings.py checks; None without it."""
+    own = config.get(group)
+    return own.get(key) if isinstance(own, Mapping) else None
+
+
+def _check_built_in(settings: Mapping[str, _Said]) -> None:
+    """Raise SettingsError for what only vLLM offers."""
+    for setting, said in settings.items():
+        if setting.startswith("vllm.") and said.value != 1:
             raise SettingsError(
                 f"{said.name} is {said.value!r}, which is not offered by the built-in engine: set "
                 "handler.engine.name to vllm (docs/gpu.md)"
             )
+
+
+def _merge(config: Mapping[str, Any], settings: Mapping[str, _Said]) -> dict[str, dict[str, Any]]:
     merged = {group: dict(values) if isinstance(values, Mapping) else values for group, values in config.items()}
     for setting, said in settings.items():
         group, _, key = setting.partition(".")
@@ -182,12 +197,6 @@ def understand(
         own[key] = said.value
         logger.info("setting taken setting=handler.%s from=%s", setting, said.name)
     return merged
-
-
-def _engine(config: Mapping[str, Any], environ: Mapping[str, str]) -> object:
-    """Return the engine's name, which settings.py checks."""
-    own = config.get("engine")
-    return environ.get("TORCHMOOR_HANDLER_ENGINE_NAME") or (own.get("name") if isinstance(own, Mapping) else None)
 
 
 def _agreed(foreign: ForeignSetting, said: Sequence[_Said]) -> _Said | None:

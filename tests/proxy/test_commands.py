@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.http_servers import QuietHandler, serve_http
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_chat import FakeChat
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
@@ -434,7 +434,7 @@ def test_the_table_of_a_load_has_the_reason_of_a_failure(stage: Stage) -> None:
 def test_a_load_survives_a_failure_in_other_bytes_than_text(body: bytes) -> None:
     """As of another server on the endpoint's port; the terminal obeys none of them."""
 
-    class Failing(BaseHTTPRequestHandler):
+    class Failing(QuietHandler):
         def do_GET(self) -> None:
             self.reply(200, b"{}")
 
@@ -442,22 +442,8 @@ def test_a_load_survives_a_failure_in_other_bytes_than_text(body: bytes) -> None
             self.rfile.read(int(self.headers["Content-Length"]))
             self.reply(500, body)
 
-        def reply(self, status: int, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with serve_http(Failing) as url:
         result = CliRunner().invoke(main, ["bench", "--url", url, "--requests", "2", "--users", "1"])
-        server.shutdown()
-        thread.join()
 
     assert result.exit_code == 1
     lines = result.stdout.splitlines()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import requests
 
 from tests.browser import open_tab, run_chromium
+from tests.http_servers import QuietHandler, serve_http
 from tests.proxy.conftest import FAST, Stage
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from tests.proxy.processes import Holding, serving, write_config
@@ -247,7 +246,7 @@ def test_every_process_allows_the_same_pages(tmp_path: Path) -> None:
 # In a browser
 
 
-class _Page(BaseHTTPRequestHandler):
+class _Page(QuietHandler):
     """An empty page on every path."""
 
     def do_GET(self) -> None:
@@ -256,22 +255,12 @@ class _Page(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"<!doctype html><html lang=en><title>app</title><link rel=icon href='data:,'>")
 
-    def log_message(self, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def page_port() -> Iterator[int]:
     """Serve the app's page, and return the port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Page)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serve_http(_Page) as url:
+        yield int(url.rpartition(":")[2])
 
 
 # Each request has fields for which a browser sends a preflight request first.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.http_servers import QuietHandler, serve_http
 from tests.proxy.conftest import Stage
 from torchmoor.cli.main import main
 from torchmoor.config.access import Credentials
@@ -43,34 +42,22 @@ def test_a_fleet_that_is_well(stage: Stage) -> None:
     assert "in use by the fleet" in found["ports"][0]["found"]
 
 
-class Foreign(BaseHTTPRequestHandler):
+class Foreign(QuietHandler):
     """Another program's server, which answers any path."""
 
     answer = b""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.answer else 404)
-        self.send_header("Content-Length", str(len(self.answer)))
-        self.end_headers()
-        self.wfile.write(self.answer)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.reply(200 if self.answer else 404, self.answer)
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b'{"status": "up"}'])
 def test_another_programs_server_is_not_the_fleet(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The port is in use, and `torchmoor up` would fail there."""
     monkeypatch.setattr(Foreign, "answer", answer)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            port = str(server.server_port)
-            result, found = examine("--admin-port", port, "--admin-url", f"http://127.0.0.1:{port}")
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve_http(Foreign) as url:
+        port = url.rpartition(":")[2]
+        result, found = examine("--admin-port", port, "--admin-url", url)
 
     assert result.exit_code == 1
     assert f"127.0.0.1:{port} is in use" in [each["found"] for each in found["ports"]]

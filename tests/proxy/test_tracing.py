@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import http.server
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from botocore.exceptions import ClientError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from tests.http_servers import QuietHandler, run_http
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import answering, refusing, streaming
 from tests.proxy.processes import Holding, serving, write_config
@@ -38,20 +38,15 @@ class Collector:
         self.services: set[str] = set()
         outer = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
                 outer.take(self.path, self.headers["Content-Type"], body)
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.reply(200)
 
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1/traces"
 
     def take(self, path: str, content_type: str, body: bytes) -> None:
@@ -71,12 +66,8 @@ class Collector:
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")  # milliseconds from a span's end to its sending
     collector = Collector()
-    thread = threading.Thread(target=collector.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield collector
-    collector.server.shutdown()
-    collector.server.server_close()
-    thread.join(60)
+    with run_http(collector.server):
+        yield collector
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pytest
 import requests
 from botocore.config import Config
 
+from tests.http_servers import QuietHandler, serve_http
 from tests.torchserve.drawings import draw
 from tests.torchserve.scripted.scripted_model import NO_THOUGHT
 from torchmoor.fleet.archives import with_model, write_archive
@@ -251,19 +250,10 @@ def picture_server() -> Iterator[str]:
     """Serve a picture and a text; other paths are 404."""
     files = {"/circle.png": draw("circle", "red"), "/text.png": b"no picture at all"}
 
-    class Files(BaseHTTPRequestHandler):
+    class Files(QuietHandler):
         def do_GET(self) -> None:
             body = files.get(self.path)
-            self.send_response(404 if body is None else 200)
-            self.send_header("Content-Length", str(len(body or b"")))
-            self.end_headers()
-            self.wfile.write(body or b"")
+            self.reply(404 if body is None else 200, body or b"")
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with serve_http(Files) as url:
+        yield url

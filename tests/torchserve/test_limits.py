@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPResponse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +16,7 @@ import requests
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from tests.http_servers import QuietHandler, run_http
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 from tests.waiting import wait_until
@@ -35,17 +35,10 @@ class SlowPictures(ThreadingHTTPServer):
         self.gate = threading.Event()
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 server.gate.wait(60)
-                body = draw("circle", "red")
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
+                self.reply(200, draw("circle", "red"))
 
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -53,11 +46,9 @@ class SlowPictures(ThreadingHTTPServer):
 @pytest.fixture
 def slow_pictures() -> Iterator[SlowPictures]:
     server = SlowPictures()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.gate.set()
-    server.shutdown()
-    server.server_close()
+    with run_http(server):
+        yield server
+        server.gate.set()
 
 
 def test_past_the_in_flight_limit_is_429_at_once(fleet: Fleet, slow_pictures: SlowPictures) -> None:

@@ -5,15 +5,15 @@ A server between boto3 and the proxy forwards a request, waits for its answer, a
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import boto3
 import pytest
 from botocore.config import Config
 
+from tests.http_servers import QuietHandler, run_http
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 
@@ -31,7 +31,7 @@ class Failing(ThreadingHTTPServer):
         self.seen: list[str] = []
         server, address = self, fleet.runtime.removeprefix("http://")
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
@@ -57,9 +57,6 @@ class Failing(ThreadingHTTPServer):
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
         super().__init__(("127.0.0.1", 0), Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -80,10 +77,8 @@ class Failing(ThreadingHTTPServer):
 @pytest.fixture
 def failing(fleet: Fleet) -> Iterator[Failing]:
     server = Failing(fleet)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with run_http(server):
+        yield server
 
 
 def open_sessions(fleet: Fleet) -> set[str]:

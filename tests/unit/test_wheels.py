@@ -6,12 +6,12 @@ import os
 import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from scripts.wheels import Package, fetch
+from tests.http_servers import QuietHandler, serve_http
 
 NAME = "some_weights-1.0-py3-none-any.whl"
 
@@ -38,7 +38,7 @@ def gate() -> threading.Event:
 def package(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
     wheel = make_wheel()
 
-    class Index(BaseHTTPRequestHandler):
+    class Index(QuietHandler):
         def do_GET(self) -> None:
             is_wheel = self.path.endswith(NAME)
             body = wheel if is_wheel else f'<a href="/{NAME}">{NAME}</a>'.encode()
@@ -52,20 +52,11 @@ def package(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[
                 gate.wait(60)
             self.wfile.write(body[half:])
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
-    yield Package("some-weights==1.0", hashlib.sha256(wheel).hexdigest(), len(wheel))
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve_http(Index) as url:
+        monkeypatch.setenv("PIP_FIND_LINKS", f"{url}/")
+        yield Package("some-weights==1.0", hashlib.sha256(wheel).hexdigest(), len(wheel))
 
 
 def test_a_download_reports_its_progress(package: Package, gate: threading.Event, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.api.reference.route import Answers, Body, Group, json_body
 from torchmoor.proxy.api.reference.schemas import Schema
 from torchmoor.proxy.http.handshakes import Handshakes
+from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -223,28 +224,35 @@ class AdminServer:
 
         With a journal that includes the turns of its sessions, which other instances take over.
         """
-        return await self._move(request, self._registry.drain, is_end=False)
+        instance = self._find_instance(request)
+        self._registry.drain(instance.name)
+        return await self._show_moved(instance)
 
     @post("/instances/{name}/resume", "resumeInstance", "End the drain of an instance.", schemas.MOVED_INSTANCE)
     async def _resume(self, request: web.Request) -> web.Response:
         """End a drain."""
-        return await self._move(request, self._registry.resume, is_end=True)
+        instance = self._find_instance(request)
+        name = instance.name
+        if not self._registry.is_drained(name):
+            reason = "is not drained: nothing to resume"
+            if self._registry.is_leaving(name):
+                reason = "is leaving: DNS or the configuration no longer lists it at this address"
+            raise RequestRefused(409, f"Instance {name!r} {reason}.")
+        self._registry.resume(name)
+        return await self._show_moved(instance)
 
-    async def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
-        """Drain or resume an instance, and answer with its state and its outstanding requests."""
+    def _find_instance(self, request: web.Request) -> Instance:
         name = request.match_info["name"]
         instance = self._registry.find(name)
         if instance is None:
             raise RequestRefused(404, f"There is no instance {name!r}; see GET /instances.")
-        if is_end and not self._registry.is_drained(name):
-            if self._registry.is_leaving(name):
-                raise RequestRefused(
-                    409, f"Instance {name!r} is leaving: DNS or the configuration no longer lists it at this address."
-                )
-            raise RequestRefused(409, f"Instance {name!r} is not drained: nothing to resume.")
-        move(name)
+        return instance
+
+    async def _show_moved(self, instance: Instance) -> web.Response:
+        """Answer with the instance's state and its outstanding requests."""
         await self._refresh()
-        return web.json_response({"name": name, "state": instance.state.value, "outstanding": instance.outstanding})
+        state, outstanding = instance.state.value, instance.outstanding
+        return web.json_response({"name": instance.name, "state": state, "outstanding": outstanding})
 
 
 ADMIN = Group(

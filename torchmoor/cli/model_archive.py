@@ -164,12 +164,9 @@ def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *
     ]
     if needed:
         problems.append(f"links lead outside the directory: copy the files there ({', '.join(needed[:5])})")
-    if INDEX in files:
-        shards = (_read_json(folder, INDEX, problems) or {}).get("weight_map")
-        named = {str(shard) for shard in shards.values()} if isinstance(shards, dict) else set()
-        missing = sorted(named - set(files))
-        if missing:
-            problems.append(f"{INDEX} names files that are not there: {', '.join(missing[:5])}")
+    missing = _read_shards(folder, problems) - set(files) if INDEX in files else ()
+    if missing:
+        problems.append(f"{INDEX} names files that are not there: {', '.join(sorted(missing)[:5])}")
     unreadable = [name for name in files if not os.access(folder / name, os.R_OK)]
     if unreadable:
         problems.append(f"this user may not read {', '.join(unreadable[:5])}")
@@ -179,6 +176,12 @@ def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *
     if not any(name in files for name in (*TOKENIZERS, *PROCESSORS)):
         problems.append("there is neither a tokenizer (tokenizer.json) nor an image processor: save it there, too")
     return problems
+
+
+def _read_shards(folder: Path, problems: list[str]) -> set[str]:
+    """Return the names of the files in which the index places weights."""
+    shards = (_read_json(folder, INDEX, problems) or {}).get("weight_map")
+    return {str(shard) for shard in shards.values()} if isinstance(shards, dict) else set()
 
 
 def _read_json(folder: Path, name: str, problems: list[str]) -> dict[str, object] | None:

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,16 +140,18 @@ def complete_instances(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete the names of the instances of this user's fleets."""
-    names = {name for fleet in running_fleets() for name in fleet.instances()}
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    return _complete(incomplete, (name for fleet in running_fleets() for name in fleet.instances()))
 
 
 def complete_endpoints(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete the names of the endpoints of this user's fleets."""
-    names = {name for fleet in running_fleets() for name in fleet.endpoints}
-    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    return _complete(incomplete, (name for fleet in running_fleets() for name in fleet.endpoints))
+
+
+def _complete(incomplete: str, names: Iterable[str]) -> list[CompletionItem[str]]:
+    return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(incomplete)]
 
 
 def _path_of(pid: int) -> Path:

@@ -52,6 +52,7 @@ def run(options: ChatOptions) -> None:
     calls = EndpointCalls(options.target, _print_waiting)
     conversation = SessionConversation(calls, options.session_id, images, options.system)
     pending = tuple(images) if options.session_id else ()
+    is_kept = options.is_kept and options.session_id is not None  # after an error: a new session's id was not printed
     try:
         if options.questions:
             for question in options.questions:
@@ -61,15 +62,11 @@ def run(options: ChatOptions) -> None:
             _converse(conversation, pending, options)
         if options.is_kept and not options.as_json:
             click.echo(f"Session {conversation.id} stays open: --session {conversation.id}", err=True)
-    except BaseException:
-        # A new session is closed too: its id was not printed. The session expires anyway; the error matters more.
-        if options.session_id is None or not options.is_kept:
-            with suppress(CallFailed):
+        is_kept = options.is_kept
+    finally:
+        if not is_kept:
+            with suppress(CallFailed):  # the session expires anyway; an error of the conversation matters more
                 conversation.close()
-        raise
-    if not options.is_kept:
-        with suppress(CallFailed):
-            conversation.close()
 
 
 def not_text(error: UnicodeDecodeError) -> ChatError:
@@ -89,15 +86,8 @@ def _converse(conversation: SessionConversation, images: Sequence[str], options:
         greeting = "Ask about the image" if options.images else "Ask"
         click.echo(f"{greeting}. /image PATH adds one, /help lists the commands, /quit ends.", err=True)
     num_failed = 0
-    while True:
-        try:
-            line = input("> " if is_terminal else "").strip()
-        except (EOFError, KeyboardInterrupt):
-            break
-        except UnicodeDecodeError as error:
-            raise not_text(error) from error
-        if line in ("/quit", "/exit"):
-            break
+    prompt = "> " if is_terminal else ""
+    while (line := _read_line(prompt)) is not None and line not in ("/quit", "/exit"):
         try:
             if line == "/help":
                 click.echo(HELP, err=True)
@@ -112,6 +102,16 @@ def _converse(conversation: SessionConversation, images: Sequence[str], options:
             num_failed += 1
     if num_failed and not is_terminal:  # a user has seen the errors; a program needs the exit status
         raise ChatError(f"{num_failed} of the questions failed; the errors are above")
+
+
+def _read_line(prompt: str) -> str | None:
+    """Return the next line of standard input; None at its end, or after Ctrl-C."""
+    try:
+        return input(prompt).strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+    except UnicodeDecodeError as error:
+        raise not_text(error) from error
 
 
 @contextmanager

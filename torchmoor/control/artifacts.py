@@ -45,6 +45,7 @@ from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, P
 
 FILE = "file://"
 MODEL_FOLDER = "/opt/ml/model"  # where a container finds its model
+GIVEN = "given"  # the folder of downloaded files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,36 +126,41 @@ class Artifacts:
         if not place:
             return _serve_chat(name, environment, properties)
         work.mkdir(parents=True, exist_ok=True)
-        if place.startswith(S3) and not _is_packed(place):
-            stored = self._models.list(place)
-            names = {each.name for each in stored}
-            if "config.json" in names and MANIFEST not in names:
-                environment[MODEL_PATH] = place  # the handler downloads it once for all instances of this host
-                stored = [each for each in stored if each.name == PROPERTIES]
-            path = self._download(stored, work, download)
-        elif place.startswith(S3):
-            file = self._models.find(place)
-            path = self._download([file], work, download)
-            if file.name.endswith(ARCHIVE_SUFFIX):
-                path /= file.name
-        else:
-            path = self._find_file(place)
+        path = self._fetch_files(place, work, download, environment)
         if path.name.endswith(ARCHIVE_SUFFIX) and path.is_file():
             archive = archive_name(_name_in(path))
-            store = _store_with(work, archive, path)
+            store = _folder_with(work / "store", archive, path)
             return ServedModel(archive=archive, store=store, environment=environment, properties=properties)
-        files = find_unpacked(path if path.is_dir() else _folder_with(work, path), work, "")
+        files = find_unpacked(path if path.is_dir() else _folder_with(work / GIVEN, path.name, path), work, "")
         if files.model is not None and (files.model / MANIFEST).is_file():
             archive = read_name(files.model / MANIFEST)
-            store = _store_with(work, archive, files.model)
+            store = _folder_with(work / "store", archive, files.model)
             return ServedModel(archive=archive, store=store, environment=environment, properties=properties)
         if files == ModelFiles() and not _names_checkpoint(environment):
             raise ConfigError(f"there is no model in {place}: {FORMS}")
         return _serve_chat(name, _with_files(environment, files), properties)
 
+    def _fetch_files(self, place: str, work: Path, download: DownloadState, environment: dict[str, str]) -> Path:
+        """Return the file or folder at this place.
+
+        environment: set to name a checkpoint in S3, which the handler downloads once for all instances of this host.
+        """
+        if not place.startswith(S3):
+            return self._find_file(place)
+        if _is_packed(place):
+            file = self._models.find(place)
+            folder = self._download([file], work, download)
+            return folder / file.name if file.name.endswith(ARCHIVE_SUFFIX) else folder
+        stored = self._models.list(place)
+        names = {each.name for each in stored}
+        if "config.json" in names and MANIFEST not in names:
+            environment[MODEL_PATH] = place
+            stored = [each for each in stored if each.name == PROPERTIES]
+        return self._download(stored, work, download)
+
     def _download(self, files: Sequence[StoredFile], work: Path, download: DownloadState) -> Path:
         """Return a folder with these files."""
-        folder = work / "given"
+        folder = work / GIVEN
         folder.mkdir()
         if files:
             self._models.download(files, folder, download)
@@ -243,21 +249,10 @@ def _name_in(archive: Path) -> str:
         raise LaunchError(f"{archive.name} cannot be read: {error}") from error
 
 
-def _store_with(work: Path, name: str, path: Path) -> Path:
-    """Return a model store with a link to an archive."""
-    store = work / "store"
-    store.mkdir(parents=True, exist_ok=True)
-    link = store / name
-    link.unlink(missing_ok=True)
-    link.symlink_to(path)
-    return store
-
-
-def _folder_with(work: Path, path: Path) -> Path:
-    """Return a folder that has only this file, by a link."""
-    folder = work / "given"
+def _folder_with(folder: Path, name: str, path: Path) -> Path:
+    """Link a file or folder under this name in a folder, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    link = folder / path.name
+    link = folder / name
     link.unlink(missing_ok=True)
     link.symlink_to(path)
     return folder

@@ -57,8 +57,8 @@ class ScalableTargets:
         """Scale the variants of an endpoint that has just been deployed, unless it is gone. Raises TorchmoorError."""
         async with self._applying:
             found = self._resources.endpoints.get(endpoint)
-            for variant in () if found is None else found.config["ProductionVariants"]:
-                await self._apply(endpoint, variant["VariantName"])
+            for variant in () if found is None else found.variants:
+                await self._apply(endpoint, variant)
 
     def forget(self, endpoint: str) -> None:
         """Remove the targets and policies of an endpoint that is gone."""
@@ -229,9 +229,9 @@ class ScalableTargets:
     def _find_variant(self, resource: str) -> tuple[str, str]:
         """Return the endpoint and the variant of a ResourceId. Raises RequestInvalid."""
         for name, endpoint in self._resources.endpoints.items():
-            for variant in endpoint.config["ProductionVariants"]:
-                if resource == resource_of(name, variant["VariantName"]):
-                    return name, variant["VariantName"]
+            for variant in endpoint.variants:
+                if resource == resource_of(name, variant):
+                    return name, variant
         raise RequestInvalid(
             f"ResourceId {resource} is not a variant of a created endpoint: endpoint/NAME/variant/NAME."
         )

@@ -55,6 +55,9 @@ class Deployment:
     start_timeouts_s: Mapping[str, float]
     scaled: dict[str, ScaledVariant] = field(default_factory=dict)
 
+    def launches_of(self, variant: str) -> list[Launch]:
+        return [launch for launch in self.launches.values() if launch.variant == variant]
+
 
 @dataclass(slots=True)
 class Start:
@@ -163,7 +166,7 @@ class Deployments:
             return 0
         if variant in deployment.scaled:
             return deployment.scaled[variant].scaling.desired
-        return sum(each.variant == variant for each in deployment.launches.values())
+        return len(deployment.launches_of(variant))
 
     def is_scaled(self, name: str, variant: str) -> bool:
         """Return whether the autoscaler decides about a variant."""
@@ -180,12 +183,11 @@ class Deployments:
         found = deployment.endpoint.find_variant(variant)
         assert found is not None  # of the configuration
         if settings is not None:
-            own = sum(each.variant == variant for each in deployment.launches.values())
-            self.check_room(settings.max_capacity - own)
+            self.check_room(settings.max_capacity - len(deployment.launches_of(variant)))
         await self._stop_scaling(deployment, variant)
         if settings is None:
             return
-        running = [each for each in deployment.launches.values() if each.variant == variant]
+        running = deployment.launches_of(variant)
         planned = self._plan(deployment, variant, settings.max_capacity - len(running))
         self._running |= {launch.name: launch for launch in planned}
         deployment.launches |= {launch.name: launch for launch in planned}
@@ -222,7 +224,7 @@ class Deployments:
         for variant, count in counts.items():
             if variant in deployment.scaled:
                 continue
-            own = [each.name for each in deployment.launches.values() if each.variant == variant]
+            own = [each.name for each in deployment.launches_of(variant)]
             leaving += own[count:]
             added += self._plan(deployment, variant, count - len(own))
         await self._launch(added)
@@ -234,39 +236,35 @@ class Deployments:
     async def _deploy(self, name: str, resource: EndpointResource) -> Deployment:
         """Start all instances of a configuration, and wait until they are ready."""
         stem = f"{_stem(name)}-{resource.serial}"
-        variants = [variant["VariantName"] for variant in resource.config["ProductionVariants"]]
-        start = self._starts[name] = Start({variant: DownloadState() for variant in variants})
+        start = self._starts[name] = Start({variant: DownloadState() for variant in resource.variants})
         try:
             return await self._deploy_from(name, resource, stem, start)
         finally:
             del self._starts[name]
 
     async def _deploy_from(self, name: str, resource: EndpointResource, stem: str, start: Start) -> Deployment:
-        work = self._folder / stem
+        work, variants = self._folder / stem, resource.variants
         try:
             served = {
-                variant["VariantName"]: await self._fetch(
-                    primary_container(resource.models[variant["ModelName"]]),
-                    variant["ModelName"],
-                    work / variant["VariantName"],
-                    start.downloads[variant["VariantName"]],
+                variant: await self._fetch(
+                    primary_container(resource.models[values["ModelName"]]),
+                    values["ModelName"],
+                    work / variant,
+                    start.downloads[variant],
                 )
-                for variant in resource.config["ProductionVariants"]
+                for variant, values in variants.items()
             }
             endpoint = start.endpoint = self._registry.stage(_settings_of(name, resource, served), resource.serial)
         except BaseException:
             await asyncio.to_thread(remove_folder, work)
             raise
-        timeouts_s = {
-            variant["VariantName"]: float(variant.get(START_TIMEOUT, 0))
-            for variant in resource.config["ProductionVariants"]
-        }
+        timeouts_s = {variant: float(values.get(START_TIMEOUT, 0)) for variant, values in variants.items()}
         deployment = Deployment(endpoint, served, {}, stem, 0, work, timeouts_s)
         try:
             launches = [
                 launch
-                for variant in resource.config["ProductionVariants"]
-                for launch in self._plan(deployment, variant["VariantName"], resource.count_of(variant))
+                for variant, values in variants.items()
+                for launch in self._plan(deployment, variant, resource.count_of(values))
             ]
             await self._launch(launches)
         except Exception:
@@ -381,11 +379,11 @@ def _settings_of(name: str, resource: EndpointResource, served: Mapping[str, Ser
         raise RequestInvalid("All variants of an endpoint must have models of the same Mode and cache setting.")
     if many[0] is not None and settings.async_inference is not None:
         raise RequestInvalid(NOT_FOR_MANY)
-    weights = {each["VariantName"]: resource.weight_of(each) for each in resource.config["ProductionVariants"]}
+    given = resource.variants
     return settings.replace(
         multi_model=many[0],
         variants=tuple(
-            variant.replace(model=served[variant.name].model, weight=weights[variant.name])
+            variant.replace(model=served[variant.name].model, weight=resource.weight_of(given[variant.name]))
             for variant in settings.variants
         ),
     )

@@ -124,7 +124,7 @@ class EndpointViews:
         }
 
     def _describe_created(self, name: str, resource: EndpointResource) -> dict[str, Any]:
-        variants = [self._describe_variant(name, resource, each) for each in resource.config["ProductionVariants"]]
+        variants = [self._describe_variant(name, resource, each) for each in resource.variants.values()]
         pending = {"EndpointConfigName": resource.pending, "StartTime": as_time(resource.modified)}
         return {
             "EndpointName": name,

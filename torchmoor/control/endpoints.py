@@ -120,7 +120,7 @@ class Endpoints:
     async def _reweigh(self, values: Values) -> Values:
         name = values["EndpointName"]
         resource = self._find_changeable(name)
-        known = {variant["VariantName"]: variant for variant in resource.config["ProductionVariants"]}
+        known = resource.variants
         weights, counts = dict(resource.weights), dict(resource.counts)
         for desired in values["DesiredWeightsAndCapacities"]:
             variant = desired["VariantName"]
@@ -132,15 +132,9 @@ class Endpoints:
                 weights[variant] = float(desired["DesiredWeight"])
                 if not math.isfinite(weights[variant]):
                     raise RequestInvalid(f"DesiredWeight of variant {variant} must be a finite number.")
-            if "DesiredInstanceCount" in desired and self._deployments.is_scaled(name, variant):
-                raise RequestInvalid(f"Variant {variant} has a scaling policy: deregister its scalable target first.")
-            if desired.get("DesiredInstanceCount") == 0 and "AsyncInferenceConfig" not in resource.config:
-                raise RequestInvalid(
-                    f"DesiredInstanceCount of variant {variant} must be 1 or more: only an endpoint with "
-                    "AsyncInferenceConfig may have 0. To stop idle instances, register a scalable target."
-                )
             if "DesiredInstanceCount" in desired:
                 counts[variant] = desired["DesiredInstanceCount"]
+                self._check_count(name, resource, variant, counts[variant])
         if not any(weights.get(key, resource.weight_of(variant)) for key, variant in known.items()):
             raise RequestInvalid(f"A variant of endpoint {name} must have a weight above 0.")
         new = replace(resource, counts=counts)
@@ -155,6 +149,16 @@ class Endpoints:
         self._deployments.set_weights(name, weights)
         self._tasks.start(self._run_resize(name, resource, counts))
         return {"EndpointArn": self._arns.arn(ENDPOINT, name)}
+
+    def _check_count(self, name: str, resource: EndpointResource, variant: str, count: int) -> None:
+        """Raise RequestInvalid if a variant's number of instances must not be set to this."""
+        if self._deployments.is_scaled(name, variant):
+            raise RequestInvalid(f"Variant {variant} has a scaling policy: deregister its scalable target first.")
+        if count == 0 and "AsyncInferenceConfig" not in resource.config:
+            raise RequestInvalid(
+                f"DesiredInstanceCount of variant {variant} must be 1 or more: only an endpoint with "
+                "AsyncInferenceConfig may have 0. To stop idle instances, register a scalable target."
+            )
 
     async def _delete(self, values: Values) -> Values:
         name = values["EndpointName"]
@@ -286,19 +290,16 @@ def retain_properties(values: Values, old: EndpointResource, new: EndpointResour
     if not values.get("RetainAllVariantProperties"):
         return
     excluded = {each["VariantPropertyType"] for each in values.get("ExcludeRetainedVariantProperties", ())}
-    for variant in new.config["ProductionVariants"]:
-        name = variant["VariantName"]
-        before = next((each for each in old.config["ProductionVariants"] if each["VariantName"] == name), None)
-        if before is None:
-            continue
-        if "DesiredWeight" not in excluded:
+    kept = new.variants.keys()
+    for name, before in old.variants.items():
+        if name in kept and "DesiredWeight" not in excluded:
             new.weights[name] = old.weight_of(before)
-        if "DesiredInstanceCount" not in excluded:
+        if name in kept and "DesiredInstanceCount" not in excluded:
             new.counts[name] = old.count_of(before)
 
 
 def _num_instances(resource: EndpointResource) -> int:
-    return sum(resource.count_of(variant) for variant in resource.config["ProductionVariants"])
+    return sum(resource.count_of(variant) for variant in resource.variants.values())
 
 
 def _reason(name: str, error: Exception) -> str:

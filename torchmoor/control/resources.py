@@ -44,6 +44,11 @@ class EndpointResource:
     weights: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def variants(self) -> dict[str, Mapping[str, Any]]:
+        """The configuration's variants by their names."""
+        return {variant["VariantName"]: variant for variant in self.config["ProductionVariants"]}
+
     def weight_of(self, variant: Mapping[str, Any]) -> float:
         """Return the weight of one of the configuration's variants."""
         return self.weights.get(variant["VariantName"], float(variant.get("InitialVariantWeight", 1.0)))

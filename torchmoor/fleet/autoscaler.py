@@ -129,18 +129,20 @@ class Autoscaler:
             if group not in self._groups:  # removed meanwhile
                 continue
             self._note_withdrawn(group)
-            before = group.scaling.desired
-            now = self._clock()
-            until = self._awaited_until(group, now)
-            group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now, awaited_until=until)
-            group.has_failed &= group.scaling.low_since is not None
-            why = explain(group.settings, group.scaling, backlog=backlog, now=now, is_awaited=until is not None)
-            why += _explain_withdrawn(group)
-            variant.scale = ScalingDecision(group.scaling.desired, backlog, why)
-            if group.scaling.desired != before:
-                self.on_decided(variant, before)
-                self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, backlog {backlog}")
+            self._decide(group, backlog)
             await self._act(group, backlog)
+
+    def _decide(self, group: ScaledVariant, backlog: int) -> None:
+        """Set the desired number of instances, and report a change."""
+        variant, before, now = group.variant, group.scaling.desired, self._clock()
+        until = self._awaited_until(group, now)
+        group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now, awaited_until=until)
+        group.has_failed &= group.scaling.low_since is not None
+        why = explain(group.settings, group.scaling, backlog=backlog, now=now, is_awaited=until is not None)
+        variant.scale = ScalingDecision(group.scaling.desired, backlog, why + _explain_withdrawn(group))
+        if group.scaling.desired != before:
+            self.on_decided(variant, before)
+            self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, backlog {backlog}")
 
     async def _count(self, group: ScaledVariant, load: VariantTraffic, *, has_queue: bool) -> int:
         """Return the backlog. has_queue: the endpoint's asynchronous requests count for this variant.

@@ -60,7 +60,6 @@ class Discovery:
         are_journaled: bool,
         ask: Ask = discovery_dns.ask,
         rng: Random | None = None,
-        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._first = entries
         self._registry = registry
@@ -68,7 +67,6 @@ class Discovery:
         self._are_journaled = are_journaled
         self._ask = ask
         self._rng = rng or Random()
-        self._clock = clock
         self.entries: dict[str, DiscoveryEntry] = {}  # by DNS name
         self._operations = HandlerOperations()
 
@@ -136,7 +134,7 @@ class Discovery:
             targets = await entry.names.find_targets(hosts, settings.port, doubtful=doubtful)
         if source.error:
             logger.warning("discovery recovered dns_name=%s", settings.dns_name)
-        source.answered_at, source.error = self._clock(), ""
+        source.answered_at, source.error = monotonic(), ""
         source.num_listed = len(answer.targets or answer.hosts)
         entry.backoff_s = settings.min_interval_s
         plan = self._plan(entry, targets)

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -31,6 +33,17 @@ logger = logging.getLogger(__name__)
 HELD_UP_S = 0.5  # of a round's delay; with less, a probe has time enough
 
 
+@dataclass(slots=True)
+class _Probed:
+    """Results of one instance's probes. num_unanswered: in a row. num_pieces: of its streams, at the last probe."""
+
+    next_at: float = 0.0
+    was_asked: bool = False
+    num_unanswered: int = 0
+    num_pieces: int = 0
+    worker: WorkerProbe | None = None
+
+
 class HealthChecker:
     """Probes every registered instance: often while it is not ready or does not answer, otherwise seldom.
 
@@ -41,10 +54,7 @@ class HealthChecker:
         self._registry = registry
         self._settings = settings
         self._on_tick = on_tick
-        self._next_probe: dict[str, float] = {}
-        self._unanswered: dict[str, int] = {}
-        self._num_pieces: dict[str, int] = {}  # at the last probe
-        self._workers: dict[str, WorkerProbe] = {}
+        self._probed: defaultdict[str, _Probed] = defaultdict(_Probed)  # by instance
         self._probes = BackgroundTasks()
         self._probing: set[str] = set()
         self._last_round = self._held_up_at = 0.0
@@ -73,7 +83,7 @@ class HealthChecker:
 
     def has_asked_all(self) -> bool:
         """Return whether every instance has been probed at least once."""
-        return all(instance.name in self._unanswered for instance in self._registry.instances())
+        return all(self._probed[instance.name].was_asked for instance in self._registry.instances())
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -94,20 +104,12 @@ class HealthChecker:
     def start_due_probes(self, now: float) -> None:
         """Start a probe of each instance that is due and has none in flight."""
         instances = self._registry.instances()
-        names = {instance.name for instance in instances}
-        for gone in [name for name in self._next_probe if name not in names]:
-            del self._next_probe[gone]
-            self._unanswered.pop(gone, None)
-            self._num_pieces.pop(gone, None)
-            self._workers.pop(gone, None)
+        for gone in self._probed.keys() - {instance.name for instance in instances}:
+            del self._probed[gone]
         for instance in instances:
-            is_due = (
-                instance.state not in SERVING
-                or self._next_probe.get(instance.name, 0.0) <= now
-                or self._unanswered.get(instance.name, 0) > 0
-            )
-            if is_due:
-                self._next_probe[instance.name] = now + self._settings.ready_interval_s
+            probed = self._probed[instance.name]
+            if instance.state not in SERVING or probed.next_at <= now or probed.num_unanswered:
+                probed.next_at = now + self._settings.ready_interval_s
                 self._start_probe(instance)
 
     def suspect(self, instance: Instance) -> None:
@@ -138,11 +140,11 @@ class HealthChecker:
             self._look_for_delay()
             if self._held_up_at >= began:  # there may have been an answer
                 return
-        unanswered = self._unanswered.get(instance.name, 0) + 1 if is_ready is None else 0
-        if unanswered > 1 and instance.num_pieces != self._num_pieces.get(instance.name):
+        probed = self._probed[instance.name]
+        unanswered = probed.num_unanswered + 1 if is_ready is None else 0
+        if unanswered > 1 and instance.num_pieces != probed.num_pieces:
             unanswered = 1  # it streams: a busy instance is not a dead one
-        self._unanswered[instance.name] = unanswered
-        self._num_pieces[instance.name] = instance.num_pieces
+        probed.was_asked, probed.num_unanswered, probed.num_pieces = True, unanswered, instance.num_pieces
         if is_ready and instance.state not in SERVING:
             self._registry.set_state(instance.name, InstanceState.READY)
         elif instance.state in SERVING and (is_ready is False or unanswered >= self._settings.unanswered_before_down):
@@ -177,10 +179,10 @@ class HealthChecker:
     async def _ask_worker(self, instance: Instance) -> bool | None:
         """Return None if the worker of our handler does not answer, otherwise True."""
         assert self._client is not None
-        worker = self._workers.get(instance.name)
-        if worker is None or worker.instance is not instance:
-            worker = self._workers[instance.name] = WorkerProbe(instance, self._settings.worker_timeout_s)
-        return True if await worker.answers(self._client) else None
+        probed = self._probed[instance.name]
+        if probed.worker is None or probed.worker.instance is not instance:
+            probed.worker = WorkerProbe(instance, self._settings.worker_timeout_s)
+        return True if await probed.worker.answers(self._client) else None
 
 
 def _models_of(description: object) -> list[dict[str, Any]]:

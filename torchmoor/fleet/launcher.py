@@ -204,15 +204,19 @@ class Launcher:
                 logger.error("instance failed instance=%s error=%s", spec.name, error)
             if self._is_stopping:
                 return
-            end = self._ends[spec.name] = await asyncio.to_thread(read_end, spec, reason)
-            if (instance := self._registry.find(spec.name)) is not None:
-                instance.last_end = end
-                self._registry.set_state(spec.name, InstanceState.DOWN)
+            end = await self._note_end(spec, reason)
             if asyncio.get_running_loop().time() - began > self._settings.stable_after_s:
                 backoff_s = self._settings.min_backoff_s
             self._report(f"{spec.name} {end.reason}; starting it again in {backoff_s:.0f} s; {quote_lines(end.log)}")
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._settings.max_backoff_s)
+
+    async def _note_end(self, spec: InstanceSpec, reason: str) -> InstanceEnd:
+        end = self._ends[spec.name] = await asyncio.to_thread(read_end, spec, reason)
+        if (instance := self._registry.find(spec.name)) is not None:
+            instance.last_end = end
+            self._registry.set_state(spec.name, InstanceState.DOWN)
+        return end
 
     def _folder(self, name: str) -> Path:
         return self._settings.run_dir / name

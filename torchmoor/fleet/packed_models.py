@@ -75,18 +75,21 @@ def find_unpacked(folder: Path, work: Path, wanted: str) -> ModelFiles:
     if inside:
         return ModelFiles(inside[0], own or (inside[0] if (inside[0] / PROPERTIES).is_file() else None))
     _check_no_script(folder)
-    if own is not None:
-        return ModelFiles(None, own)
+    return ModelFiles(None, own or _find_properties(folder, there))
+
+
+def _find_properties(folder: Path, there: list[Path]) -> Path | None:
+    """Return the one of a folder's entries that has LMI's settings; None for an empty folder. Raises ConfigError."""
     configured = sorted(path for path in there if (path / PROPERTIES).is_file())
     if len(configured) > 1:
         raise _several(folder, configured)
     if configured:
         _check_no_script(configured[0])
-        return ModelFiles(None, configured[0])
+        return configured[0]
     if there:
         names = ", ".join(sorted(path.name for path in there)[:8])
         raise ConfigError(f"{folder} has no model that can be served, but {names}: {FORMS}")
-    return ModelFiles()
+    return None
 
 
 def _is_model(path: Path) -> bool:

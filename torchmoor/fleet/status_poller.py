@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
+from dataclasses import dataclass
 from time import thread_time
 from typing import Protocol
 
@@ -38,6 +40,16 @@ class StatusListener(Protocol):
         """Handle the query's answer. May be left out."""
 
 
+@dataclass(slots=True)
+class _Polled:
+    """Results of the queries of one instance since it became ready. reading_s: time to read its last answer."""
+
+    asked_at: float | None = None
+    reading_s: float | None = None
+    is_other: bool = False  # it does not know the operation
+    is_misnamed: bool = False  # it reports another name than ours
+
+
 class StatusPoller:
     """Updates what ready instances have reported, and the placement of models."""
 
@@ -53,10 +65,7 @@ class StatusPoller:
         self._settings = settings
         self._operations = operations
         self._allowed = 0.0  # queries that the rate allows now
-        self._asked_at: dict[str, float] = {}
-        self._reading_s: dict[str, float] = {}  # time to read an instance's last answer
-        self._others: set[str] = set()  # instances that do not know the operation
-        self._misnamed: set[str] = set()  # instances that report another name than ours
+        self._polled: defaultdict[str, _Polled] = defaultdict(_Polled)  # by instance
         self._queries: dict[str, asyncio.Task[None]] = {}
         self._loop_task: asyncio.Task[None] | None = None
         registry.listen(self._on_change)
@@ -79,33 +88,31 @@ class StatusPoller:
         """Ask the instances that are due, the longest due first, as far as the rate allows."""
         most = max(1.0, self._settings.max_status_per_s)
         self._allowed = min(most, self._allowed + self._settings.max_status_per_s * TICK_S)
+        num_read = sum(each.reading_s is not None for each in self._polled.values())
         due = [
             (due_at, instance)
             for instance in self._registry.instances()
             if instance.is_ready
             and instance.name not in self._queries
-            and instance.name not in self._others
-            and (due_at := self._due_at(instance)) is not None
+            and (due_at := self._due_at(instance, num_read)) is not None
             and due_at <= now
         ]
         due.sort(key=lambda entry: entry[0])
         for _, instance in due[: int(self._allowed)]:
             self._allowed -= 1
-            self._asked_at[instance.name] = now
+            self._polled[instance.name].asked_at = now
             self._queries[instance.name] = asyncio.create_task(self._ask(instance))
 
-    def _due_at(self, instance: Instance) -> float | None:
-        """Return when to ask an instance next; None if its answer does not matter."""
-        variant = self._registry.variant_of(instance)
-        if variant.models is None and not variant.needs_status:
+    def _due_at(self, instance: Instance, num_read: int) -> float | None:
+        """Return when to ask an instance next; None if its answer does not matter. num_read: answers of instances."""
+        variant, polled = self._registry.variant_of(instance), self._polled[instance.name]
+        if polled.is_other or (variant.models is None and not variant.needs_status):
             return None
-        asked_at = self._asked_at.get(instance.name)
-        if asked_at is None:
+        if polled.asked_at is None:
             return 0.0
         is_busy = variant.models is not None and variant.models.is_expecting(instance.name)
         interval_s = self._settings.busy_status_interval_s if is_busy else self._settings.status_interval_s
-        reading_s = self._reading_s.get(instance.name, 0.0) * len(self._reading_s)
-        return asked_at + max(interval_s, reading_s / READING_SHARE)
+        return polled.asked_at + max(interval_s, (polled.reading_s or 0.0) * num_read / READING_SHARE)
 
     async def _ask(self, instance: Instance) -> None:
         models = self._registry.variant_of(instance).models
@@ -121,7 +128,7 @@ class StatusPoller:
             take_status(instance, status, models, mark)
             if self._listener is not None:
                 self._listener.on_status(instance, status)
-            self._reading_s[instance.name] = thread_time() - began
+            self._polled[instance.name].reading_s = thread_time() - began
         finally:
             self._queries.pop(instance.name, None)
 
@@ -132,15 +139,15 @@ class StatusPoller:
         has_none = status.session_room is None and status.models is None
         if has_none and answer.status < 500 and not is_always_polled:
             logger.info("instance has no status operation instance=%s", instance.name)
-            self._others.add(instance.name)
+            self._polled[instance.name].is_other = True
         if status.session_room is not None and status.instance not in (None, instance.name):
             self._warn_of_name(instance.name, status.instance)
         return status
 
     def _warn_of_name(self, name: str, reported: str | None) -> None:
         """Warn once of an instance whose session ids contain another name than the proxy's."""
-        if name not in self._misnamed:
-            self._misnamed.add(name)
+        if not self._polled[name].is_misnamed:
+            self._polled[name].is_misnamed = True
             logger.warning(
                 "instance=%s reports the name %r, by which the proxy cannot find its sessions: "
                 "set TORCHMOOR_INSTANCE=%s in its environment, or change its name here",
@@ -149,13 +156,9 @@ class StatusPoller:
 
     def _on_change(self, instance: Instance) -> None:
         """Forget what is known of an instance that is down or removed."""
-        name = instance.name
-        is_known = self._registry.find(name) is instance
+        is_known = self._registry.find(instance.name) is instance
         if not is_known or not instance.is_ready:
-            self._others.discard(name)
-            self._misnamed.discard(name)
-            self._asked_at.pop(name, None)
-            self._reading_s.pop(name, None)
+            self._polled.pop(instance.name, None)
         forget_lost(self._registry, instance)
 
 

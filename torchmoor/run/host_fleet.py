@@ -81,9 +81,7 @@ def plan_scaled(endpoints: Sequence[EndpointSettings], gpus: Sequence[str]) -> l
     launches: list[Launch] = []
     for endpoint in endpoints:
         for variant in endpoint.variants:
-            if variant.scaling is None:
-                continue
-            for number in range(variant.scaling.max_capacity):
+            for number in range(variant.scaling.max_capacity if variant.scaling else 0):
                 name = f"{name_stem(endpoint, variant)}-{number}"
                 if not INSTANCE_NAME.fullmatch(name):
                     raise ConfigError(

@@ -143,10 +143,10 @@ def check(path: Path, *, given: Given, is_open: bool, warn: Callable[[str], None
     for endpoint in registry.endpoints():
         found[endpoint.name] = {}
         for variant in endpoint.variants:
-            names = [instance.name for instance in variant.pool.members] + [
-                launch.name for launch in launches if (launch.endpoint, launch.variant) == (endpoint.name, variant.name)
-            ]
-            entries = [e for e in configuration.discovery if (e.endpoint, e.variant) == (endpoint.name, variant.name)]
+            place = (endpoint.name, variant.name)
+            entries = [entry for entry in configuration.discovery if (entry.endpoint, entry.variant) == place]
+            names = [instance.name for instance in variant.pool.members]
+            names += [launch.name for launch in launches if (launch.endpoint, launch.variant) == place]
             names += [name for entry in entries for name in named[entry.dns_name]]
             found[endpoint.name][variant.name] = names
             if not names and not entries and variant.settings.scaling is None:

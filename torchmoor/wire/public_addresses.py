@@ -9,8 +9,9 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _AZURE_PLATFORM = ipaddress.IPv4Address("168.63.129.16")  # in each Azure network: DNS, keys, the host's agent
 
 
-def destination(ip: Address) -> Address:
-    """Return the address that packets reach: IPv6 can embed an IPv4 address in several ways."""
+def destination(text: str) -> Address:
+    """Return the address that packets reach: IPv6 can embed an IPv4 address in several ways, and have a zone."""
+    ip = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None

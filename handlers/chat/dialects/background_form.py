@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from handlers.chat.dialects.response_form import ResponseForm, output_parts
-from handlers.chat.dialects.response_stream import ResponseStream
 from handlers.chat.forms import Summary, Token, encode
 from handlers.errors import HandlerError
 
@@ -34,10 +33,7 @@ class BackgroundForm(ResponseForm):
         self._ended, self._stored = form._ended, form._stored
         if not form._is_restored:
             return self._stream.write(output_parts(token), self._score(token)) + self._end()
-        # Another instance has stored the answer: its events from the beginning, without those that the client has.
-        self._first_event, self._num_events = self.resume_after + 1, 0
-        self._stream = ResponseStream(self._event, self._item_id)
-        return self.begin() + self._stream.repeat(self._stored) + self._end()
+        return self._repeat_stored(self.resume_after + 1)  # which another instance has stored
 
     def fail(self, fields: dict[str, Any]) -> bytes:
         """Write the last event, with a number after all events that the client has."""

@@ -32,26 +32,30 @@ def _parse_sessions(body: Mapping[str, Any]) -> SessionQuery | ActOnSession | Cl
     holds, "in_journal": true, or for one response in the background, "entry": NUMBER.
     """
     if ACTION in body:
-        _refuse_others(body, (ACTION, SESSION, IN_JOURNAL, ENTRY))
-        action, session = body[ACTION], body.get(SESSION)
-        if action not in SESSION_ACTIONS:
-            raise InvalidRequest(f"'action' must be one of {', '.join(SESSION_ACTIONS)}", param=ACTION)
-        if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
-            raise InvalidRequest("'session' must be a session's hash, of 16 hexadecimal digits", param=SESSION)
-        if ENTRY in body:
-            if action != operations.CLOSE or not is_int(body[ENTRY]) or IN_JOURNAL in body:
-                raise InvalidRequest("'entry' must be a whole number, with the action close alone", param=ENTRY)
-            return ActOnSession(action, session, body[ENTRY])
-        if IN_JOURNAL not in body:
-            return ActOnSession(action, session)
-        if action != operations.CLOSE or body[IN_JOURNAL] is not True:
-            raise InvalidRequest("'in_journal' must be true, with the action close", param=IN_JOURNAL)
-        return CloseInJournal(session)
+        return _parse_action(body)
     _refuse_others(body, SESSION_QUERY_FIELDS)
     try:
         return SessionQuery(**body)
     except SessionQueryError as exc:
         raise InvalidRequest(str(exc), param=exc.field) from exc
+
+
+def _parse_action(body: Mapping[str, Any]) -> ActOnSession | CloseInJournal:
+    _refuse_others(body, (ACTION, SESSION, IN_JOURNAL, ENTRY))
+    action, session = body[ACTION], body.get(SESSION)
+    if action not in SESSION_ACTIONS:
+        raise InvalidRequest(f"'action' must be one of {', '.join(SESSION_ACTIONS)}", param=ACTION)
+    if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
+        raise InvalidRequest("'session' must be a session's hash, of 16 hexadecimal digits", param=SESSION)
+    if ENTRY in body:
+        if action != operations.CLOSE or not is_int(body[ENTRY]) or IN_JOURNAL in body:
+            raise InvalidRequest("'entry' must be a whole number, with the action close alone", param=ENTRY)
+        return ActOnSession(action, session, body[ENTRY])
+    if IN_JOURNAL not in body:
+        return ActOnSession(action, session)
+    if action != operations.CLOSE or body[IN_JOURNAL] is not True:
+        raise InvalidRequest("'in_journal' must be true, with the action close", param=IN_JOURNAL)
+    return CloseInJournal(session)
 
 
 def _parse_closed(body: Mapping[str, Any]) -> EndClosed:

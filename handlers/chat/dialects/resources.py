@@ -134,8 +134,6 @@ def _parse_input(
         check_session_limit(incoming)
         opening = OpenSession(
             caller=incoming.caller,
-            images=(),
-            ttl_s=None,
             invocation_id=incoming.invocation_id,
             question=identify(body.get("input"), body.get("previous_response_id")),
         )
@@ -180,7 +178,6 @@ def _parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFil
     opening = OpenSession(
         caller=incoming.caller,
         images=(content,),
-        ttl_s=None,
         invocation_id=incoming.invocation_id,
         resource=json.dumps(fields),
     )
@@ -201,8 +198,6 @@ def _parse_conversation(incoming: Incoming, body: dict[str, Any], now: float) ->
     metadata = read_metadata(body)
     opening = OpenSession(
         caller=incoming.caller,
-        images=(),
-        ttl_s=None,
         invocation_id=incoming.invocation_id,
         question=identify(body.get("items"), metadata),
         resource=json.dumps({"object": "conversation", "created_at": int(now), "metadata": metadata}),

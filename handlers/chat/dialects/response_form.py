@@ -110,9 +110,8 @@ class ResponseForm:
 
     def repeat(self, answer: str, response: str, starting_after: int) -> bytes:
         """Encode the events of a stored response as they were streamed, those after this sequence number."""
-        self._first_event = starting_after + 1
         self.restore(answer, response)
-        return self.begin() + self._stream.repeat(self._stored) + self._end()
+        return self._repeat_stored(starting_after + 1)
 
     # AnswerForm
 
@@ -151,7 +150,11 @@ class ResponseForm:
         """Write the events of a restored answer that the client does not have."""
         for begun, whole in zip(self._output.items, self._stored, strict=False):
             whole.split_as(begun)
-        self._first_event, self._num_events = self._num_events, 0
+        return self._repeat_stored(self._num_events)
+
+    def _repeat_stored(self, first_event: int) -> bytes:
+        """Write the events of a restored answer from this number on."""
+        self._first_event, self._num_events = first_event, 0
         self._stream = ResponseStream(self._event, self._item_id)
         return self.begin() + self._stream.repeat(self._stored) + self._end()
 

@@ -43,7 +43,7 @@ def parse_image(incoming: Incoming, image: bytes) -> Command:
     is_declared = incoming.media_type.startswith("image/")
     if header_id == NEW_SESSION or (is_declared and not header_id):
         check_session_limit(incoming)
-        return OpenSession(caller=incoming.caller, images=(image,), ttl_s=None, invocation_id=incoming.invocation_id)
+        return OpenSession(caller=incoming.caller, images=(image,), invocation_id=incoming.invocation_id)
     session_id = _session_id(header_id, None)
     return AddImages(
         caller=incoming.caller, session_id=session_id, images=(image,), invocation_id=incoming.invocation_id

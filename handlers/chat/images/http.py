@@ -226,10 +226,8 @@ class HttpImages:
     def _may_fetch(self, host: str, address: str) -> bool:
         if host.lower() in self._allowed_names:
             return True
-        ip = destination(ipaddress.ip_address(address.partition("%")[0]))
-        if any(ip.version == network.version and ip in network for network in self._allowed_networks):
-            return True
-        return is_public(ip)
+        ip = destination(address)
+        return is_public(ip) or any(ip in network for network in self._allowed_networks)
 
 
 def _is_network(host: str) -> bool:

@@ -1,13 +1,14 @@
 """The images of a request: read, checked against the limits, and put into the image store."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from handlers.chat.images.addresses import is_fetched
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.messages import ImageReference
-from handlers.errors import InvalidRequest
+from handlers.errors import HandlerError, InvalidRequest
 from handlers.requests.reply import PendingReply
 from handlers.worker.counters import Counters
 
@@ -58,6 +59,15 @@ class ImageReceiver:
             self.release(received)
             raise
         return received
+
+    @contextmanager
+    def released_on_error(self, received: Sequence[ReceivedImage]) -> Iterator[None]:
+        """Release these images if the block raises HandlerError."""
+        try:
+            yield
+        except HandlerError:
+            self.release(received)
+            raise
 
     def release(self, received: Sequence[ReceivedImage], *, is_kept: bool = False) -> None:
         """Release these images; is_kept as for `ImageStore.release`."""

@@ -11,8 +11,8 @@ from handlers.chat.dialects.response_form import find_item, has_image, show_item
 from handlers.chat.dialects.responses import LOGPROBS
 from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
-from handlers.chat.items import check_results, images_in, read_items, write_items
-from handlers.chat.sessions.entries import fields_of
+from handlers.chat.items import check_results, images_in, write_items
+from handlers.chat.sessions.entries import fields_of, items_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -97,14 +97,13 @@ def _items(session: Session, included: Collection[str] = ()) -> list[dict[str, A
         event = session.entries[number - 1]
         if not event.response:  # a turn of another API
             continue
-        answer = read_items(event.answer) if event.answer else ()
+        asked, answered = items_of(event)
         if LOGPROBS in included:
-            values = with_logprobs(fields_of(event.response), [item.value for item in answer])
-            answer = tuple(replace(item, value=value) for item, value in zip(answer, values, strict=True))
-        items = [*read_items(event.question), *answer]
+            values = with_logprobs(fields_of(event.response), [item.value for item in answered])
+            answered = tuple(replace(item, value=value) for item, value in zip(answered, values, strict=True))
         shown += [
             item
-            for place, item in enumerate(show_items(items, session.id.text, number))
+            for place, item in enumerate(show_items([*asked, *answered], session.id.text, number))
             if (number, place) not in session.deleted_items
         ]
     return shown

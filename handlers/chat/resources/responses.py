@@ -17,7 +17,7 @@ from handlers.chat.dialects.responses import LOGPROBS, find_response, unknown_re
 from handlers.chat.items import Item, References, images_in, read_items
 from handlers.chat.messages import USER, ImagePart, KeptImage, Message
 from handlers.chat.queued_response import QueuedResponse
-from handlers.chat.sessions.entries import entries_of
+from handlers.chat.sessions.entries import entries_of, items_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -71,22 +71,29 @@ class StoredResponses:
         place = find_response(response_id, param)
         try:
             with self._sessions.hold(place.session_id, caller) as session:
-                with session.recording:
-                    self._recorder.catch_up(session)  # another worker may have recorded it, or deleted it
-                    event = session.find_turn(place.number)
-                    queued = session.queued.get(place.number) if event is None else None
-                    if queued is not None:
-                        event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
-                    if event is None or not event.response or place.number in session.deleted:
-                        raise unknown_response(response_id, param)
-                    if queued is None and not event.answer:  # items that a client has added
-                        raise unknown_response(response_id, param)
-                found = StoredResponse(session, place.number, event, queued)
-                if queued is not None and param is not None:
+                found = self._find(session, place.number)
+                if found is None:
+                    raise unknown_response(response_id, param)
+                if found.queued is not None and param is not None:
                     raise InvalidRequest(f"'{param}' names a response that is {found.fields['status']}", param=param)
                 yield found
         except SessionGone as error:
             raise unknown_response(response_id, param) from error
+
+    def _find(self, session: Session, number: int) -> StoredResponse | None:
+        """Return the response of this number; None if it was deleted, or is another kind of entry."""
+        with session.recording:
+            self._recorder.catch_up(session)  # another worker may have recorded it, or deleted it
+            event, queued = session.find_turn(number), None
+            if event is None:
+                queued = session.queued.get(number)
+            elif not event.answer:  # items that a client has added
+                return None
+            if queued is not None:
+                event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
+            if event is None or not event.response or number in session.deleted:
+                return None
+        return StoredResponse(session, number, event, queued)
 
     def find_items(self, caller: Caller, references: References) -> dict[str, Item]:
         """Return stored items by their ids. Raises ResponseUnknown, JournalUnavailable."""
@@ -122,10 +129,10 @@ class StoredResponses:
                 for number in numbers:
                     event = session.find_turn(number)
                     if event is not None and event.response and number not in session.deleted:
-                        asked = read_items(event.question)
+                        asked, answered = items_of(event)
                         digests = event.images[len(event.images) - len(images_in(asked)) :]  # those of no item precede
                         images = [ImagePart(self._keep(session, digest, caller)) for digest in digests]
-                        items = _fill((*asked, *(read_items(event.answer) if event.answer else ())), images)
+                        items = _fill((*asked, *answered), images)
                         found |= {(number, place): item for place, item in enumerate(items)}
                 return {at: item for at, item in found.items() if at not in session.deleted_items}
         except SessionGone:
@@ -135,10 +142,10 @@ class StoredResponses:
         """Return a response, or a page of its input's items."""
         with self.found(command.caller, command.response_id) as found:
             session_id, number, event = found.session.id.text, found.number, found.event
-            asked = read_items(event.question)
+            asked, answered = items_of(event)
             if command.items is not None:
                 return show_page(show_items(asked, session_id, number), command.items)
-            output = [item.value for item in read_items(event.answer)] if event.answer else []
+            output = [item.value for item in answered]
             has_logprobs = LOGPROBS in command.included
             return show_response(found.fields, output, session_id, number, len(asked), has_logprobs=has_logprobs)
 
@@ -197,7 +204,8 @@ class StoredResponses:
             raise InvalidRequest(OTHER_API)
         for event in entries:
             own = [ImagePart(self._keep(session, i.digest, caller)) for i in islice(images, len(event.images))]
-            repeated += _fill((*read_items(event.question), *(read_items(event.answer) if event.answer else ())), own)
+            asked, answered = items_of(event)
+            repeated += _fill((*asked, *answered), own)
         return repeated
 
     def _keep(self, session: Session, digest: str, caller: Caller) -> KeptImage:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from handlers.chat.images.store import Image
-from handlers.chat.items import messages_of, read_items, write_items
+from handlers.chat.items import Item, messages_of, read_items, write_items
 from handlers.chat.messages import answer_message, question_message, result_messages, system_message
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.sessions.session import Session
@@ -24,18 +24,22 @@ def _remaining(session: Session, number: int) -> Event:
     places = {place for entry, place in session.deleted_items if entry == number}
     if not places:
         return event
-    asked = read_items(event.question)
+    asked, answered = items_of(event)
     left = [item for place, item in enumerate(asked) if place not in places]
-    answered = read_items(event.answer) if event.answer else ()
     kept = [item for place, item in enumerate(answered, len(asked)) if place not in places]
     return replace(event, question=write_items(left), answer=write_items(kept) if event.answer else "")
+
+
+def items_of(event: Event) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    """Return a response's input and its output, none before it is answered. Raises InvalidRequest if damaged."""
+    return read_items(event.question), read_items(event.answer) if event.answer else ()
 
 
 def messages_added(event: Event) -> list[dict[str, Any]]:
     """Return the messages that a turn adds to the conversation. Raises InvalidRequest if its items are damaged."""
     if event.response:
-        answered = read_items(event.answer) if event.answer else ()
-        return [*messages_of(read_items(event.question), len(event.images)), *messages_of(answered, 0)]
+        asked, answered = items_of(event)
+        return [*messages_of(asked, len(event.images)), *messages_of(answered, 0)]
     system = [system_message(event.system)] if event.system else []
     return [*system, *ask_messages(event.question, event.asked_by, len(event.images)), answer_message(event.answer)]
 

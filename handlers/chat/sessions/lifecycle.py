@@ -129,11 +129,8 @@ class SessionLifecycle:
         """
         self._recorder.check_room(command.caller)
         received = self._receiver.receive(command.caller.scope, command.images, reply)
-        try:
+        with self._receiver.released_on_error(received):
             session = self._store.open(ttl_s, command.caller)
-        except HandlerError:
-            self._receiver.release(received)
-            raise
         try:
             return self._record_opening(session, command, received, reply, source)
         finally:
@@ -265,11 +262,8 @@ class SessionLifecycle:
     ) -> None:
         """Record a request, unless an earlier attempt did so. Raises TurnConflict, or the SessionGone family."""
         with session.recording:
-            try:
+            with self._receiver.released_on_error(received):
                 self._recorder.catch_up(session)
-            except HandlerError:
-                self._receiver.release(received)
-                raise
             if is_recorded():
                 self._receiver.release(received)
                 return
@@ -290,11 +284,8 @@ class SessionLifecycle:
         """Record an event together with the images that it adds to the session."""
         images = [item.image for item in received]
         with session.recording:  # no turn may use an image before it is recorded
-            try:
+            with self._receiver.released_on_error(received):
                 self._store.add_images(session, images)
-            except HandlerError:
-                self._receiver.release(received)
-                raise
             try:
                 record(session, event, [item.encoded for item in received])
             except Exception:

@@ -15,16 +15,14 @@ from handlers.chat.identity import name_request
 from handlers.chat.images.fetch_pool import find_line
 from handlers.chat.images.receiver import ReceivedImage
 from handlers.chat.images.store import Image, digests
-from handlers.chat.items import check_results, messages_of, read_items, write_items
-from handlers.chat.messages import TOOL, answer_message, system_message
-from handlers.chat.sessions.entries import ask_messages, entries_of, messages_added
+from handlers.chat.sessions.entries import entries_of, messages_added
 from handlers.chat.sessions.recorder import CONFLICT, SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
-from handlers.chat.turns.context_limits import truncate
+from handlers.chat.turns.asked import read_asked
 from handlers.chat.turns.generation import Generation
 from handlers.chat.turns.generation_parts import GenerationParts
-from handlers.chat.turns.history import count_turns, read_system, without_oldest
+from handlers.chat.turns.history import count_turns, without_oldest
 from handlers.chat.turns.question import AnsweredBefore, Prompt
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
@@ -53,10 +51,10 @@ class Turn:
         self._session = session
         self._ask = ask
         self._reply = reply
+        self._asked = read_asked(ask, parts)
         self._text = ""  # the question's text, as it is recorded
         self._history: list[dict[str, Any]] = []  # the conversation before the question
         self._messages: list[dict[str, Any]] = []  # the conversation with the question
-        self._system = ""  # of this question, if it is the session's first
         self._num_dropped = 0
         self._own_images: list[ReceivedImage] = []  # received with this question
         self._new_images: list[Image] = []  # that this question is the first to ask about
@@ -122,7 +120,7 @@ class Turn:
             self._raise_if_ended()
             self._raise_if_answered()
             self._recorder.check_history(session, self._num_chars)
-            self._place_draft()
+            self._asked.place(session, self._number)
             receipt[TURN] = str(self._number)
             self._note_begun()
         self._is_rebuilt = num_caught_up > 0
@@ -135,22 +133,16 @@ class Turn:
             self._new_images = session.images_for(self._ask.queued)
             images = [*session.images, *self._new_images]
             self._history = session.messages
-            self._messages = [*self._history, *self._compose_question()]
+            num_images = len(self._new_images)
+            added = self._asked.messages(self._text, self._history, session.num_dropped, num_images)
+            self._messages = [*self._history, *added]
         self._images = images
         ids = self._render([image.num_tokens for image in images])
         num_dropped = session.num_dropped + self._num_dropped
-        if num_dropped and self._may_drop:
+        if num_dropped and self._asked.may_drop:
             receipt[DROPPED_TURNS] = str(num_dropped)
         adapter = session.adapter if self._reply.adapter is None else self._reply.adapter
         return Prompt(ids, images, self._parts.model.style_after(ids), adapter, receipt)
-
-    def _place_draft(self) -> None:
-        """Set the response's number. Raises TurnConflict if the session has turns after the one that it follows."""
-        draft = self._ask.draft
-        if draft is not None:
-            if draft.after not in (None, len(self._session.entries)):
-                raise TurnConflict(CONFLICT)
-            draft.place(self._session.id.text, self._number)
 
     @property
     def _entry(self) -> int:
@@ -172,45 +164,18 @@ class Turn:
             if not queued.has_begun:
                 self._recorder.record(self._session, Event(kind="begin", entry=queued.event.entry))
 
-    def _compose_question(self) -> list[dict[str, Any]]:
-        """Return the messages that the question adds to the conversation."""
-        draft, num_images = self._ask.draft, len(self._new_images)
-        if draft is not None:
-            check_results(draft.items, self._history)
-            return messages_of(draft.items, num_images)
-        self._system = read_system(self._ask.history, self._history, self._session.num_dropped)
-        system = [system_message(self._system)] if self._system else []
-        return [*system, *ask_messages(self._text, self._asked_by, num_images)]
-
-    @property
-    def _asked_by(self) -> str:
-        return TOOL if self._ask.are_results else ""
-
     def _add_images(self, received: list[ReceivedImage]) -> None:
         session, images = self._session, [item.image for item in received]
         with session.recording:
-            try:
+            with self._parts.receiver.released_on_error(received):
                 self._store.add_images(session, images)
-            except HandlerError:
-                self._parts.receiver.release(received)
-                raise
             session.unrecorded = images
         self._own_images = received
 
-    @property
-    def _instructions(self) -> list[dict[str, Any]]:
-        """The messages that precede the conversation in this prompt only."""
-        return [] if self._ask.draft is None else [each.for_template() for each in self._ask.draft.instructions]
-
-    @property
-    def _may_drop(self) -> bool:
-        draft = self._ask.draft
-        return self._parts.limits.session.overflow == "drop_oldest" if draft is None else draft.may_drop
-
     def _render(self, sizes: Sequence[int]) -> list[int]:
         """Render the conversation; drop its oldest turns if it exceeds the context and the settings allow that."""
-        model, draft = self._parts.model, self._ask.draft
-        messages = [*self._instructions, *self._messages]
+        model = self._parts.model
+        messages = [*self._asked.instructions, *self._messages]
         tools, variables = self._ask.parameters.tool_definitions, self._ask.parameters.template_variables
         limit = self._parts.limits.max_prompt_beside_answer(self._ask.parameters.max_new_tokens)
         num_turns = count_turns(messages) - 1
@@ -218,7 +183,7 @@ class Turn:
         def render(messages: Sequence[dict[str, Any]]) -> list[int]:
             return model.render(messages, sizes, tools, variables)
 
-        if not self._may_drop or num_turns < 1:
+        if not self._asked.may_drop or num_turns < 1:
             return render(messages)
 
         def try_render(num_dropped: int) -> list[int] | None:
@@ -234,7 +199,7 @@ class Turn:
         place = bisect_left(steps, True, hi=len(steps) - 1, key=lambda number: try_render(number) is not None)
         self._num_dropped = steps[place]
         left = without_oldest(messages, self._num_dropped)
-        if draft is None:  # with the Responses API, each request decides
+        if self._asked.drops_for_good:
             self._messages = left
         return render(left)
 
@@ -257,24 +222,18 @@ class Turn:
             turn = self._recorder.find_answer(self._session, self._name, self._text)
         if turn is None:
             return
-        draft, number = self._ask.draft, self._entry or self._session.entries.index(turn) + 1
+        number = self._entry or self._session.entries.index(turn) + 1
         style = self._find_style(turn, number)
-        if draft is None:
-            raise AnsweredBefore(turn.answer, number, style)
-        draft.place(self._session.id.text, number)
-        raise AnsweredBefore(draft.restore(turn.answer, turn.response), number, style)
+        raise AnsweredBefore(self._asked.restore(self._session, number, turn), number, style)
 
     def _find_style(self, turn: Event, number: int) -> AnswerStyle:
         """Return the style of a recorded answer, from the prompt that it answers."""
-        model, session = self._parts.model, self._session
-        draft, parameters = self._ask.draft, self._ask.parameters
+        model, session, parameters = self._parts.model, self._session, self._ask.parameters
         if model.template.style.thought is None:
             return model.template.style
         earlier = [m for each in entries_of(session, session.order.index(number)) for m in messages_added(each)]
-        asked = messages_added(turn)[:-1] if draft is None else messages_of(draft.items, 0)
-        return model.find_style(
-            [*self._instructions, *earlier, *asked], parameters.tool_definitions, parameters.template_variables
-        )
+        messages = [*self._asked.instructions, *earlier, *self._asked.messages_before(turn)]
+        return model.find_style(messages, parameters.tool_definitions, parameters.template_variables)
 
     def _raise_if_ended(self) -> None:
         """Raise ResponseCancelled if this is a response in the background that was ended meanwhile."""
@@ -284,18 +243,12 @@ class Turn:
     @property
     def _num_chars(self) -> int:
         """Characters of the question, and of the tools that it offers."""
-        text, draft, tools = self._ask.prompt_text, self._ask.draft, self._ask.parameters.tools
-        num_chars = len(text) if draft is None else sum(item.message.num_chars for item in draft.items)
-        return num_chars + (0 if tools is None else tools.num_chars)
+        tools = self._ask.parameters.tools
+        return self._asked.num_chars + (0 if tools is None else tools.num_chars)
 
     def _read_text(self) -> str:
-        text, draft = self._ask.prompt_text, self._ask.draft
         self._parts.limits.check_chars(self._num_chars, "the question has {} characters")
-        if draft is not None:
-            return write_items(draft.items)
-        if self._ask.are_results:
-            return text
-        return truncate(self._parts.model, text, self._ask.parameters.truncate)
+        return self._asked.read()
 
     def commit(self, summary: Summary) -> None:
         """Add question and answer to the journal and to the conversation."""
@@ -305,17 +258,17 @@ class Turn:
             self._session.unrecorded, self._own_images = [], []
 
     def _commit(self, summary: Summary) -> None:
-        session, draft = self._session, self._ask.draft
+        session, asked = self._session, self._asked
         self._raise_if_ended()
-        answer, response = (summary.text, "") if draft is None else draft.record(summary)
+        answer, response = asked.record(summary)
         event = Event(
             kind="turn",
             images=digests(self._new_images),
             question=self._text,
             answer=answer,
-            system=self._system,
+            system=asked.system,
             response=response,
-            asked_by=self._asked_by,
+            asked_by=asked.asked_by,
             entry=str(self._entry or ""),
             invocation_id=self._name,
         )
@@ -329,9 +282,9 @@ class Turn:
             self._raise_if_ended()
             self._raise_if_answered()
             raise
-        answered = [answer_message(answer)] if draft is None else messages_of(read_items(answer), 0)
-        self._store.commit(session, [*self._messages, *answered], self._new_images)
-        session.num_dropped += self._num_dropped if draft is None else 0
+        self._store.commit(session, [*self._messages, *asked.messages_of_answer(answer)], self._new_images)
+        if asked.drops_for_good:
+            session.num_dropped += self._num_dropped
 
     def _release(self) -> None:
         """Remove the images of a question that was not answered, and begin the session's next turn."""

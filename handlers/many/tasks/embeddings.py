@@ -36,25 +36,27 @@ class Pooling:
 
     def pool(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """Return (B, width). hidden: (B, T, width) float32; mask: (B, T), 1 for tokens, 0 for later padding."""
-        weights = mask[:, :, None].float()
-        number = weights.sum(1).clamp(min=1e-9)
-        found = []
-        for mode in self.modes:
-            if mode == "cls_token":
-                found.append(hidden[:, 0])
-            elif mode == "max_tokens":
-                found.append(hidden.masked_fill(weights == 0, -1e9).max(1).values)
-            elif mode == "mean_tokens":
-                found.append((hidden * weights).sum(1) / number)
-            elif mode == "mean_sqrt_len_tokens":
-                found.append((hidden * weights).sum(1) / number.sqrt())
-            elif mode == "weightedmean_tokens":
-                places = weights * torch.arange(1, hidden.shape[1] + 1, device=hidden.device)[None, :, None]
-                found.append((hidden * places).sum(1) / places.sum(1).clamp(min=1e-9))
-            else:
-                found.append(hidden[torch.arange(len(hidden)), mask.sum(1) - 1])
-        pooled = torch.cat(found, 1)
+        pooled = torch.cat([_pool(mode, hidden, mask) for mode in self.modes], 1)
         return torch.nn.functional.normalize(pooled, dim=1) if self.is_normalized else pooled
+
+
+def _pool(mode: str, hidden: Tensor, mask: Tensor) -> Tensor:
+    weights = mask[:, :, None].float()
+    number = weights.sum(1).clamp(min=1e-9)
+    match mode:
+        case "cls_token":
+            return hidden[:, 0]
+        case "max_tokens":
+            return hidden.masked_fill(weights == 0, -1e9).max(1).values
+        case "mean_tokens":
+            return (hidden * weights).sum(1) / number
+        case "mean_sqrt_len_tokens":
+            return (hidden * weights).sum(1) / number.sqrt()
+        case "weightedmean_tokens":
+            places = weights * torch.arange(1, hidden.shape[1] + 1, device=hidden.device)[None, :, None]
+            return (hidden * places).sum(1) / places.sum(1).clamp(min=1e-9)
+        case _:  # "lasttoken"
+            return hidden[torch.arange(len(hidden)), mask.sum(1) - 1]
 
 
 def read_pooling(folder: Path) -> Pooling:

@@ -172,24 +172,14 @@ class TritonTask:
             return list(given.values())
         if given.keys() != {spec.name for spec in specs}:
             raise InvalidRequest(f"the inputs must be {', '.join(spec.name for spec in specs)}", param="inputs")
-        limit = self._config.max_batch_size
-        for spec in specs:
-            tensor = given[spec.name]
-            if tensor.dtype is not spec.dtype:
-                found, wanted = NAMES[tensor.dtype], NAMES[spec.dtype]
-                raise InvalidRequest(f"the input {spec.name!r} must be {wanted}, not {found}", param="inputs")
-            shape = tuple(tensor.shape[1:]) if limit else tuple(tensor.shape)
-            fits = len(shape) == len(spec.shape) and all(w in (-1, s) for w, s in zip(spec.shape, shape, strict=True))
-            if not fits or (limit and tensor.dim() == 0):
-                whole = [*(["batch"] if limit else []), *spec.shape]
-                raise InvalidRequest(
-                    f"the shape of {spec.name!r} must be {whole}, not {list(tensor.shape)}", param="inputs"
-                )
+        limit, tensors = self._config.max_batch_size, [given[spec.name] for spec in specs]
+        for spec, tensor in zip(specs, tensors, strict=True):
+            _check_tensor(spec, tensor, has_batch=limit > 0)
         if limit:
-            sizes = {len(given[spec.name]) for spec in specs}
+            sizes = {len(tensor) for tensor in tensors}
             if len(sizes) > 1 or not 0 < min(sizes) <= limit:
                 raise InvalidRequest(f"the inputs must have one batch size, of 1 to {limit}", param="inputs")
-        return [given[spec.name] for spec in specs]
+        return tensors
 
     def run(self, rows: Sequence[TaskRow]) -> Sequence[Any]:
         """Return the outputs of each row, a list of tensors on the CPU."""
@@ -247,6 +237,15 @@ class TritonTask:
             "inputs": describe_all(self._config.inputs),
             "outputs": describe_all(self._config.outputs),
         }
+
+
+def _check_tensor(spec: TensorSpec, tensor: Tensor, *, has_batch: bool) -> None:
+    if tensor.dtype is not spec.dtype:
+        found, wanted = NAMES[tensor.dtype], NAMES[spec.dtype]
+        raise InvalidRequest(f"the input {spec.name!r} must be {wanted}, not {found}", param="inputs")
+    whole = [*(["batch"] if has_batch else []), *spec.shape]
+    if tensor.dim() != len(whole) or any(w not in (-1, "batch", s) for w, s in zip(whole, tensor.shape, strict=True)):
+        raise InvalidRequest(f"the shape of {spec.name!r} must be {whole}, not {list(tensor.shape)}", param="inputs")
 
 
 def _check_wanted(form: TensorForm, names: Sequence[str]) -> None:

@@ -1,32 +1,25 @@
 """Benchmarks in an environment with an HTTP proxy, which cannot reach the fleets that they start."""
 
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from benchmarks.fleet import Fleet
 from benchmarks.followup_arms import Client
+from tests.http_servers import QuietHandler, serve_http
 from tests.servers import free_ports
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(QuietHandler):
     """Answers as an admin plane, and as an endpoint that opens a session."""
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(200)
-        self.send_header("X-Amzn-SageMaker-New-Session-Id", "opened; Expires=2030-01-01T00:00:00Z")
-        self.send_header("Content-Length", "17")
-        self.end_headers()
-        self.wfile.write(b'{"instances": []}')
+        opened = {"X-Amzn-SageMaker-New-Session-Id": "opened; Expires=2030-01-01T00:00:00Z"}
+        self.reply(200, b'{"instances": []}', opened)
 
     do_POST = do_GET
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
 
 
 @pytest.fixture
@@ -35,13 +28,8 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_ports(1)[0]}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with HTTPServer(("127.0.0.1", 0), Answers) as server, subprocess.Popen(["true"]) as process:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with serve_http(Answers) as url, subprocess.Popen(["true"]) as process:
         yield Fleet(process, url, url)
-        server.shutdown()
-        thread.join()
 
 
 def test_admin_plane_is_asked_directly(fleet: Fleet) -> None:

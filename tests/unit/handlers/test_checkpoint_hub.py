@@ -8,11 +8,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests.http_servers import QuietHandler, serve_http
 
 ROOT = Path(__file__).parents[3]
 NAME = "someone/tiny"
@@ -45,7 +46,7 @@ class Hub:
     gate: threading.Event | None = None  # the second half of each file waits for it
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     hub: Hub
 
     def do_HEAD(self) -> None:
@@ -71,10 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             name = path.removeprefix(f"/{NAME}/resolve/{COMMIT}/")
             if name not in self.hub.files:
-                self.send_response(404)
-                self.send_header("X-Error-Code", "RepoNotFound")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.reply(404, headers={"X-Error-Code": "RepoNotFound"})
                 return
             body = self.hub.files[name]
         self.send_response(200)
@@ -89,23 +87,13 @@ class Handler(BaseHTTPRequestHandler):
                 self.hub.gate.wait(60)
             self.wfile.write(body[half:])
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Log nothing."""
-
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     needed = {"config.json": b"{}", "model.safetensors": b"w" * 100}
     made = Hub({**needed, "pytorch_model.bin": b"a pickle", "onnx/model.json": b"{}"})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": made}))
-    server.daemon_threads = True
-    made.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield made
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve_http(type("Bound", (Handler,), {"hub": made})) as made.url:
+        yield made
 
 
 def find(hub: Hub, home: Path, *searches: tuple[str, int], **environment: str) -> list[str]:

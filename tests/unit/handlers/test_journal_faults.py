@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from handlers.journal.s3 import S3Journal
 from handlers.journal.s3_objects import MAX_CONFLICTS
 from handlers.journal.url import open_journal
 from handlers.settings.journal import JournalSettings
+from tests.http_servers import QuietHandler, serve_http
 from tests.servers import BUCKET, LossyProxy, RedisServer, S3Server, run_redis, run_silent_server
 from tests.unit.handlers.journal_stores import CLOSE
 
@@ -386,7 +386,7 @@ def test_a_primary_that_became_a_replica_is_left(tmp_path: Path) -> None:
         journal.append(new_id("b"), 0, Event(kind="open"), ANYONE)
 
 
-class Conflicting(BaseHTTPRequestHandler):
+class Conflicting(QuietHandler):
     """An S3 that answers as if another conditional write of the same key were in progress."""
 
     num_conflicts = 0  # how many more
@@ -395,24 +395,15 @@ class Conflicting(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         if type(self).num_conflicts > 0:
             type(self).num_conflicts -= 1
-            body = b"<Error><Code>ConditionalRequestConflict</Code><Message>again</Message></Error>"
-            self.send_response(409)
+            self.reply(409, b"<Error><Code>ConditionalRequestConflict</Code><Message>again</Message></Error>")
         else:
-            body = b""
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+            self.reply(200)
 
 
 def test_a_conditional_write_that_conflicts_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 answers 409 while another write of the key is undecided; the write is repeated a limited number of times."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Conflicting) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        set_aws(monkeypatch, server.server_port)
+    with serve_http(Conflicting) as url:
+        set_aws(monkeypatch, int(url.rpartition(":")[2]))
         journal = opened("s3://bucket")
 
         Conflicting.num_conflicts = 2
@@ -423,7 +414,6 @@ def test_a_conditional_write_that_conflicts_is_tried_again(monkeypatch: pytest.M
             journal.append(new_id(), 0, Event(kind="open"), ANYONE)
 
         assert Conflicting.num_conflicts == 4
-        server.shutdown()
 
 
 @pytest.mark.s3

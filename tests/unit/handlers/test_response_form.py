@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -87,6 +87,7 @@ ANSWER = (
 
 
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=12))
+@example([ANSWER.index("Done.")])  # the token that ends the second call begins the text after it
 def test_reasoning_text_and_calls_are_items(cuts: list[int]) -> None:
     """Each has its events, of the kinds that OpenAI's client parses, wherever the answer is cut into tokens."""
     borders = [0, *sorted(cuts), len(ANSWER)]

@@ -7,11 +7,11 @@ import struct
 import threading
 from collections.abc import Iterator
 from http.client import HTTPResponse
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
+from tests.http_servers import QuietHandler, serve_http
 from torchmoor.cli.async_requests import describe_list, describe_status, read_result
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
@@ -28,34 +28,22 @@ class WatchedClient(AdminClient):
         return answer
 
 
-class BreaksOff(BaseHTTPRequestHandler):
+class BreaksOff(QuietHandler):
     """Promises more of an answer than it sends. /async-requests/reset resets the connection, /failed has an error."""
 
     def do_GET(self) -> None:
-        self.send_response(500 if self.path == "/failed" else 200)
-        self.send_header("Content-Length", "100")
-        self.end_headers()
-        self.wfile.write(b"x" * 60)
+        self.reply(500 if self.path == "/failed" else 200, b"x" * 60, {"Content-Length": "100"})
         if self.path.endswith("/reset/result"):
             assert WatchedClient.has_answer.wait(60)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.rfile.close()
             self.connection.close()
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def admin_url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), BreaksOff) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve_http(BreaksOff) as url:
+        yield url
 
 
 def test_a_result_that_breaks_off_is_no_result(admin_url: str) -> None:

@@ -6,11 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ import pytest
 from botocore.config import Config
 from click.testing import CliRunner, Result
 
+from tests.http_servers import QuietHandler, serve_http
 from torchmoor.cli.conversation import ChatError, image_reference
 from torchmoor.cli.main import main
 from torchmoor.clients.signing import Login, Signer, make_client
@@ -45,7 +44,7 @@ class Runtime:
     breaks: bool = False  # the connection ends in mid-stream
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     runtime: Runtime
 
@@ -64,12 +63,7 @@ class Handler(BaseHTTPRequestHandler):
             self.stream()
 
     def answer(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
+        self.reply(status, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
 
     def stream(self) -> None:
         self.send_response(200)
@@ -88,9 +82,6 @@ class Handler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):  # a client may leave whenever it likes
             super().handle()
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Silence."""
-
 
 @pytest.fixture(scope="module", autouse=True)
 def collected() -> Iterator[None]:
@@ -108,15 +99,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     made = Runtime()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"runtime": made}))
-    server.daemon_threads = True
-    made.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield made
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve_http(type("Bound", (Handler,), {"runtime": made})) as made.url:
+        yield made
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.torchmoor.changed_value import with_value
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.config.file import MAX_FILE_BYTES, parse, read_file
@@ -50,16 +50,7 @@ SECRET = "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"
 
 def changed(path: str, value: object) -> dict[str, Any]:
     """SMALL with the value at a path like Endpoints.0.late_binding; None deletes it."""
-    content = copy.deepcopy(SMALL)
-    *parents, last = path.split(".")
-    at: Any = content
-    for key in parents:
-        at = at[int(key)] if key.isdigit() else at.setdefault(key, {})
-    if value is None:
-        del at[last]
-    else:
-        at[last] = value
-    return content
+    return with_value(SMALL, path, value)
 
 
 def test_example_in_the_docs_is_a_configuration() -> None:

@@ -71,8 +71,8 @@ class Outbound:
     def check_addresses(self, scheme: str, host: str, addresses: list[str]) -> None:
         """Raise LocationRefused unless every address of a host is allowed."""
         for address in addresses:
-            ip = destination(ipaddress.ip_address(address.partition("%")[0]))
-            is_allowed = any(ip.version == network.version and ip in network for network in self._networks)
+            ip = destination(address)
+            is_allowed = any(ip in network for network in self._networks)
             if not is_allowed and not (scheme == "https" and is_public(ip)):
                 raise LocationRefused(
                     f"the location leads to a private or local network, or is not https ({host}); "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from functools import partial
 
@@ -13,7 +12,7 @@ from torchmoor.bench.load import DURATION_S, OPEN_USERS, USERS, LoadSettings
 from torchmoor.cli.chat_options import target_options
 from torchmoor.cli.conversation import ChatTarget, image_reference
 from torchmoor.cli.exit_status import ExitStatus
-from torchmoor.cli.options import Number
+from torchmoor.cli.options import Number, show
 from torchmoor.cli.setting_option import given_settings, setting
 
 QUESTIONS = (
@@ -117,11 +116,7 @@ def bench(
         "turns": settings.num_turns,
         **found,
     }
-    if as_json:
-        click.echo(json.dumps(found))
-    else:
-        for line in describe(found):
-            click.echo(line)
+    show(found, lambda: describe(found), as_json=as_json)
     if found["is_interrupted"]:
         raise click.exceptions.Exit(ExitStatus.INTERRUPTED)
     if not found["completed"]:

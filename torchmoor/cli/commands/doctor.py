@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -16,6 +17,9 @@ from torchmoor.cli.options import admin_keys_option, admin_url_option, find_admi
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.run.launching import JOURNAL_URL
+
+if TYPE_CHECKING:  # the import takes a while
+    from torchmoor.doctor.finding import Finding, FleetPlan
 
 COLORS = {"ok": "green", "warning": "yellow", "problem": "red"}
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -58,7 +62,28 @@ def doctor(
       torchmoor doctor --config torchmoor.yaml --json | jq -r '.findings[] | select(.level != "ok") | .remedy'
     """
     from torchmoor.doctor.checks import examine
-    from torchmoor.doctor.finding import FleetPlan, counted
+    from torchmoor.doctor.finding import counted
+
+    found = []
+    for finding in examine(_make_plan(context, config, url, admin_url, keys_file)):
+        found.append(finding)
+        if not as_json:
+            _print(finding)
+    levels = [finding.level.value for finding in found]
+    if as_json:
+        click.echo(json.dumps({"ok": "problem" not in levels, "findings": [asdict(each) for each in found]}))
+    else:
+        problems, warnings = (counted(levels.count(level), level) for level in ("problem", "warning"))
+        click.echo(f"{problems}, {warnings}, {levels.count('ok')} ok")
+    if "problem" in levels:
+        raise click.exceptions.Exit(ExitStatus.FAILED)
+
+
+def _make_plan(
+    context: click.Context, config: Path | None, url: str, admin_url: str, keys_file: Path | None
+) -> FleetPlan:
+    """Return the fleet that the options describe, or the configuration file. Raises ConfigError."""
+    from torchmoor.doctor.finding import FleetPlan
     from torchmoor.run.launching import find_model_store
 
     given = given_settings()
@@ -78,7 +103,7 @@ def doctor(
             admin_url = listen.admin_url(listen.admin_port)
         if listen.port and context.get_parameter_source("url") is ParameterSource.DEFAULT:
             url = listen.runtime_url(listen.port)
-    plan = FleetPlan(
+    return FleetPlan(
         endpoints=endpoints,
         num_instances=num_instances * len(endpoints),
         model_store=model_store,
@@ -93,19 +118,10 @@ def doctor(
         is_admin_named=is_admin_named,
         configuration=configuration,
     )
-    found = []
-    for finding in examine(plan):
-        found.append(finding)
-        if not as_json:
-            level = finding.level.value
-            click.echo(f"{click.style(f'{level:<8}', fg=COLORS[level])} {finding.check}: {finding.found}")
-            if finding.remedy:
-                click.echo(f"         -> {finding.remedy}")
-    levels = [finding.level.value for finding in found]
-    if as_json:
-        click.echo(json.dumps({"ok": "problem" not in levels, "findings": [asdict(each) for each in found]}))
-    else:
-        problems, warnings = (counted(levels.count(level), level) for level in ("problem", "warning"))
-        click.echo(f"{problems}, {warnings}, {levels.count('ok')} ok")
-    if "problem" in levels:
-        raise click.exceptions.Exit(ExitStatus.FAILED)
+
+
+def _print(finding: Finding) -> None:
+    level = finding.level.value
+    click.echo(f"{click.style(f'{level:<8}', fg=COLORS[level])} {finding.check}: {finding.found}")
+    if finding.remedy:
+        click.echo(f"         -> {finding.remedy}")

@@ -14,6 +14,8 @@ from torchmoor.cli.running_fleets import complete_instances
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
 
+Row = dict[str, Any]  # an instance, as the admin API describes it
+
 INTERVAL_S = 0.5
 WAIT_S = 600.0
 
@@ -75,21 +77,32 @@ def _move(
     admin: AdminClient,
     names: tuple[str, ...],
     action: str,
-    is_done: Callable[[dict[str, Any]], bool],
+    is_done: Callable[[Row], bool],
     wait: bool,
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    known = {row["name"]: row for row in admin.get("/instances")["instances"]}
+    known = _read_rows(admin)
     if unknown := [name for name in names if name not in known]:
         raise AdminError(f"There is no instance {unknown[0]!r}; see torchmoor instances. Nothing was changed.")
     serving = [name for name in names if action == "resume" and not known[name]["is_drained"]]
     if serving and len(names) > 1:  # of a single one, the admin plane says why
         raise AdminError(f"Instance {serving[0]!r} is not drained: nothing to undrain. Nothing was changed.")
-    rows = {name: admin.post(f"/instances/{quote(name, safe='')}/{action}") for name in dict.fromkeys(names)}
+    rows = [admin.post(f"/instances/{quote(name, safe='')}/{action}") for name in dict.fromkeys(names)]
+    if wait:
+        rows = _wait(admin, rows, is_done, timeout_s)
+    show(
+        {"instances": rows},
+        lambda: [f"{row['name']}: {row['state']}, {_running(row)}" for row in rows],
+        as_json=as_json,
+    )
+
+
+def _wait(admin: AdminClient, rows: list[Row], is_done: Callable[[Row], bool], timeout_s: float) -> list[Row]:
+    """Report progress until all instances are done; return their last rows. Raises AdminError after the time limit."""
+    names = [row["name"] for row in rows]
     deadline, last = monotonic() + timeout_s, ""
-    while wait and not all(is_done(row) for row in rows.values()):
-        late = [row for row in rows.values() if not is_done(row)]
+    while late := [row for row in rows if not is_done(row)]:
         news = ", ".join(f"{row['name']} is {row['state']}, {_running(row)}" for row in late)
         if monotonic() >= deadline:
             raise AdminError(f"not done within {timeout_s:g} s: {news}")
@@ -97,18 +110,18 @@ def _move(
             click.echo(f"Waiting: {news}", err=True)
         last = news
         sleep(INTERVAL_S)
-        found = {row["name"]: row for row in admin.get("/instances")["instances"]}
-        if gone := [name for name in rows if name not in found]:
+        found = _read_rows(admin)
+        if gone := [name for name in names if name not in found]:
             raise AdminError(f"instance {gone[0]!r} no longer exists")
-        rows = {name: {key: found[name][key] for key in ("name", "state", "outstanding")} for name in rows}
-    found_rows = list(rows.values())
-    show(
-        {"instances": found_rows},
-        lambda: [f"{row['name']}: {row['state']}, {_running(row)}" for row in found_rows],
-        as_json=as_json,
-    )
+        rows = [{key: found[name][key] for key in ("name", "state", "outstanding")} for name in names]
+    return rows
 
 
-def _running(row: dict[str, Any]) -> str:
+def _read_rows(admin: AdminClient) -> dict[str, Row]:
+    """Return the fleet's instances, by name."""
+    return {row["name"]: row for row in admin.get("/instances")["instances"]}
+
+
+def _running(row: Row) -> str:
     number = row["outstanding"]
     return "1 request runs there" if number == 1 else f"{number or 'no'} requests run there"

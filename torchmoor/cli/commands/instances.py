@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
-from torchmoor.cli.options import Number, admin_options, json_option
+from torchmoor.cli.options import Number, admin_options, json_option, show
 from torchmoor.cli.running_fleets import complete_endpoints
 from torchmoor.cli.tables import format_table, in_bytes, terminal_width
 from torchmoor.clients.admin import AdminClient
@@ -44,13 +44,9 @@ def instances(admin: AdminClient, endpoint: str | None, watch: float | None, as_
         columns = [each for each in found.get("shown_values", ()) if each["column"]]
         rows = [row for row in found["instances"] if endpoint in (None, row["endpoint"])]
         rows.sort(key=lambda row: (row["endpoint"], row["name"]))  # the page has them in their order of start
-        if as_json:
-            click.echo(json.dumps({"instances": rows}))
-        else:
-            if watch is not None and terminal_width() is not None:
-                click.clear()
-            for line in describe(rows, columns, terminal_width()):
-                click.echo(line)
+        if watch is not None and terminal_width() is not None and not as_json:
+            click.clear()
+        show({"instances": rows}, partial(describe, rows, columns, terminal_width()), as_json=as_json)
         if watch is None:
             return
         time.sleep(watch)

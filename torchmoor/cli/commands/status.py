@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from torchmoor.cli.exit_status import ExitStatus
-from torchmoor.cli.options import admin_keys_option, find_admin_token, json_option
+from torchmoor.cli.options import admin_keys_option, find_admin_token, json_option, show
 from torchmoor.cli.running_fleets import FleetRecord, running_fleets
 from torchmoor.cli.tables import format_table, in_time, terminal_width
 from torchmoor.clients.admin import AdminClient
@@ -37,11 +36,7 @@ def status(keys_file: Path | None, as_json: bool) -> None:
     """
     token = find_admin_token(keys_file)
     found = [{**asdict(fleet), **_ask(fleet, token)} for fleet in running_fleets()]
-    if as_json:
-        click.echo(json.dumps({"fleets": found}))
-    else:
-        for line in _describe(found):
-            click.echo(line)
+    show({"fleets": found}, lambda: _describe(found), as_json=as_json)
     if not found:
         raise click.exceptions.Exit(ExitStatus.UNREACHABLE)
 

@@ -288,19 +288,18 @@ class Invocation:
         elif has_died:
             # If the handler itself answers so, the instance is well and the next one will answer the same.
             self._dispatchers.suspect(self.chosen.instance)
-        is_without_worker = is_busy or has_died
-        if (is_without_worker and assignment.is_repeatable) or (code in REFUSED_FOR_NOW and assignment.session is None):
-            if has_died and assignment.num_repeats >= MAX_REPEATS:
-                return False
-            if not assignment.try_reassign(self._resume, is_counted=True):
-                return False
-            assignment.num_repeats += has_died
-            wait_s = None if code is None else head.retry_after_s
-            if wait_s is not None:
-                before = self._soonest_retry_s
-                self._soonest_retry_s = wait_s if before is None else min(before, wait_s)
-            return True
-        return False
+        is_gone = is_busy or has_died
+        may_leave = assignment.is_repeatable if is_gone else code in REFUSED_FOR_NOW and assignment.session is None
+        if not may_leave or (has_died and assignment.num_repeats >= MAX_REPEATS):
+            return False
+        if not assignment.try_reassign(self._resume, is_counted=True):
+            return False
+        assignment.num_repeats += has_died
+        wait_s = None if code is None else head.retry_after_s
+        if wait_s is not None:
+            before = self._soonest_retry_s
+            self._soonest_retry_s = wait_s if before is None else min(before, wait_s)
+        return True
 
     def _read_receipt(self, expected: object, head: AnswerHead) -> None:
         """Report to the strategy how much of a prompt the instance had in its KV cache."""

@@ -111,25 +111,21 @@ class Dispatcher:
         Raises BodyTooLarge if no instance can ever hold the body, and ServiceUnavailable if the queue is full or there
         is nothing to wait for.
         """
-        session, excluded = request.session, request.strategy_request.excluded
-        holder = None if session is None else self.chooser.find_holder(session, excluded)
+        holder = self._find_holder(request)
         limit = self._most_body_bytes(holder)
         if limit is not None and request.num_body_bytes > limit:
             raise BodyTooLarge(limit // request.body_weight, is_form=request.body_weight > 1)
-        ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
-        if session is not None and holder is None and self.chooser.is_bound(session):
+        if request.session is not None and holder is None and self.chooser.is_bound(request.session):
             raise self._count(unavailable.session_not_ready())
-        is_held = holder is None and self._may_hold(request)
-        if not ready and holder is None and not is_held:
-            raise self._count(unavailable.none_ready())
-        if not is_held and (self._late_binding is None or (holder is None and excluded.issuperset(ready))):
-            raise self._count(unavailable.all_busy())
         deadline = request.complete_at + self.max_wait_s
+        is_held = holder is None and self._may_hold(request)
         if is_held:
             up = self._names_up()
-            request.exclude_only(excluded & up)
+            request.exclude_only(request.strategy_request.excluded & up)
             if up:  # or seems so
                 deadline = monotonic() + PROBE_S
+        else:
+            self._check_can_wait(request, holder)
         if self.queue is None:
             assert self._scaling is not None
             self.queue = WaitingQueue(max_waiting=self._scaling.max_held, total=self._waiting_bytes)
@@ -145,6 +141,21 @@ class Dispatcher:
         if is_held:
             self._on_held()
         return ticket
+
+    def _find_holder(self, request: DispatchRequest) -> Instance | None:
+        """Return the instance that holds a request's session, if it can be sent there."""
+        if request.session is None:
+            return None
+        return self.chooser.find_holder(request.session, request.strategy_request.excluded)
+
+    def _check_can_wait(self, request: DispatchRequest, holder: Instance | None) -> None:
+        """Raise ServiceUnavailable if no instance that runs now will take the request. holder: its session's."""
+        ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
+        if holder is None and not ready:
+            raise self._count(unavailable.none_ready())
+        is_excluded = holder is None and request.strategy_request.excluded.issuperset(ready)
+        if self._late_binding is None or is_excluded:
+            raise self._count(unavailable.all_busy())
 
     def _may_hold(self, request: DispatchRequest) -> bool:
         """Return whether a request that no instance can take waits for one to be started.
@@ -164,10 +175,7 @@ class Dispatcher:
 
     def longest_body(self, request: DispatchRequest) -> int | None:
         """Return the longest body that an instance can hold for such a request; None without an instance."""
-        holder = None
-        if request.session is not None:
-            holder = self.chooser.find_holder(request.session, request.strategy_request.excluded)
-        limit = self._most_body_bytes(holder)
+        limit = self._most_body_bytes(self._find_holder(request))
         return None if limit is None else limit // request.body_weight
 
     def wait_over(self, request: DispatchRequest) -> ServiceUnavailable:

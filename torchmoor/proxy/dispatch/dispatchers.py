@@ -156,13 +156,11 @@ class Dispatchers:
             return dispatchers[0]
         if variant is not None:
             name = variant.decode("latin-1")
-            named = [dispatcher for dispatcher in dispatchers if dispatcher.variant.name == name]
-            if not named:
+            named = next((each for each in dispatchers if each.variant.name == name), None)
+            if named is None:
                 raise UnknownVariant(name, endpoint.name)
-            if session is None:
-                return named[0]
-        if len(dispatchers) == 1:
-            return dispatchers[0]
+            if session is None or len(dispatchers) == 1:
+                return named
         if session is not None:
             known = endpoint.find_variant_of(session.instance)
             if known is None:
@@ -171,6 +169,9 @@ class Dispatchers:
             for dispatcher in dispatchers:
                 if dispatcher.variant is known:
                     return dispatcher
+        return self._choose_by_weight(dispatchers)
+
+    def _choose_by_weight(self, dispatchers: Sequence[Dispatcher]) -> Dispatcher:
         ready = [d for d in dispatchers if any(instance.is_ready for instance in d.variant.pool.members)]
         if not ready:
             ready = [d for d in dispatchers if d.variant.settings.scaling is not None]

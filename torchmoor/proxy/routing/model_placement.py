@@ -72,9 +72,7 @@ class ModelPlacement:
         self._max_models = max_models
         self._is_cached = is_cached
         self._memory: dict[str, dict[str, ReportedTier]] = {}  # by model: instances that have it in memory, or will
-        self._others: dict[
-            str, dict[str, ReportedTier]
-        ] = {}  # by model: those with it on disk, or that failed to load it
+        self._others: dict[str, dict[str, ReportedTier]] = {}  # by model: those with it on disk, or that cannot load it
         self._reported: dict[str, dict[str, ReportedTier]] = {}  # by instance
         self._notes: dict[str, dict[str, _Note]] = {}  # by instance, then model: what its next report must confirm
         self._outstanding: dict[str, dict[str, int]] = {}  # by model, then instance
@@ -106,25 +104,25 @@ class ModelPlacement:
         def by_queue(holder: tuple[C, ReportedTier]) -> tuple[int, int, int]:
             return (queued.get(holder[0].name, 0), *by_load(holder))
 
-        below_hot = [holder for holder in resident if queued.get(holder[0].name, 0) < self._hot]
-        if below_hot:
-            return Pick(min(below_hot, key=by_load)[0], MODEL_RESIDENT)
-        best = min(resident, key=by_queue)[0] if resident else None
-        if best is not None and any(tier is ReportedTier.LOADING for _, tier in ready):
-            return Pick(best, MODEL_RESIDENT)  # another copy is on its way
-        if best is None and free:
+        if resident:
+            below_hot = [holder for holder in resident if queued.get(holder[0].name, 0) < self._hot]
+            if below_hot:
+                return Pick(min(below_hot, key=by_load)[0], MODEL_RESIDENT)
+            best = min(resident, key=by_queue)[0]
+            is_copied = any(tier is ReportedTier.LOADING for _, tier in ready)  # another copy is on its way
+            fresh = None if is_copied else self._choose_cold(model, pool, excluded)
+            if fresh is None or fresh.load >= best.load:
+                return Pick(best, MODEL_RESIDENT)
+            return Pick(fresh, MODEL_COPY)
+        if free:
             return Pick(min(free, key=by_queue)[0], MODEL_LOADING)
         fresh = self._choose_cold(model, pool, excluded)
-        if best is not None and (fresh is None or fresh.load >= best.load):
-            return Pick(best, MODEL_RESIDENT)
         if fresh is None:
             return None
         if ready:
             return Pick(fresh, MODEL_COPY)  # its holders are too busy
-        return Pick(
-            fresh,
-            MODEL_UNPACKED if self._others.get(model, _NOWHERE).get(fresh.name) is ReportedTier.DISK else MODEL_COLD,
-        )
+        is_unpacked = self._others.get(model, _NOWHERE).get(fresh.name) is ReportedTier.DISK
+        return Pick(fresh, MODEL_UNPACKED if is_unpacked else MODEL_COLD)
 
     def _choose_cold(self, model: str, pool: Pool[C], excluded: frozenset[str]) -> C | None:
         """Return the open instance with the least load, then the most free memory, then by rendezvous hashing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.unit.torchmoor.changed_value import with_value
 from torchmoor.config.file import parse
 from torchmoor.errors import ConfigError
 
@@ -23,16 +23,7 @@ def example() -> Any:
 
 def changed(path: str, value: object) -> Any:
     """The example with the value at a path like Endpoints.0.EndpointConfig; None deletes it."""
-    content = copy.deepcopy(example())
-    *parents, last = path.split(".")
-    at: Any = content
-    for key in parents:
-        at = at[int(key)] if key.isdigit() else at.setdefault(key, {})
-    if value is None:
-        del at[last]
-    else:
-        at[last] = value
-    return content
+    return with_value(example(), path, value)
 
 
 def test_example_in_the_docs_is_a_configuration() -> None:

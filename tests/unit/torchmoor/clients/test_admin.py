@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from click.testing import CliRunner
 
+from tests.http_servers import QuietHandler, serve_http
 from torchmoor.cli.main import main
 
 COMMANDS = (
@@ -24,31 +23,19 @@ COMMANDS = (
 )
 
 
-class AnswersAll(BaseHTTPRequestHandler):
+class AnswersAll(QuietHandler):
     """Another service, which answers every request with an empty object."""
 
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
+        self.reply(200, b"{}")
 
     do_POST = do_GET
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
 def other_url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), AnswersAll) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve_http(AnswersAll) as url:
+        yield url
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

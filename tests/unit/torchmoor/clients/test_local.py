@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from tests.http_servers import QuietHandler, serve_http
 from tests.servers import free_ports
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.local import is_local
 from torchmoor.clients.runtime import make_client
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(QuietHandler):
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
+        self.reply(200, b"{}")
 
     do_POST = do_GET
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serve_http(Answers) as served:
+        yield served
 
 
 @pytest.fixture(autouse=True)

@@ -7,23 +7,22 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
 
+from tests.http_servers import QuietHandler, serve_http
 from torchmoor.cli.main import main
 
 ROOT = Path(__file__).parents[4]
 ROW = {"name": "llava-0", "endpoint": "llava", "state": "ready", "outstanding": 0, "capacity": 8, "status": None}
 
 
-class Admin(BaseHTTPRequestHandler):
+class Admin(QuietHandler):
     """Answers everything alike."""
 
     status = 200
@@ -33,30 +32,13 @@ class Admin(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.tokens.append(self.headers.get("Authorization", ""))
-        content = json.dumps(self.body).encode()
-        self.send_response(self.status)
-        for name, value in {"Content-Length": str(len(content)), **self.headers_sent}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
+        self.reply(self.status, json.dumps(self.body).encode(), self.headers_sent)
 
     do_POST = do_GET
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
-
-@contextmanager
-def run_admin(status: int = 200, body: object = None, **headers: str) -> Iterator[str]:
-    kind = type("Bound", (Admin,), {"status": status, "body": body or Admin.body, "headers_sent": headers})
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+def run_admin(status: int = 200, body: object = None, **headers: str) -> AbstractContextManager[str]:
+    return serve_http(type("Bound", (Admin,), {"status": status, "body": body or Admin.body, "headers_sent": headers}))
 
 
 @contextmanager

@@ -1,12 +1,11 @@
 """The image's HEALTHCHECK."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from tests.http_servers import QuietHandler, serve_http
 from tests.servers import free_ports
 from torchmoor.container.health import main
 
@@ -15,20 +14,13 @@ from torchmoor.container.health import main
 def role(path: str, status: int = 200) -> Iterator[str]:
     """Answer requests for one path; yield the port."""
 
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(status if self.path == path else 404)
             self.end_headers()
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Log nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield str(server.server_port)
-        server.shutdown()
-        thread.join()
+    with serve_http(Answer) as url:
+        yield url.rpartition(":")[2]
 
 
 @pytest.mark.parametrize("nothing", ["", " "])

@@ -11,12 +11,12 @@ import threading
 import tracemalloc
 import zipfile
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.http_servers import QuietHandler, serve_http
 from tests.servers import BUCKET, LossyProxy, S3Server
 from torchmoor.async_inference.objects.object_store import ObjectError, ObjectUnavailable
 from torchmoor.config.control import ControlSettings
@@ -256,7 +256,7 @@ def test_a_damaged_manifest_names_its_archive(fetch: Fetch, tmp_path: Path) -> N
         fetch(ModelDataUrl=f"file://{path}")
 
 
-class _BreaksOff(BaseHTTPRequestHandler):
+class _BreaksOff(QuietHandler):
     """A store that ends every object before its last byte."""
 
     def do_GET(self) -> None:
@@ -269,25 +269,16 @@ class _BreaksOff(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 def test_a_download_that_breaks_off_each_time_names_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The endpoint's FailureReason has the reason, and not only the log."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
-    with ThreadingHTTPServer(("127.0.0.1", 0), _BreaksOff) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        objects = ObjectSettings(s3_endpoint_url=f"http://127.0.0.1:{server.server_port}", s3_region="us-east-1")
-        files = [StoredFile("s3://bucket/a.bin", "a.bin", 100)]
-        try:
-            with pytest.raises(ObjectUnavailable, match=r"s3://bucket/a\.bin: the store cannot be reached"):
-                ModelStore(ControlSettings(), objects).download(files, tmp_path, DownloadState())
-        finally:
-            server.shutdown()
-            thread.join()
+    files = [StoredFile("s3://bucket/a.bin", "a.bin", 100)]
+    with serve_http(_BreaksOff) as url:
+        store = ModelStore(ControlSettings(), ObjectSettings(s3_endpoint_url=url, s3_region="us-east-1"))
+        with pytest.raises(ObjectUnavailable, match=r"s3://bucket/a\.bin: the store cannot be reached"):
+            store.download(files, tmp_path, DownloadState())
 
 
 @pytest.mark.parametrize("name", ["model.mar", "model.tar.gz", "config.json"])

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from tests.http_servers import QuietHandler, serve_http
 from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.doctor.clock import check_clock, check_fleet_clock
 from torchmoor.doctor.finding import Level
 
 
-class AnotherTime(BaseHTTPRequestHandler):
+class AnotherTime(QuietHandler):
     """A proxy whose clock, or ours, is wrong."""
 
     def do_GET(self) -> None:
-        self.send_response(503)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.reply(503)
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         return "Sat, 01 Jan 2000 00:00:00 GMT"
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def past_url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), AnotherTime) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serve_http(AnotherTime) as url:
+        yield url
 
 
 def test_a_wrong_clock_is_a_problem(make_plan: MakePlan, past_url: str) -> None:

@@ -1,6 +1,6 @@
 // The last routing decisions, their reasons and outcomes. While paused, the list does not change.
 
-import { $, make, say, setAttribute } from "./dom.js";
+import { $, make, only, say, setAttribute } from "./dom.js";
 import { Feed, get } from "./feed.js";
 import { Table, badge, offer, text } from "./table.js";
 import { clock, duration, errorOf, number, outcomeOf, reason } from "./words.js";
@@ -37,7 +37,7 @@ const table = new Table($("decisions-table"), {
 
 // The time links to the request's own page.
 function showTime(cell, row) {
-  const link = cell.firstElementChild ?? cell.appendChild(make("a", "", { "aria-label": `Request at ${clock(row.time)}` }));
+  const link = only(cell, () => make("a"));
   say(link, clock(row.time));
   setAttribute(link, "aria-label", `Request at ${clock(row.time)}`);
   setAttribute(link, "href", `dashboard/request.html?id=${encodeURIComponent(row.request_id)}`);
@@ -49,12 +49,7 @@ function showSession(cell, row) {
     say(cell, "–");
     return;
   }
-  let button = cell.firstElementChild;
-  if (!button) {
-    cell.textContent = "";
-    button = make("button", "", { type: "button", class: "link" });
-    cell.append(button);
-  }
+  const button = only(cell, () => make("button", "", { type: "button", class: "link" }));
   say(button, row.session);
   button.title = "Find this session in the list of sessions";
   button.onclick = () => {

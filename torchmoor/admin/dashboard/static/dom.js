@@ -27,6 +27,12 @@ export function make(name, text = "", attributes = {}) {
   return element;
 }
 
+// Returns the element in a cell; without one, makes it in place of a text.
+export function only(cell, create) {
+  if (!cell.firstElementChild) cell.replaceChildren(create());
+  return cell.firstElementChild;
+}
+
 // Keeps one child per key, made by `create(key)`, in the order of the keys. An element in its place is not touched,
 // because one that moves loses the focus.
 export function keep(parent, keys, create) {

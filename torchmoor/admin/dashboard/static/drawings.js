@@ -4,7 +4,7 @@ import { $, copy, draw, keep, make, say } from "./dom.js";
 import { duration, quantilesOf, short, span } from "./words.js";
 
 // Draws curves on one scale, the newest value at the right; null is a gap.
-export function drawCurves(svg, curves) {
+function drawCurves(svg, curves) {
   const most = Math.max(...curves.flat().filter((value) => value !== null), 0) || 1;
   const paths = curves.map((values) => {
     let path = "";
@@ -29,7 +29,7 @@ export function drawCurves(svg, curves) {
 }
 
 // Shows the values under the pointer, or under a finger. write(value): the text of one.
-export function showOnHover(svg, curves, secondsAgo, write) {
+function showOnHover(svg, curves, secondsAgo, write) {
   const tip = $("tip");
   svg.onpointermove = (event) => {
     const box = svg.getBoundingClientRect();
@@ -55,6 +55,14 @@ function placeOf(value, uppers) {
   if (uppers[at] === null) return at;
   const lower = at ? uppers[at - 1] : uppers[0] / 2;
   return at + Math.min(1, Math.max(0, (value - lower) / (uppers[at] - lower)));
+}
+
+// Fills a tile: a title, its newest value, and its curves; write: of a value under the pointer.
+export function fillTile(tile, title, value, curves, secondsAgo, write) {
+  say(tile.querySelector("dt"), title);
+  say(tile.querySelector("b"), value);
+  drawCurves(tile.querySelector("svg"), curves);
+  showOnHover(tile.querySelector("svg"), curves, secondsAgo, write);
 }
 
 // Draws buckets with their counts, and a mark at each quantile.

@@ -2,7 +2,7 @@
 
 import { act } from "./actions.js";
 import { $, copy, keep, part, say, setAttribute, setClass } from "./dom.js";
-import { drawCurves, fillBars, showOnHover } from "./drawings.js";
+import { fillBars, fillTile } from "./drawings.js";
 import { get } from "./feed.js";
 import { ago, bytes, count, number } from "./words.js";
 
@@ -73,10 +73,7 @@ async function showHistory(card, name) {
     known.forEach(([title, field, write], at) => {
       const curve = series[field];
       const newest = curve[curve.length - 1];
-      say(tiles[at].querySelector("dt"), title);
-      say(tiles[at].querySelector("b"), newest === null ? "–" : write(newest));
-      drawCurves(tiles[at].querySelector("svg"), [curve]);
-      showOnHover(tiles[at].querySelector("svg"), [curve], series.seconds_ago, write);
+      fillTile(tiles[at], title, newest === null ? "–" : write(newest), [curve], series.seconds_ago, write);
     });
   } catch {
     // The next poll draws it; main.js reports a proxy that does not answer.

@@ -1,7 +1,7 @@
 // Asynchronous requests of one endpoint: the backlog and its age, and the list with reasons, results and cancelling.
 
 import { act } from "./actions.js";
-import { $, keep, make, say } from "./dom.js";
+import { $, keep, make, only, say, setAttribute } from "./dom.js";
 import { fillBars } from "./drawings.js";
 import { Feed, get } from "./feed.js";
 import { Table, badge, buttons, text } from "./table.js";
@@ -65,15 +65,9 @@ function showResult(cell, row) {
     say(cell, row.state === "FAILED" || row.state === "EXPIRED" ? (row.failure_location ?? "–") : "–");
     return;
   }
-  let link = cell.firstElementChild;
-  if (!link) {
-    cell.textContent = "";
-    link = make("a");
-    cell.append(link);
-  }
+  const link = only(cell, () => make("a"));
   say(link, row.output_location ?? "download");
-  const path = `async-requests/${encodeURIComponent(row.inference_id)}/result`;
-  if (link.getAttribute("href") !== path) link.setAttribute("href", path);
+  setAttribute(link, "href", `async-requests/${encodeURIComponent(row.inference_id)}/result`);
 }
 
 function show(data) {

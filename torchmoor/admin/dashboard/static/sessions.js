@@ -1,7 +1,7 @@
 // The instances' sessions, named by the hash that the access log and the decisions show; close, pin and unpin.
 
 import { act } from "./actions.js";
-import { $, make, say } from "./dom.js";
+import { $, make, only, say } from "./dom.js";
 import { Feed, get } from "./feed.js";
 import { Table, badge, buttons, offer, text } from "./table.js";
 import { ago, bytes, count, number, until } from "./words.js";
@@ -73,8 +73,7 @@ const table = new Table($("sessions-table"), {
 });
 
 function showName(cell, row) {
-  if (!cell.firstElementChild) cell.append(make("code"));
-  say(cell.firstElementChild, row.session);
+  say(only(cell, () => make("code")), row.session);
 }
 
 async function find() {

@@ -124,10 +124,9 @@ export class Table {
   #makeRow() {
     const element = make("tr", "", { role: "row" });
     for (const column of this.columns) {
-      const name = column.is === "name" ? "th" : "td";
       const isName = column.is === "name";
-      const cell = make(name, "", isName ? { scope: "row", role: "rowheader" } : { role: "cell", class: column.is ?? "" });
-      if (column.is !== "name" && column.is !== "actions") cell.dataset.title = column.title;
+      const cell = isName ? make("th", "", { scope: "row", role: "rowheader" }) : make("td", "", { role: "cell", class: column.is ?? "" });
+      if (!isName && column.is !== "actions") cell.dataset.title = column.title;
       element.append(cell);
     }
     return element;

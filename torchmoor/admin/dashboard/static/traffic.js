@@ -1,7 +1,7 @@
 // The variants: load, latencies, routing reasons, and waiting requests.
 
 import { $, copy, keep, part, say, setClass } from "./dom.js";
-import { drawCurves, drawHistogram, fillBars, showOnHover } from "./drawings.js";
+import { drawHistogram, fillBars, fillTile } from "./drawings.js";
 import { duration, number, quantilesOf, reason } from "./words.js";
 
 function tilesOf(variant) {
@@ -41,13 +41,10 @@ function showVariant(panel, variant) {
   const tiles = tilesOf(variant);
   const elements = keep(part(panel, "tiles"), tiles.map((tile) => tile[0]), () => copy("tile-template"));
   tiles.forEach(([title, value, more, curves, write = (each) => number(each, 1)], at) => {
-    say(elements[at].querySelector("dt"), title);
-    say(elements[at].querySelector("b"), value);
+    fillTile(elements[at], title, value, curves, variant.series.seconds_ago, write);
     const second = elements[at].querySelector("dd > span");
     say(second, more);
     setClass(second, curves.length > 1 ? "second" : "quiet");
-    drawCurves(elements[at].querySelector("svg"), curves);
-    showOnHover(elements[at].querySelector("svg"), curves, variant.series.seconds_ago, write);
   });
   const quantiles = (data) =>
     data.counts.length ? quantilesOf(data).map(([name, ms]) => `${name} ${duration(ms)}`).join(", ") : "";

@@ -5,6 +5,7 @@ import { Composer } from "./composer.js";
 import * as history from "./history.js";
 import { Session } from "./session.js";
 import { chosenParameters, takeSystem } from "./settings.js";
+import { askForToken, untilToken } from "./token.js";
 import { download } from "./transcript.js";
 import { $, alarm, announce, complain, Log, movedInWords, reveal, say, showSessions, switchButtonOf } from "./view.js";
 import { setReasons, span } from "./words.js";
@@ -250,45 +251,6 @@ function showExpiry() {
   say($("expiry"), `This session expires in ${span(leftS)}.`);
 }
 
-// Tokens
-
-let tokenAnswer = null; // a promise of the open dialog's result
-
-function askForToken(message) {
-  tokenAnswer ??= new Promise((resolve) => {
-    const dialog = $("token-dialog");
-    say($("token-text"), message || "Requests are sent with this token if the server requires one.");
-    $("token").value = "";
-    $("token-no").onclick = () => dialog.close("");
-    dialog.returnValue = "";
-    dialog.querySelector("form").onsubmit = (event) => {
-      event.preventDefault();
-      dialog.close("used");
-    };
-    dialog.addEventListener(
-      "close",
-      () => {
-        const given = $("token").value.trim();
-        $("token").value = "";
-        tokenAnswer = null;
-        if (dialog.returnValue === "used" && given) useToken(given);
-        resolve(dialog.returnValue === "used" && Boolean(given));
-      },
-      { once: true }
-    );
-    dialog.showModal();
-  });
-  return tokenAnswer;
-}
-
-function useToken(given) {
-  api.setToken(given);
-  announce("The token is in use.");
-  onToken();
-}
-
-let onToken = () => {}; // called when a token is set without a dialog
-
 // Start and end of the page
 
 async function begin() {
@@ -300,10 +262,7 @@ async function begin() {
       complain(error.message);
       const isDenied = error instanceof api.Refused && error.isDenied;
       if (isDenied && (await askForToken(error.message))) continue;
-      await new Promise((resolve) => {
-        onToken = resolve;
-        if (!isDenied) setTimeout(resolve, RETRY_MS);
-      });
+      await untilToken(isDenied ? null : RETRY_MS);
     }
   }
   complain("");
