@@ -32,7 +32,7 @@ RESPONSE: dict[str, Any] = {"input": "hello", "max_output_tokens": 4}
 def test_an_answer_has_the_fields_of_its_schema(
     client: Any, path: str, fields: dict[str, Any], schema: dict[str, Any]
 ) -> None:
-    """All of them, and no others."""
+    """A whole answer has all fields of its schema and no others."""
     named = {wire.RESOURCE: f"POST {path}"} if path == "responses" else {}
 
     answer = client.call({"model": "llava", **fields}, named)
@@ -52,7 +52,7 @@ def check(client: Any, resource: str, body: Any, schema: dict[str, Any]) -> Any:
 
 
 def test_resources_have_the_fields_of_their_schemas(client: Any, red: Image.Image) -> None:
-    """Responses, conversations, files and tokens: each that is created, shown, listed and deleted."""
+    """Responses, conversations, files and tokens have their schemas' fields when created, shown, listed and deleted."""
     page, response = schemas.page(schemas.ITEM), schemas.RESPONSE_ANSWER
     items = {"items": MESSAGES}
     named = {"model": "llava", **RESPONSE}

@@ -86,7 +86,7 @@ def test_only_lmi_json_streams_without_being_asked(setting: str, is_streaming: b
 
 
 def test_full_text_and_details_are_the_forms_business() -> None:
-    """The form repeats the prompt where its dialect requires that."""
+    """An answer repeats the prompt, and has details, where its dialect requires that."""
     found = command({"inputs": "Q", "parameters": {"return_full_text": True, "details": True}})
 
     assert found.form == TgiForm(text_before="Q", has_details=True)
@@ -134,7 +134,10 @@ def test_wrong_inputs_are_invalid(body: Any) -> None:
     [{"inputs": f"![]({URL})x"}, {"messages": [{"role": "user", "content": [SEE, {"type": "text", "text": "x"}]}]}],
 )
 def test_a_session_header_makes_a_turn(body: Any) -> None:
-    """The question and its pictures are the body's, and so is the form of the answer; NEW_SESSION opens the session."""
+    """With a session header, `inputs` becomes a turn with the body's pictures and form of answer.
+
+    NEW_SESSION opens a session.
+    """
     turn = command(body, {"x-amzn-sagemaker-session-id": "ts-seq-x"})
     opening = command(body, {"x-amzn-sagemaker-session-id": "NEW_SESSION"})
 

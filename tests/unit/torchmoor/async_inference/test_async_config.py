@@ -1,4 +1,4 @@
-"""AsyncInferenceConfig and the groups beside it, as the configuration file has them."""
+"""AsyncInferenceConfig and the related groups in the configuration file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def example() -> Any:
 
 
 def changed(path: str, value: object) -> Any:
-    """The example with the value at a path like Endpoints.0.EndpointConfig; None deletes it."""
+    """Return the example with another value at a path such as Endpoints.0.EndpointConfig; None deletes it."""
     content = copy.deepcopy(example())
     *parents, last = path.split(".")
     at: Any = content
@@ -36,7 +36,7 @@ def changed(path: str, value: object) -> Any:
 
 
 def test_example_in_the_docs_is_a_configuration() -> None:
-    """Whole, with every value where it belongs."""
+    """The example in the documentation is parsed with every value in its place."""
     proxy = parse(example()).proxy
 
     config = proxy.endpoints[0].async_inference
@@ -50,7 +50,7 @@ def test_example_in_the_docs_is_a_configuration() -> None:
 
 
 def test_endpoint_without_the_config_is_not_asynchronous() -> None:
-    """As on SageMaker."""
+    """An endpoint without AsyncInferenceConfig is not asynchronous, as on SageMaker."""
     proxy = parse(changed("Endpoints.0.EndpointConfig.AsyncInferenceConfig", None)).proxy
 
     assert proxy.endpoints[0].async_inference is None
@@ -80,13 +80,13 @@ CONFIG = "Endpoints.0.EndpointConfig.AsyncInferenceConfig"
     ],
 )
 def test_what_is_wrong_is_told_by_its_key(path: str, value: object, words: str) -> None:
-    """Every refusal names the key; nothing is passed by in silence."""
+    """Each wrong value is refused with its key; none is ignored."""
     with pytest.raises(ConfigError, match=words):
         parse(changed(path, value))
 
 
 def test_a_queue_with_a_password_comes_from_elsewhere() -> None:
-    """The environment's URL takes the place of the file's, or stands where the file has none."""
+    """The environment's URL replaces the file's, or supplies it where the file has none."""
     for own in ("", "sqlite:///a/file"):
         configuration = parse(changed("async_inference.queue", own), queue="redis://:password@host/0")
 
@@ -94,7 +94,7 @@ def test_a_queue_with_a_password_comes_from_elsewhere() -> None:
 
 
 def test_include_without_topic_is_checked_by_name() -> None:
-    """What botocore takes, the notices take."""
+    """IncludeInferenceResponseIn accepts the same topics as botocore."""
     content = changed(
         f"{CONFIG}.OutputConfig.NotificationConfig.IncludeInferenceResponseIn", ["ERROR_NOTIFICATION_TOPIC"]
     )
