@@ -85,7 +85,7 @@ def test_lost_packets_cost_time_alone(stage: Stage, proxy: Proxy, load: Load) ->
 def test_without_dns_the_last_known_stay(stage: Stage, proxy: Proxy, load: Load) -> None:
     """While the DNS server is down the known instances stay.
 
-    The failure is logged once, counted, and shown with its age.
+    The failure is logged once, counted, and shown with the last answer's age.
     """
     failures = proxy.metric("DiscoveryFailures_total")
     stage.zone.stop()

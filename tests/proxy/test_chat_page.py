@@ -707,7 +707,7 @@ def test_colours_are_switched(chat: FakeChat, browser: Browser, scheme: str, oth
 
 
 def breaking(at: int) -> Callable[[Received, Wire], Any]:
-    """Send a part of an answer and break off."""
+    """Return a behaviour that sends a part of an answer and breaks off."""
 
     async def behave(request: Received, wire: Wire) -> None:
         await wire.begin_stream("application/jsonlines", RECEIPT)

@@ -272,7 +272,7 @@ def test_unused_connection_is_closed_after_a_while(make_stage: Callable[..., Sta
 
 
 def test_connection_that_nobody_takes_is_closed(make_stage: Callable[..., Stage]) -> None:
-    """A connection whose client disconnects just as it is established is closed."""
+    """A connection that is established just after its client has left is closed."""
     stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
 
     stage.run(stage.proxy.data.server.means.connector.connect(stage.instance("a")))

@@ -301,7 +301,7 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
 
 
 async def silent(request: Received, wire: Wire) -> None:
-    """Make an instance hang."""
+    """Hang: send nothing until the proxy closes the connection."""
     await wire.until_closed()
 
 

@@ -23,7 +23,7 @@ from torchmoor.doctor.finding import Finding, FleetPlan, problem
 
 
 def examine(*arguments: str, **environment: str) -> tuple[Result, dict[str, list[dict[str, str]]]]:
-    """Return the findings of --json by check."""
+    """Return the result of --json, and its findings by check."""
     command = ["doctor", "--json", "--port", "0", "--admin-port", "0", "--instances", "0", *arguments]
     result = CliRunner().invoke(main, command, env=environment)
     found: dict[str, list[dict[str, str]]] = {}

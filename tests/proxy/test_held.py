@@ -427,7 +427,7 @@ def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_
 
 
 def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:
-    """A fleet without instances is healthy unless a request waits or MinCapacity requires one."""
+    """A fleet without instances is healthy while no request needs one, unless MinCapacity requires one."""
     zero = Zero(make_stage)
     assert (zero.get("/healthz", admin=True), zero.get("/ping")) == (200, 200)
 

@@ -25,7 +25,7 @@ SHORT = TimeoutSettings(connect_timeout_s=0.3, sweep_interval_s=0.02)
 
 @pytest.fixture
 def full_port() -> Iterator[int]:
-    """Return a port with a full queue, which drops later connections' packets as on a busy machine."""
+    """Yield a port with a full queue, which drops later connections' packets as on a busy machine."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         waiting = [socket.socket() for _ in range(4)]
         for each in waiting:

@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def fakes() -> Iterator[list[FakeInstance]]:
-    """Return two instances in their own loop."""
+    """Yield two instances in their own loop."""
     instances = [FakeInstance("a"), FakeInstance("b")]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="instances", daemon=True)

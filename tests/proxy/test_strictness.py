@@ -21,7 +21,7 @@ GOOD = HEAD + b"Content-Length: 2\r\n\r\n{}"
 
 
 def refused(answer: bytes, status: int = 400) -> None:
-    """Read one refusal and the end of the connection."""
+    """Assert that there is one refusal, and then the end of the connection."""
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"connection: close" in answer.lower()
     assert answer.count(b"HTTP/1.1 ") == 1

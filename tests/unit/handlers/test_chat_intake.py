@@ -769,7 +769,7 @@ def test_a_reduced_photo_is_turned_upright() -> None:
 
 
 def test_a_reduced_photo_takes_less_memory() -> None:
-    """A reduced photo counts with its decoded size only, and a JPEG is decoded at a smaller scale."""
+    """A reduced photo takes the share of its decoded pixels, and a JPEG is decoded at a smaller scale."""
     photo = shapes((1200, 800))
     pixels = 1200 * 800
     with pytest.raises(ImageTooLarge, match="bytes of memory"):

@@ -438,7 +438,7 @@ def test_images_added_while_a_turn_runs_wait_for_the_next_question(new_store: St
 
 
 def test_what_is_committed_stays_unless_the_session_is_over(new_store: Stores) -> None:
-    """A commit survives the failure of another request's turn, and changes nothing in a session that has ended."""
+    """What is committed to an open session stays; a commit to an ended one keeps no image."""
     store = new_store()
     session, ended = opened(store), opened(store)
     mine, gone = image(store, 1), image(store, 2)

@@ -142,7 +142,7 @@ def test_counts_are_found_wherever_they_are(config: Any) -> None:
 
 
 def test_a_model_within_its_files_is_built() -> None:
-    """The limit of memory for a model leaves room for building it, with a margin of half."""
+    """A model is built within the limit of its own tensors, and even within half of it."""
     config = hf.BertConfig(hidden_size=32, num_attention_heads=4, intermediate_size=48)
     num_bytes = sum(p.nbytes for p in hf.BertModel(config).parameters())
 

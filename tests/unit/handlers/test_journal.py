@@ -62,7 +62,7 @@ def test_turn_that_ends_while_its_expired_session_is_swept_is_no_error(
 ) -> None:
     """A turn that ends after its expired session was swept is answered without a record.
 
-    A live session's folder must exist.
+    A live session whose folder is gone is an error.
     """
     link = os.link
     expired, live = ID.replace("6b013fa9", "00013fa9"), ID.replace("6b013fa9", "ff013fa9")

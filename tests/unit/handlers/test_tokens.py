@@ -80,7 +80,7 @@ def test_the_token_of_images_hides_no_other(tiny_llava: Any) -> None:
 def test_a_template_must_give_each_image_one_place(
     text: str, client: Any, red: Any, tiny_llava: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A template that leaves out images of earlier messages is refused."""
+    """A template must give each image one place; some leave out images of earlier messages, which is refused."""
     monkeypatch.setattr(tiny_llava.template, "render", lambda *asked: text)
 
     answer = client.call(chat(user(QUESTION, red)))

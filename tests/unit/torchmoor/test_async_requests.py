@@ -59,7 +59,7 @@ def admin_url() -> Iterator[str]:
 
 
 def test_a_result_that_breaks_off_is_no_result(admin_url: str) -> None:
-    """A truncated result is an error, and its file is not left in place of the answer."""
+    """A truncated result is an error, so that a file that is too short does not pass for the answer."""
     pieces = read_result(AdminClient(admin_url), "one")
 
     assert next(pieces) == b"x" * 60

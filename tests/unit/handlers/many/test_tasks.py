@@ -598,10 +598,7 @@ def test_a_model_whose_decoder_needs_an_input_is_refused(task: str, tmp_path: Pa
 
 @pytest.mark.parametrize("family", ["T5", "MT5", "UMT5"])
 def test_the_encoder_of_a_family_with_a_decoder_gives_its_vectors(family: str, tmp_path: Path, load: Load) -> None:
-    """Only the encoder is loaded.
-
-    Transformers' AutoModel would add a decoder, whose weights such a checkpoint lacks.
-    """
+    """Only the encoder is loaded, since AutoModel would add a decoder whose weights such a checkpoint lacks."""
     config = getattr(hf, f"{family}Config")(
         vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0
     )

@@ -26,7 +26,7 @@ SERVERS = {"valkey": "redis_server", "cluster": "redis_cluster"}
     )
 )
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """Return an empty store."""
+    """Yield an empty store."""
     if request.param == "sqlite":
         path = tmp_path / "queue" / "requests.db"
         with Store(f"sqlite://{path}", partial(SqliteQueue, path)) as store:

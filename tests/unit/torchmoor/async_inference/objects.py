@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
-    """Return an object's chunks, as a store takes them."""
+    """Yield an object's chunks, as a store takes them."""
     for chunk in chunks:
         yield chunk
 

@@ -94,7 +94,7 @@ def test_a_queue_with_a_password_comes_from_elsewhere() -> None:
 
 
 def test_include_without_topic_is_checked_by_name() -> None:
-    """IncludeInferenceResponseIn accepts the same topics as botocore."""
+    """IncludeInferenceResponseIn may name a topic that is not configured, as in botocore."""
     content = changed(
         f"{CONFIG}.OutputConfig.NotificationConfig.IncludeInferenceResponseIn", ["ERROR_NOTIFICATION_TOPIC"]
     )

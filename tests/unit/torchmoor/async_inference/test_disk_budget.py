@@ -63,7 +63,7 @@ def test_full_directory_refuses_new_requests_only(rig: Rig, limit: dict[str, int
 
 
 def test_staged_answers_that_no_request_can_need_are_swept(rig: Rig) -> None:
-    """The sweep deletes staged answers of undecided requests, as after a stop during an outage of the queue."""
+    """The sweep deletes old staged answers, which a stop during an outage of the queue may leave."""
     folder = rig.folder / "results/outputs/.torchmoor"
     folder.mkdir(parents=True)
     for name, age_s in (("a.1", STAGED_TTL_S + 60), ("b.1", STAGED_TTL_S - 60)):

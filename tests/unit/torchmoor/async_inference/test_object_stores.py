@@ -118,7 +118,7 @@ def test_publishing_may_be_repeated(place: Place) -> None:
 
 @pytest.mark.parametrize("is_staged_gone", [False, True])
 def test_publishing_replaces_no_other_object(place: Place, is_staged_gone: bool) -> None:
-    """Publishing does not replace another request's object, even one with the same bytes, and reports failure."""
+    """Publishing over another request's object is a conflict, even if the bytes are the same."""
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out"
 
     async def test(store: ObjectStore) -> None:

@@ -304,7 +304,7 @@ def test_urls_that_name_no_object_are_refused(url: str) -> None:
 
 
 def test_settings_that_s3_would_refuse_are_refused_first() -> None:
-    """Sizes of parts outside S3's limits are refused as settings."""
+    """Settings outside S3's limits for parts and copies are refused."""
     with pytest.raises(ConfigError, match="part_bytes"):
         ObjectSettings(part_bytes=MIB)
     with pytest.raises(ConfigError, match="max_output_bytes"):

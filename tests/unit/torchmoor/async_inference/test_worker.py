@@ -505,7 +505,7 @@ def test_removed_endpoint_lets_requests_end_for_a_while(rig: Rig, is_in_time: bo
 
 
 async def _stand_still(*args: object, **named: object) -> bool:
-    """Suspend a worker: its lease is not extended, and it does not learn that it lost the request."""
+    """Replace `extend` of a suspended worker: the lease is not extended, and the worker does not notice."""
     return True
 
 

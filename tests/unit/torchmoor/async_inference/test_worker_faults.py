@@ -78,7 +78,10 @@ DOWN = [ObjectUnavailable("down"), ObjectUnavailable("down")]
 
 @pytest.mark.parametrize(("operation", "answer"), [("put", b"small"), ("publish", LARGE), ("upload", LARGE)])
 def test_store_that_is_down_delays_a_result_and_changes_nothing(rig: Rig, operation: str, answer: bytes) -> None:
-    """A result waits until its store is back. The instance is not asked again, and is cancelled at most once."""
+    """A result waits until its store is back, which does not count as an attempt.
+
+    The instance is asked again only if its answer could not be uploaded.
+    """
 
     async def scene() -> None:
         async with rig:

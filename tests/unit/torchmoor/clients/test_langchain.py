@@ -17,7 +17,7 @@ TESTS = ROOT / "tests" / "clients"
 
 @pytest.mark.slow
 def test_langchain_classes_pass_their_tests() -> None:
-    """Every test of that environment passes, and none is skipped."""
+    """Every test of that environment passes."""
     if not PYTHON.exists():
         missing("the clients are not installed; run make clients")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON", "PYTEST"))}

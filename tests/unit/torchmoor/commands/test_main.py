@@ -25,7 +25,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Return every command by its whole name, without the groups."""
+    """Yield every command by its whole name, without the groups."""
 
     def visit(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
         if isinstance(command, click.Group):

@@ -29,7 +29,7 @@ def given(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def find(tmp_path: Path, given: Path) -> Find:
-    """Look for the model, with the archives chat, many and llava in the image."""
+    """Return a function that looks for the model, with the archives chat, many and llava in the image."""
     archives = tmp_path / "archives"
     archives.mkdir()
     for name in ("chat", "many", "llava"):
@@ -192,7 +192,7 @@ def test_lmis_properties_beside_a_checkpoint_configure_it(given: Path, find: Fin
 
 
 def test_several_properties_and_scripts_are_refused(given: Path, find: Find) -> None:
-    """Several properties files are refused, and so is a script, which the chat handler would ignore."""
+    """Several properties files are refused, and so is a script, which would answer unlike the chat handler."""
     for name in ("a", "b"):
         (given / name).mkdir()
         (given / name / "serving.properties").touch()
@@ -251,7 +251,7 @@ def test_an_inference_script_is_not_taken_for_a_model(given: Path, find: Find) -
 
 @pytest.mark.parametrize("file", ["model.mar", "model.tar.gz"])
 def test_a_broken_archive_says_which_it_is(given: Path, find: Find, file: str) -> None:
-    """The error names the archive, whether it is truncated or something else."""
+    """The error names an archive that is truncated, or not an archive at all."""
     (given / file).write_bytes(b"\x1f\x8b no archive")
 
     with pytest.raises(ConfigError, match=rf"{file} cannot be unpacked: "):

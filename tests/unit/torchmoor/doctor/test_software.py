@@ -65,7 +65,7 @@ def test_a_java_that_does_not_do_is_a_problem(
 def test_a_folder_without_java_is_a_problem(
     make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JAVA_HOME without Java is a problem; the advice has both ways to get one."""
+    """TORCHMOOR_JAVA_HOME without Java is a problem; the advice names both ways to get one."""
     monkeypatch.setenv("TORCHMOOR_JAVA_HOME", str(tmp_path))
     [finding] = check_java(make_plan())
 

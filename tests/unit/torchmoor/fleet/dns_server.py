@@ -16,7 +16,7 @@ Behaviour = Callable[[dns.message.Message, bool], dns.message.Message | bytes | 
 
 
 def answering(*records: str, additional: tuple[str, ...] = ()) -> Behaviour:
-    """Answer from lines of a zone file: records of the question's name and type, and its CNAMEs."""
+    """Return a behaviour that answers from a zone file's lines: records of the question and its CNAMEs."""
 
     def behave(query: dns.message.Message, is_tcp: bool) -> dns.message.Message:
         answer = dns.message.make_response(query)
@@ -41,7 +41,7 @@ def answering(*records: str, additional: tuple[str, ...] = ()) -> Behaviour:
 
 
 def truncating(behave: Behaviour) -> Behaviour:
-    """Answer only that the result is too long for UDP."""
+    """Return a behaviour that answers over UDP only that the result is too long."""
 
     def truncate(query: dns.message.Message, is_tcp: bool) -> dns.message.Message | bytes | None:
         if is_tcp:
@@ -77,7 +77,7 @@ class DnsServer:
         self.address = ""
 
     def answer(self, question: bytes, *, is_tcp: bool) -> bytes:
-        """Return the answer, or nothing if it is empty."""
+        """Return the answer; it is empty if none is sent."""
         self.num_asked += 1
         said = self.behave(dns.message.from_wire(question), is_tcp)
         return said.to_wire(max_size=65535) if isinstance(said, dns.message.Message) else said or b""

@@ -27,7 +27,7 @@ def prefix_aware(threshold: int = 2) -> PrefixAware:
 
 
 def kv_aware(*, max_blocks: int = 100) -> KvAware:
-    """A strategy with blocks of 4 bytes, two of which outweigh one outstanding request."""
+    """Return a strategy with blocks of 4 bytes, two of which outweigh one outstanding request."""
     return KvAware(max_prompt_bytes=64, block_bytes=4, bytes_per_request=8, max_blocks_per_instance=max_blocks)
 
 

@@ -115,7 +115,7 @@ def test_a_certificate_of_another_host_is_named(serve: Serve) -> None:
 
 
 def test_the_log_has_only_the_errors_of_attempts(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    """Only attempts' errors are logged; urllib3's own warnings about certificates are suppressed."""
+    """urllib3's warnings about refused certificates, one per attempt, are not logged."""
     of_connections = logging.getLogger("urllib3.connection")
     level = of_connections.level
     try:
