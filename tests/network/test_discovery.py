@@ -74,7 +74,10 @@ def test_an_instance_that_refuses_is_left_at_once(stage: Stage, proxy: Proxy, lo
 
 
 def test_lost_packets_cost_time_alone(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """A tenth of the packets to two of three instances is lost; only long series of lost probes could break streams."""
+    """If a tenth of the packets to two instances is lost, requests only take longer.
+
+    Streams may break when many probes are lost by chance.
+    """
     for name in ALL[:2]:
         stage.network.lose(name, 0.1)
     load.wait_served(*ALL, turns=100)

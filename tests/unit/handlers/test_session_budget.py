@@ -123,7 +123,7 @@ def test_no_limit() -> None:
 
 
 def test_a_measurement_keeps_what_is_written_meanwhile() -> None:
-    """Sessions that are written or closed during a measurement are counted correctly, and in the next one, too."""
+    """Sessions that are written or closed during a measurement count once, also after the next measurement."""
     budget = Budget(JournalSettings(max_caller_bytes=100))
     budget.add(ALICE, 5, 80, 2)
     measured = budget.begin_measurement()

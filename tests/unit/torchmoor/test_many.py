@@ -52,7 +52,7 @@ def test_in_a_container_the_platform_says_what_is_loaded() -> None:
 
 
 def test_models_that_are_not_kept_are_not_expected_to_be() -> None:
-    """The handlers' setting for the model cache is read, so that the proxy needs no second one."""
+    """The handlers' setting is read, so that it need not be given twice."""
     assert many_settings({}).is_cached
     assert not many_settings({CACHE: "disabled"}).is_cached
 

@@ -231,7 +231,7 @@ TIMED_OUT = "org.pytorch.serve.wlm.WorkerInitializationException: Backend worker
     ],
 )
 def test_why_a_model_cannot_be_loaded(tmp_path: Path, lines: list[str], reason: str | None) -> None:
-    """The reason is the first cause in the log of the worker that failed."""
+    """The operator sees the first cause from the worker that died of it, instead of a time-out."""
     spec = make_spec(tmp_path)
     assert find_load_failure(spec) is None
     spec.logs.mkdir()
@@ -241,7 +241,7 @@ def test_why_a_model_cannot_be_loaded(tmp_path: Path, lines: list[str], reason: 
 
 
 def test_an_archive_that_cannot_be_unpacked_is_a_failure(tmp_path: Path) -> None:
-    """An archive that TorchServe cannot unpack is a failure, although TorchServe serves and no worker reports it."""
+    """TorchServe then serves without a model, and no worker says anything."""
     spec = make_spec(tmp_path)
     spec.logs.mkdir()
     failed = "2026-11-26T07:22:02,580 [WARN ] main org.pytorch.serve.ModelServer - Failed to load model: llava.mar\n"
@@ -271,7 +271,7 @@ def test_what_a_worker_downloads_or_loads(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_opened_is_no_failure(tmp_path: Path) -> None:
-    """If a log cannot be opened, for example for lack of descriptors, no failure is found until a later look."""
+    """The proxy is short of descriptors; the instance may be sound. A later look finds the failure."""
     spec = make_spec(tmp_path)
     spec.logs.mkdir()
     spec.log_file.write_text("".join(f"2026-11-21T19:53:10,263 [INFO ] {line}\n" for line in DEATH))

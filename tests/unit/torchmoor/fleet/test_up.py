@@ -239,7 +239,7 @@ def test_all_instances_sign_with_one_secret_that_is_new_each_time(
 def test_keys_of_the_environment_are_used(
     options: UpSettings, environments: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys in the environment are used, since several hosts behind one name need the same."""
+    """Several hosts behind one name need one secret."""
     monkeypatch.setenv(SESSION_KEYS, "k7:" + "ab" * 32)
 
     serve(options)
