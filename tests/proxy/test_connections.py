@@ -245,8 +245,6 @@ def test_stale_connection_is_replaced_before_any_byte(stage: Stage) -> None:
 
 
 def test_idle_connection_that_the_instance_closes_leaves_the_pool(stage: Stage) -> None:
-    """An idle connection that the instance closes leaves the pool."""
-
     async def answer_and_close(request: Received, wire: Wire) -> None:
         await wire.answer()
         wire.writer.close()

@@ -233,7 +233,6 @@ def test_load_goes_on_when_its_client_leaves(container: Container) -> None:
 
 
 def test_model_that_the_instance_has_evicted_is_unloaded_all_the_same(container: Container) -> None:
-    """Unloading a model that its instance has evicted succeeds."""
     container.load()
     [home] = container.homes
     container.many[home].tiers.clear()

@@ -238,7 +238,6 @@ def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
 
 @pytest.mark.browser
 def test_no_link_to_a_chat_page_that_is_off(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """If the chat page is off there is no link to it."""
     stage = make_stage(chat_page=ChatPageSettings(is_on=False))
     with open_tab(browser, stage.proxy.admin_url) as tab:
         expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")

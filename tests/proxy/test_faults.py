@@ -380,7 +380,6 @@ def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: Callable[
 
 
 def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: Callable[..., Stage]) -> None:
-    """An instance that is down can be drained before it returns."""
     stage = make_stage(health=OFTEN)
     stage.run(stage.a.stop(keeps_port=True))
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")

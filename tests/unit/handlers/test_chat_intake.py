@@ -561,7 +561,6 @@ def test_broken_answers_are_unreachable(web: WebServer, raw: bytes) -> None:
 
 
 def test_refused_connection_is_unreachable() -> None:
-    """A refused connection is reported as unreachable."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -796,7 +795,6 @@ def test_animation_gives_its_first_frame() -> None:
 
 
 def test_cmyk_jpeg_becomes_rgb() -> None:
-    """A CMYK JPEG is converted to RGB."""
     image = decode(intake(), encoded(Image.new("RGB", (8, 8), RED).convert("CMYK"), "JPEG", quality=95))
 
     assert near(image.getpixel((4, 4)), RED)

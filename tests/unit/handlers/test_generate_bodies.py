@@ -340,7 +340,6 @@ def test_wrong_messages_are_named(messages: Any, where: str) -> None:
 
 
 def test_number_of_messages_is_limited() -> None:
-    """A setting limits the number of messages."""
     with pytest.raises(ContextTooLong, match="3 messages, more than 2"):
         command({"messages": [{"role": "user", "content": "x"}] * 3}, max_messages=2)
 

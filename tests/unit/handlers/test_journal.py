@@ -337,7 +337,6 @@ def test_a_question_sent_again_needs_no_room(make_client: Any, red: Any) -> None
 
 
 def test_without_a_journal_a_session_of_another_worker_is_lost(make_client: Any, red: Any) -> None:
-    """Without a journal, a session of another worker is reported as lost."""
     first, second = make_client(instance="llava-0"), make_client(instance="llava-1")
     sid = first.open(data_url(red))
 

@@ -61,8 +61,6 @@ def test_request_that_waits_is_kept(tmp_path: Path) -> None:
 
 
 def test_results_and_inputs_are_kept(tmp_path: Path) -> None:
-    """Results and inputs are the user's, so they are kept."""
-
     async def put(folder: AsyncFolder) -> None:
         (folder.path / "inputs" / "mine").write_bytes(b"x")
 

@@ -131,7 +131,6 @@ def test_an_archive_in_the_directory_is_no_part_of_the_next_one(checkpoint: Path
 
 
 def test_a_mar_is_a_zip_of_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
-    """A .mar is a zip with the same files."""
     made = package(checkpoint, tmp_path / "m.mar")
 
     with zipfile.ZipFile(made.path) as bundle:

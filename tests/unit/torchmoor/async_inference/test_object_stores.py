@@ -201,8 +201,6 @@ def test_chunks_that_fail_leave_nothing_behind(place: Place) -> None:
 
 
 def test_a_cancelled_upload_leaves_nothing_behind(place: Place) -> None:
-    """A cancelled upload leaves nothing in the store."""
-
     async def endless(is_well_on: asyncio.Event) -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b"x" * MIB

@@ -178,8 +178,6 @@ def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None
 
 
 def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down() -> None:
-    """Without a journal, a leaving instance serves its sessions until it is down."""
-
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
         await rig.look(a="10.0.0.1", b="10.0.0.2")

@@ -442,7 +442,6 @@ def test_rendezvous_moves_only_the_sessions_of_the_instance_that_left() -> None:
 
 
 def test_rendezvous_without_a_ready_instance_is_none() -> None:
-    """Without a ready instance the result is None."""
     assert rendezvous("session", [FakeCandidate("a", is_ready=False)]) is None
 
 
