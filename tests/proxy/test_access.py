@@ -343,7 +343,7 @@ def test_nothing_is_told_before_a_signature_is_right(guarded: Stage) -> None:
 
 
 def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
-    """A long signed body is refused; the error suggests a token."""
+    """A long signed body is refused; with a token it is accepted."""
     access = AccessSettings(max_signed_body_bytes=1000)
     stage = make_stage(credentials=CREDENTIALS, access=access)
 

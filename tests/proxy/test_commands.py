@@ -247,7 +247,7 @@ def test_a_question_to_a_model_without_sessions_says_what_it_is(stage: Stage) ->
 
 
 def test_no_endpoint_with_many_models_is_told(stage: Stage) -> None:
-    """Without an endpoint with many models, an error is printed instead of an empty table."""
+    """Without an endpoint with many models, a message is printed instead of an empty table."""
     assert "no endpoint has many models" in invoke(stage, "models", "list").stdout
 
 

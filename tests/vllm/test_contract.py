@@ -57,7 +57,7 @@ class TestVllm(EngineContract):
 
 
 def test_a_worker_whose_vllm_dies_ends_before_its_answers(tmp_path: Path) -> None:
-    """A worker whose vLLM dies ends without answering, so that another instance gives or continues its answers."""
+    """A worker whose vLLM dies ends before its answers do, so that another instance gives or continues them."""
     contender = start(tmp_path)
     errors: list[Exception | None] = []  # tokens of the answer when the worker ends
     asked = contender.ask("Hello there", max_new_tokens=1000, **ENDLESS).wait(1)

@@ -68,7 +68,7 @@ def test_a_run_directory_on_a_full_disk_needs_room(
 
 
 def test_a_place_that_cannot_be_examined_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
-    """A place that cannot be examined, such as a folder without search permission, is a problem of its own."""
+    """A place that cannot be examined, such as a folder without search permission, does not end the check."""
     hidden = tmp_path / ("x" * 300) / "folder"
     plan = make_plan(run_dir=hidden, model_store=hidden)
 
