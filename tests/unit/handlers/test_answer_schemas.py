@@ -32,7 +32,7 @@ RESPONSE: dict[str, Any] = {"input": "hello", "max_output_tokens": 4}
 def test_an_answer_has_the_fields_of_its_schema(
     client: Any, path: str, fields: dict[str, Any], schema: dict[str, Any]
 ) -> None:
-    """A whole answer has all fields of its schema and no others."""
+    """All of them, and no others."""
     named = {wire.RESOURCE: f"POST {path}"} if path == "responses" else {}
 
     answer = client.call({"model": "llava", **fields}, named)

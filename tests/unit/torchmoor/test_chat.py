@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Log nothing."""
+        """Silence."""
 
 
 @pytest.fixture(scope="module", autouse=True)

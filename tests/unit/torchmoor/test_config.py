@@ -49,7 +49,7 @@ SECRET = "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
-    """Return SMALL with another value at a path such as Endpoints.0.late_binding; None deletes it."""
+    """SMALL with the value at a path like Endpoints.0.late_binding; None deletes it."""
     content = copy.deepcopy(SMALL)
     *parents, last = path.split(".")
     at: Any = content

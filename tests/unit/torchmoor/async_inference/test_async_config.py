@@ -22,7 +22,7 @@ def example() -> Any:
 
 
 def changed(path: str, value: object) -> Any:
-    """Return the example with another value at a path such as Endpoints.0.EndpointConfig; None deletes it."""
+    """The example with the value at a path like Endpoints.0.EndpointConfig; None deletes it."""
     content = copy.deepcopy(example())
     *parents, last = path.split(".")
     at: Any = content

@@ -24,7 +24,7 @@ ROW = {"name": "llava-0", "endpoint": "llava", "state": "ready", "outstanding": 
 
 
 class Admin(BaseHTTPRequestHandler):
-    """An admin plane that answers everything alike."""
+    """Answers everything alike."""
 
     status = 200
     body: object = {"instances": [ROW]}

@@ -14,7 +14,7 @@ from torchmoor.doctor.finding import Level
 
 
 class AnotherTime(BaseHTTPRequestHandler):
-    """A proxy whose clock differs from ours."""
+    """A proxy whose clock, or ours, is wrong."""
 
     def do_GET(self) -> None:
         self.send_response(503)
