@@ -25,7 +25,7 @@ TIMEOUT_S = 60
 
 
 def has_no_fault(context: CheckContext, response: schemathesis.Response, case: schemathesis.Case) -> None:
-    """Raise for an answer that a fault has made; others may be refusals of any kind."""
+    """Raise for an answer that shows an internal error; refusals are accepted."""
     assert response.status_code != 500, response.text
 
 
@@ -39,7 +39,7 @@ CHECKS = [
 
 
 def with_values(document: dict[str, Any], values: Mapping[str, Sequence[object]]) -> dict[str, Any]:
-    """Return the document with these values of parameters and fields of bodies, so that requests get to a model."""
+    """Return the document with these values of parameters and body fields, so that requests reach a model."""
     made = copy.deepcopy(document)
     for methods in made["paths"].values():
         for route in methods.values():
@@ -53,7 +53,7 @@ def with_values(document: dict[str, Any], values: Mapping[str, Sequence[object]]
 
 
 def find_violations(document: dict[str, Any], url: str, *, max_examples: int) -> list[str]:
-    """Send requests of each operation and kind, and return what the answers violate."""
+    """Send requests of each operation and kind; return violations of the document."""
     found: list[str] = []
     with requests.Session() as http:
         for result in schemathesis.openapi.from_dict(document).get_all_operations():

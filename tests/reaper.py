@@ -20,7 +20,7 @@ def start() -> None:
     """Start the reaper of this process, in a session of its own, which Ctrl-C does not reach."""
     os.environ[VARIABLE] = f"{os.getpid()}-{os.urandom(8).hex()}"
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), os.environ[VARIABLE]]
-    # Its standard error is closed, so that it holds no pipe on which the reader of a test run's output waits.
+    # Its standard error is closed, so that the reader of a test run's output does not wait for it.
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     reaper = subprocess.Popen(command, start_new_session=True, cwd="/", **quiet)
     reaper.returncode = 0  # it outlives this process, so Popen must not warn that it is still running

@@ -154,7 +154,7 @@ def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
 
 
 def test_every_torch_of_the_dockerfile_can_be_built() -> None:
-    """--torch takes what the Dockerfile takes, and nothing else."""
+    """--torch accepts exactly the versions of the Dockerfile."""
     dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
     [known] = re.findall(r"TORCH must be (.+), not", dockerfile)
 

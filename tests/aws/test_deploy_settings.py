@@ -177,7 +177,7 @@ def test_mistakes_in_a_file_are_told(operator: Operator, file: Path) -> None:
 def test_times_that_make_no_sense_are_refused(
     arguments: tuple[str, str], operator: Operator, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are refused before anything is created."""
+    """Impossible times are refused before anything is created."""
     with pytest.raises(SystemExit):
         operator.run("deploy", *flags, *arguments)
 

@@ -56,7 +56,7 @@ def test_asynchronous_stack_has_all_its_parts(stack: Stack, aws: Aws) -> None:
 
 
 def test_role_alone_may_do_what_the_stacks_role_may(stack: Stack, aws: Aws) -> None:
-    """A stack of nothing but the role has the same statements, without those of topics and networks."""
+    """A stack with only the role has the same statements, without those for topics and networks."""
     stack.put("create")
     given = {"ModelBucket": "models", "ModelPrefix": "llava/", "DataBucket": "data"}
     aws.ask(

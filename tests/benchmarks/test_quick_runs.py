@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(900)]
 
 
 def quick_run(name: str) -> Any:
-    """Return a quick run's last line; the others say what failed, if a test does."""
+    """Return the last line of a quick run; the other lines are shown if a test fails."""
     said = make("bench", f"NAME={name}", "QUICK=1")
     print(said)
     return json.loads(said.splitlines()[-1])

@@ -41,7 +41,7 @@ def make(*goals: str) -> str:
 
 
 def run_shell(script: str, folder: Path, variables: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
-    """Run shell commands without a network but loopback; ports are free there. Fails with what they have printed."""
+    """Run shell commands with loopback as the only network; ports are free there. Fails with their output."""
     done = subprocess.run(
         ["unshare", "--net", "bash", "-c", f"set -euo pipefail\nip link set lo up\n{script}"],
         cwd=folder,

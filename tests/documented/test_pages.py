@@ -43,10 +43,10 @@ LONG=$(submit '{"max_new_tokens": 1500}')  # waits until it is cancelled
 
 @dataclass(frozen=True)
 class Page:
-    """What surrounds a page's blocks.
+    """A page with the surroundings of its blocks.
 
-    before, between: shell commands before all blocks and before each later one. values: of words that stand for one.
-    shown: what the output must have.
+    before, between: shell commands before all blocks and before each later one. values: replacements of placeholders.
+    shown: text that the output must contain.
     """
 
     before: str = ""
@@ -107,7 +107,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_shell_block_of_a_page_runs(name: str, folder: Path) -> None:
-    """Each block ends well, and the page's answers are printed."""
+    """Each block exits with 0 and prints the page's answers."""
     page = PAGES[name]
     script = [f"trap {shlex.quote(STOP)} EXIT", page.before]
     for number, block in enumerate(shell_blocks(name)):

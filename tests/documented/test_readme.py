@@ -1,4 +1,4 @@
-"""Every block of README.md runs in order, as it stands, on a host of its own (a network namespace)."""
+"""Every block of README.md runs in order, unchanged, on a separate host (a network namespace)."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.needs("unshare", "ip", "curl"),
 ]
 MARK = "@@ block"
-STOP = "{ torchmoor stop --all; torchserve --stop; } >/dev/null 2>&1 || true"  # what a failed block has left
+STOP = "{ torchmoor stop --all; torchserve --stop; } >/dev/null 2>&1 || true"  # leftovers of a failed block
 TARGETS = "$ make demo"  # the block of make's targets, which run these tests
 
 
@@ -44,7 +44,7 @@ def user(tmp_path: Path) -> dict[str, str]:
 
 
 def test_every_block_of_the_readme_runs_in_order(user: dict[str, str]) -> None:
-    """Each block ends well and prints what README.md shows."""
+    """Each block exits with 0 and prints what README.md shows."""
     found = re.findall(r"^```(console|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     blocks = [(language, text) for language, text in found if not text.startswith(TARGETS)]
     script = [f"trap {shlex.quote(STOP)} EXIT"]

@@ -1,4 +1,4 @@
-"""Every script starts in a set-up that has only what `make setup` installs, and does its work where that is quick."""
+"""Every script starts with only the packages of `make setup`, and works where that is quick."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ PROGRAMS = sorted(
     for path in (ROOT / "scripts").iterdir()
     if path.suffix == ".sh" or (path.suffix == ".py" and "__main__" in path.read_text(encoding="utf-8"))
 )
-# {tmp} is an empty folder. Another test runs the others, or they change the checkout, need a cloud or take minutes.
+# {tmp} is an empty folder. Other scripts have their own tests, or change the checkout, need a cloud, or take minutes.
 QUICK = {
     "build_archives.py": "--only llava --model-store {tmp}",
     "check_prose.py": "README.md",

@@ -70,7 +70,7 @@ PASSING = re.compile(
     % headers.TIMEOUT_MS.encode()
 )
 TOKEN = re.compile(rb"<[0-9a-f]{32}>")
-# Of a decision; the others are times and ids.
+# Fields of a decision; the others are times and ids.
 COMPARED = frozenset(
     (
         *("method", "path", "caller", "model", "operation", "endpoint", "variant", "instance", "reason", "session"),
@@ -118,7 +118,7 @@ def token_of(body: bytes) -> bytes:
 
 
 def authorize(data: bytes) -> bytes:
-    """Return a script whose requests have a token, and its sessions those of the token's principal."""
+    """Return a script whose requests have a token and whose sessions belong to its principal."""
     return _SESSION.sub(_make_own, data.replace(_HOST_LINE, _AUTHORIZED))
 
 
@@ -252,7 +252,7 @@ class Client(ClientConnection):
 
 
 class RecordingObserver:
-    """Keeps what an access log would write of each request, without times and ids. Implements Observer."""
+    """Records what an access log would write of each request, without times and ids. Implements Observer."""
 
     is_tracing = False
 
@@ -292,7 +292,7 @@ class Stage:
         self.is_automatic = self.refuses_next = False
         self.ends: list[InstanceEnd] = []
         self.num_fast = 0  # requests that the fast path has sent
-        self.is_comparable = True  # what happens before a body is there finds fewer connections on the fast path
+        self.is_comparable = True  # events before a body finds fewer connections on the fast path
         self.registry = Registry(settings.endpoints)
         for name in ("a", "b"):
             self.registry.add(Instance(name=name, endpoint="llava", model="llava", port=1, state=InstanceState.READY))
@@ -309,7 +309,7 @@ class Stage:
         return Transport(Client(self.proxy.data.server))
 
     def describe(self, *clients: Transport) -> dict[str, Any]:
-        """Return what the script has led to, for comparison: bytes, counts and decisions, but no times."""
+        """Return the script's result, for comparison: bytes, counts and decisions, but no times."""
         [dispatcher] = self.proxy.data.dispatchers.all()
         counts = dispatcher.metrics.snapshot()
         decisions = self.proxy.data.dispatchers.decisions.describe(DecisionQuery(limit=MAX_SHOWN))
@@ -358,7 +358,7 @@ async def turn(times: int = 4) -> None:
 
 
 async def play(data: bytes, stage: Stage) -> dict[str, Any]:
-    """Play a script, then another client's request, then close everything. Returns what it has led to."""
+    """Play a script, then another client's request, then close everything; return the result."""
     LOOP.stage = stage
     other_request = authorize(OTHER) if stage.has_keys else OTHER
     if stage.has_keys:
@@ -392,7 +392,7 @@ async def play(data: bytes, stage: Stage) -> dict[str, Any]:
             case b"D":
                 stage.registry.set_state("a", InstanceState.DOWN)
             case b"s" if end is not None:
-                end.num_answered = end.requests.num_complete  # no longer answers by itself
+                end.num_answered = end.requests.num_complete  # no longer answers automatically
                 end.receive(received)
             case b"E" if end is not None:
                 end.receive_eof()
@@ -436,7 +436,7 @@ def check_answers(client: Transport) -> None:
     bodies = iter([token_of(body) for _, body in accepted])
     assert all(token in bodies for token in tokens), (tokens, accepted)  # subsequence test: `in` advances the iterator
     if any(method == b"HEAD" for method, _ in accepted):
-        return  # llhttp cannot tell its answers apart
+        return  # llhttp cannot separate its answers
     oracle = Answers()
     with suppress(httptools.HttpParserUpgrade):
         oracle.parser.feed_data(bytes(client.written))
@@ -508,7 +508,7 @@ def check(data: bytes) -> None:
 
 
 def play_alone(data: bytes, stage: Stage) -> dict[str, Any]:
-    """Play a script on a new stage and raise logged faults. Returns what it has led to."""
+    """Play a script on a new stage and raise logged faults; return the result."""
     broken: list[dict[str, Any]] = []
     LOOP.set_exception_handler(lambda loop, context: broken.append(context))
     with faults() as seen:

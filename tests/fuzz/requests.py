@@ -65,7 +65,7 @@ def compare(data: bytes, listener: Listener) -> None:
     oracle = Requests()
     try:
         oracle.parser.feed_data(data)
-    except httptools.HttpParserUpgrade:  # for llhttp, the body and what follows are another protocol's
+    except httptools.HttpParserUpgrade:  # for llhttp, the body and everything after it are another protocol's
         num = min(num, oracle.num_complete - 1)
     except httptools.HttpParserError:
         pass

@@ -26,7 +26,7 @@ def test_input_breaks_no_rule(path: Path) -> None:
 @pytest.mark.parametrize("has_keys", [False, True], ids=["open", "keys"])
 @pytest.mark.parametrize("path", [*FAST, *DECLINED], ids=lambda path: path.name)
 def test_scripts_take_the_path_that_their_name_says(path: Path, has_keys: bool) -> None:
-    """The scripts that compare the fast path with the general one use it, or offer it what it must decline."""
+    """Each script that compares the two paths uses the fast path, or contains what it must decline."""
     stage = connections.Stage(keeps_decisions=False, has_keys=has_keys)
     connections.play_alone(path.read_bytes(), stage)
 

@@ -117,7 +117,7 @@ def test_answers_are_those_of_the_cpu(options: dict[str, bool]) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("options", [{}, {"has_graphs": False}], ids=str)
 def test_answers_in_16_bits_are_close_to_those_in_32(dtype: str, options: dict[str, bool]) -> None:
-    """The same log probabilities but for rounding, as long as the tokens are the same; the types that users run."""
+    """Log probabilities in the types that users run are close to those in float32, as long as the tokens are equal."""
     pixels = torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(2))
     expected = generate(torch.device("cpu"), random_prompts(), pixels)
 
@@ -130,7 +130,7 @@ def test_answers_in_16_bits_are_close_to_those_in_32(dtype: str, options: dict[s
 
 
 def test_adapters_answer_as_on_the_cpu(tmp_path: Path) -> None:
-    """Rows with different adapters and without, in one batch."""
+    """Rows with different adapters and without share a batch and give the CPU's answers."""
     folders = [*make_adapters(CHECKPOINT, tmp_path, 4, strength=1.0), None]
     expected = answer(torch.device("cpu"), random_prompts(), adapters=folders)
 
@@ -139,7 +139,7 @@ def test_adapters_answer_as_on_the_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "falcon-alibi"])
 def test_a_plain_model_answers_as_on_the_cpu(family: str, tmp_path: Path) -> None:
-    """transformers' forward pass over the pool's blocks, without graphs."""
+    """A plain model, transformers' forward pass over the pool's blocks, gives the CPU's answers without graphs."""
     save(PLAIN[family](), tmp_path, CHECKPOINT)
     expected = answer(torch.device("cpu"), random_prompts(), checkpoint=tmp_path)
 
@@ -168,7 +168,7 @@ def test_kv_cache_takes_its_part_of_the_device() -> None:
 
 
 def test_cudnn_attention_is_off() -> None:
-    """It builds a plan for each new shape, and the shape of a conversation changes with each token."""
+    """cuDNN's attention is off, because it builds a plan for each new shape, which changes with each token."""
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -215,7 +215,7 @@ def test_step_waits_for_the_device_once() -> None:
 
 
 def test_short_prompts_are_replayed() -> None:
-    """A question of a few tokens beside answers is a graph, whose launch is faster than its kernels'."""
+    """A question of a few tokens beside answers is replayed as a graph, which is faster than launching its kernels."""
     model = load_model(CHECKPOINT, CUDA, "bfloat16")
     runner = ModelRunner(model, KV_BYTES)
     engine = Engine(runner, Scheduler(8, Pace(512, 2.0)), 1)
@@ -240,7 +240,7 @@ def test_short_prompts_are_replayed() -> None:
 
 @pytest.mark.parametrize(("max_context", "kv_bytes"), [(100, KV_BYTES), (8192, 1 << 20)])
 def test_rows_are_measured_with_few_blocks(max_context: int, kv_bytes: int) -> None:
-    """Of a model with a short context, and of a small KV cache."""
+    """Rows are measured for a model with a short context and for a small KV cache."""
     model = load_model(CHECKPOINT, CUDA, "bfloat16")
     model.max_context = max_context
     runner = ModelRunner(model, kv_bytes, 4)
@@ -260,7 +260,7 @@ def test_norms_are_fused() -> None:
 
 @pytest.mark.parametrize("top_ks", [(50,), (50, 20, None)])
 def test_a_step_that_samples_waits_for_the_device_once(top_ks: tuple[int | None, ...]) -> None:
-    """With equal top_k and with several: numbers are uploaded without a wait, tokens come with the step's results.
+    """Numbers are uploaded without a wait and tokens arrive with the step's results, for equal and different top_k.
 
     None: a row that is not sampled.
     """

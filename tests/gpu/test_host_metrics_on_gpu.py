@@ -12,7 +12,7 @@ pytestmark = [
 
 
 def test_use_of_gpus_is_measured() -> None:
-    """Memory that this process holds is part of what is in use."""
+    """The memory in use includes what this process holds."""
     pytest.importorskip("pynvml")
     held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0")
 

@@ -26,5 +26,5 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 9])
 def test_kernel_computes_attention(dtype: torch.dtype, case: Case, num_rows: int) -> None:
-    """With groups of heads, windows, scattered blocks, any head size, and NaN in unused storage."""
+    """The kernel is right for head groups, windows, scattered blocks, any head size, and NaN in unused storage."""
     assert difference(case, LENGTHS[-num_rows:], "cuda", dtype) < TOLERANCES[dtype]

@@ -69,9 +69,9 @@ class Composed:
 
 
 def build_with(podman: Podman, name: str, program: Path, folder: Path) -> str:
-    """Build an image of one program, with the entry point that its makers' image has."""
+    """Build an image of one program, with its publisher's entry point."""
     shutil.copy(program, folder / name)
-    entry = "[]" if name == "valkey-server" else f'["/usr/bin/{name}"]'  # Valkey's runs the command that it is given
+    entry = "[]" if name == "valkey-server" else f'["/usr/bin/{name}"]'  # Valkey's image runs the command that it gets
     (folder / "Dockerfile").write_text(
         f"FROM {BASE}\nCOPY {name} /usr/bin/{name}\nRUN mkdir -p /data /prometheus\nENTRYPOINT {entry}\n"
     )
@@ -82,7 +82,7 @@ def build_with(podman: Podman, name: str, program: Path, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def composed(podman: Podman, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
-    """Start everything as the documentation says, but for the images and ports, and Grafana."""
+    """Start everything as documented, except for images, ports and Grafana."""
     require("docker-compose", "prometheus")
     if not Path("/usr/lib/podman/aardvark-dns").exists():
         missing("names of services need netavark and aardvark-dns (apt-get install netavark aardvark-dns)")
@@ -144,7 +144,7 @@ def ready(composed: Composed) -> Composed:
 
 
 def test_session_survives_its_instance(ready: Composed) -> None:
-    """The proxy finds the instances by their names, and Valkey has what the other instance needs."""
+    """The proxy finds the instances by name, and the other instance reads the session from Valkey."""
     client = ready.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
@@ -168,7 +168,7 @@ def test_session_survives_its_instance(ready: Composed) -> None:
 
 
 def test_asynchronous_request_ends_in_the_bucket(ready: Composed) -> None:
-    """Its input comes from SeaweedFS, its queue is in Valkey."""
+    """An asynchronous request's input and result are in SeaweedFS, and its queue is in Valkey."""
     key = "inputs/question.json"
     in_proxy(ready, f"s3.put_object(Bucket='torchmoor', Key='{key}', Body=sys.argv[1].encode())", '{"inputs": "hello"}')
 
@@ -194,7 +194,7 @@ def in_proxy(composed: Composed, code: str, *arguments: str) -> str:
 
 
 def test_prometheus_scrapes_the_proxy(ready: Composed) -> None:
-    """It has the admin token, the instances' metrics and the alerts."""
+    """Prometheus has the admin token and scrapes the instances' metrics; the alerts are loaded."""
 
     def query(expression: str) -> list[dict[str, Any]]:
         with suppress(requests.RequestException):
@@ -208,7 +208,7 @@ def test_prometheus_scrapes_the_proxy(ready: Composed) -> None:
 
 
 def test_grafana_is_given_files_that_exist() -> None:
-    """Its data source is the Prometheus of the file, and its dashboards are those of deploy/observability."""
+    """Grafana's data source is the file's Prometheus, and its dashboards are those of deploy/observability."""
     services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
     for service in services.values():
         sources = [each.partition(":")[0] for each in service.get("volumes", ()) if each.startswith(".")]

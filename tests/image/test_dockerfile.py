@@ -34,7 +34,7 @@ def test_commands_that_are_called_by_their_path_are_installed_whatever_the_base_
 
 
 def test_context_has_the_modules_that_the_build_runs(tmp_path: Path) -> None:
-    """.dockerignore lets through what the scripts of the Dockerfile import, for each demo model."""
+    """.dockerignore includes what the Dockerfile's scripts import, for each demo model."""
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         source, target = ROOT / line.removeprefix("!"), tmp_path / line.removeprefix("!")
         if line.startswith("!"):
@@ -54,7 +54,7 @@ def test_context_has_the_modules_that_the_build_runs(tmp_path: Path) -> None:
 
 
 def test_failing_demo_model_ends_the_build() -> None:
-    """A loop of the shell has the status of its last run, so a build must not go on without one of two models."""
+    """A failing demo model ends the build, although a shell loop's status is that of its last iteration."""
     loops = re.findall(r"^RUN (?:(?!^RUN ).)*?\bfor name in", DOCKERFILE.read_text(), re.MULTILINE | re.DOTALL)
 
     assert loops

@@ -16,7 +16,7 @@ from torchmoor.cli.model_archive import package
 from torchmoor.fleet.ports import find_free_ports
 
 pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
-NAMES = ("8d2f0a1c9be94b0f", "51d0c34e77aa41d2")  # as the platform names them
+NAMES = ("8d2f0a1c9be94b0f", "51d0c34e77aa41d2")  # in the platform's form
 
 
 def test_a_platform_loads_and_unloads_many_models(podman: Podman, image: str, tmp_path: Path) -> None:

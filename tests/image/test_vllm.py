@@ -84,7 +84,7 @@ def test_the_image_serves_a_session_on_vllm(podman: Podman, image: str, tmp_path
 
 
 def test_too_little_shared_memory_is_explained(podman: Podman, image: str, tmp_path: Path) -> None:
-    """vLLM's processes need more of it than a container has by default; the error says how to give it."""
+    """If the container's shared memory is too small for vLLM's processes, the error says how to increase it."""
     with serving(podman, image, tmp_path) as (container, _):
         wait_until(lambda: container.process.poll() is not None, "the container ends", deadline_s=START_S)
 

@@ -1,4 +1,4 @@
-"""The Helm chart gives the objects of the overlays, and its values change what they name."""
+"""The Helm chart gives the overlays' objects, and each value changes what it names."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def in_order(objects: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def test_chart_has_the_objects_of_the_overlay(
     name: str, chart: Chart, rendered: Callable[[str], Overlay], kubernetes_folder: Path
 ) -> None:
-    """With the files of make_secrets.sh also the Secrets are the same."""
+    """The chart has the overlay's objects, and with the files of make_secrets.sh also its Secrets."""
     generated = kubernetes_folder / "components" / "secrets" / "generated"
     files = ",".join(f"secrets.{value}={generated / file}" for value, file in SECRET_FILES.items())
 
@@ -106,7 +106,7 @@ def test_lint_finds_nothing(name: str, chart_folder: Path) -> None:
 
 
 def test_values_change_what_they_name(chart: Chart) -> None:
-    """Images, numbers of pods, the instances' variables, the configuration, the host and the namespace."""
+    """Values change images, numbers of pods, variables of instances, the configuration, the host and the namespace."""
     found = chart(
         into="elsewhere",
         overlay="gpu",
@@ -143,7 +143,7 @@ def test_values_change_what_they_name(chart: Chart) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_pods_that_drain_for_longer_are_killed_later(name: str, chart: Chart) -> None:
-    """The grace periods keep their distance from the times that the values change, and stay as they are otherwise."""
+    """Grace periods keep their distance from the times that values change, and stay unchanged otherwise."""
     usual = chart(overlay=name)
     found = chart(
         overlay=name,
@@ -169,7 +169,7 @@ def test_pods_that_drain_for_longer_are_killed_later(name: str, chart: Chart) ->
     ],
 )
 def test_wrong_values_are_refused(values: dict[str, Any], said: str, chart_folder: Path) -> None:
-    """A misspelt or impossible value, and Secrets of which some are missing, are named in the error."""
+    """The error names a misspelt or impossible value, and missing Secrets."""
     done = helm("template", "torchmoor", chart_folder, *set_values(values))
 
     assert done.returncode != 0

@@ -243,7 +243,7 @@ def test_the_probe_s_command_tells_whether_the_server_serves(demo: Overlay, valk
 
 @pytest.mark.parametrize("script", ["kubernetes/components/secrets/make_secrets.sh", "compose/make_env.sh"])
 def test_folder_that_cannot_be_made_is_not_said_to_exist(script: str, tmp_path: Path) -> None:
-    """In a checkout that may not be written to, the reason is mkdir's own."""
+    """If a checkout is not writable, the error is mkdir's own."""
     mkdir = tmp_path / "mkdir"
     mkdir.write_text("#!/bin/sh\necho 'mkdir: Read-only file system' >&2\nexit 1\n")
     mkdir.chmod(0o755)
@@ -258,7 +258,7 @@ def test_folder_that_cannot_be_made_is_not_said_to_exist(script: str, tmp_path: 
 
 @pytest.mark.parametrize("script", ["kubernetes/components/secrets/make_secrets.sh", "compose/make_env.sh"])
 def test_with_arguments_nothing_is_written(script: str, tmp_path: Path) -> None:
-    """`--help` too: the script says what it does instead."""
+    """With any argument, such as `--help`, the script prints its usage and writes nothing."""
     copy = shutil.copy(DEPLOY / script, tmp_path)
 
     done = subprocess.run([copy, "--help"], capture_output=True, text=True, timeout=30)

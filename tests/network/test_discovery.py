@@ -1,4 +1,4 @@
-"""Instances by DNS under load: hosts with addresses of their own, a real DNS server, faults of the network."""
+"""Instances in DNS under load: hosts with separate addresses, a real DNS server, network faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_an_instance_goes_from_dns_and_comes_back(stage: Stage, proxy: Proxy, lo
     """An instance that leaves DNS finishes its work and is removed; named again, it gets work. No client notices."""
     stage.name("llava-0", "llava-1")
     proxy.wait_for("llava-0", "llava-1")
-    load.wait_answered(50)  # what it had answered is counted by now
+    load.wait_answered(50)  # its answers are counted by now
     before = load.report()["by"]["llava-2"]
     load.wait_served("llava-0", "llava-1")
     assert load.report()["by"]["llava-2"] == before
@@ -31,7 +31,7 @@ def test_an_instance_goes_from_dns_and_comes_back(stage: Stage, proxy: Proxy, lo
 
 
 def test_an_answer_that_flaps_moves_nobody(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """One that is missing now and then stays, or leaves and is called back: nothing is lost either way."""
+    """An instance that is missing from some answers stays, or leaves and is recalled; nothing is lost."""
     for _ in range(4):
         stage.name("llava-0", "llava-1")
         load.wait_answered(20)
@@ -46,7 +46,10 @@ def test_an_answer_that_flaps_moves_nobody(stage: Stage, proxy: Proxy, load: Loa
 def test_an_instance_that_falls_silent_is_found_and_its_work_done_elsewhere(
     stage: Stage, proxy: Proxy, load: Load
 ) -> None:
-    """No reset tells that it has lost its network. Only its streams break; it stays known, and comes back by itself."""
+    """An instance that loses its network, without a reset, loses only its streams.
+
+    It stays known and comes back by itself.
+    """
     stage.network.cut_off("llava-1")
     wait_until(lambda: proxy.states()["llava-1"] == "down", "its silence is noticed", interval_s=0.1)
     load.wait_served("llava-0", "llava-2")
@@ -60,7 +63,7 @@ def test_an_instance_that_falls_silent_is_found_and_its_work_done_elsewhere(
 
 
 def test_an_instance_that_refuses_is_left_at_once(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """A firewall in between that answers with resets."""
+    """An instance behind a firewall that answers with resets is left at once."""
     stage.network.reject("llava-2")
     wait_until(lambda: proxy.states()["llava-2"] == "down", "it is left", interval_s=0.1)
     load.wait_served("llava-0", "llava-1")
@@ -71,7 +74,10 @@ def test_an_instance_that_refuses_is_left_at_once(stage: Stage, proxy: Proxy, lo
 
 
 def test_lost_packets_cost_time_alone(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """Each tenth packet to two of three; by chance a long series of probes, and then streams."""
+    """If a tenth of the packets to two instances is lost, requests only take longer.
+
+    Streams may break when many probes are lost by chance.
+    """
     for name in ALL[:2]:
         stage.network.lose(name, 0.1)
     load.wait_served(*ALL, turns=100)
@@ -80,7 +86,10 @@ def test_lost_packets_cost_time_alone(stage: Stage, proxy: Proxy, load: Load) ->
 
 
 def test_without_dns_the_last_known_stay(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """Its server dies: said once in the log, counted, and shown with the age of the last answer. Then it is back."""
+    """While the DNS server is down the known instances stay.
+
+    The failure is logged once, counted, and shown with the last answer's age.
+    """
     failures = proxy.metric("DiscoveryFailures_total")
     stage.zone.stop()
     wait_until(lambda: proxy.metric("DiscoveryFailures_total") >= failures + 3, "questions fail", interval_s=0.1)
@@ -98,7 +107,7 @@ def test_without_dns_the_last_known_stay(stage: Stage, proxy: Proxy, load: Load)
 
 
 def test_an_instance_whose_address_changes_keeps_its_name(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """As when a pod is recreated elsewhere: the next turns go there, and none fails."""
+    """An instance at a new address, such as a recreated pod, gets the next turns, and none fails."""
     address = stage.network.add("elsewhere", 31)
     started = stage.start_instance("elsewhere", "llava-1")
     assert started.stdout is not None
@@ -112,7 +121,7 @@ def test_an_instance_whose_address_changes_keeps_its_name(stage: Stage, proxy: P
 
 
 def test_a_proxy_that_loses_its_network_goes_on_when_it_is_back(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """Its clients' requests fail meanwhile, and its instances and DNS are silent. No session is lost."""
+    """Requests fail while the proxy has no network, in which instances and DNS are silent; no session is lost."""
     stage.network.cut_off("proxy")
     wait_until(lambda: set(proxy.states().values()) == {"down"}, "it reaches no instance", interval_s=0.1)
     assert set(proxy.states()) == set(ALL)

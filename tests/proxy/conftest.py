@@ -218,7 +218,7 @@ class Stage:
                 leave_out_usual(proxy.data.dispatchers.decisions, self.settings.observe)
         async with proxy as self.proxy:
             await asyncio.sleep(0)
-            # The first probe, which no setting prevents.
+            # The first probe, which no setting prevents; wait until it has ended.
             while self.proxy.health.is_probing and self.settings.health is NO_PROBES:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             self._usual_tasks = set(asyncio.all_tasks())

@@ -36,10 +36,10 @@ def lines(words: Sequence[str], finish: str = "eos_token") -> list[bytes]:
 
 @dataclass
 class FakeChat:
-    """What all instances of a stage do, and the requests that they received.
+    """The behaviour of all instances of a stage, and the requests that they received.
 
-    instead: behaviours for the next requests, one each. gate: what waits there after an answer's first token, until it
-    is opened or the answer is stopped.
+    instead: behaviours for the next requests, one each. gate: where each answer waits after its first token, until the
+    gate opens or the answer is stopped.
     """
 
     stage: Stage

@@ -25,7 +25,7 @@ class Received:
 
 
 class Wire:
-    """What a behaviour can do with its connection."""
+    """The operations that a behaviour can use on its connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader

@@ -222,7 +222,7 @@ def test_an_unsigned_payload_must_be_allowed(make_stage: MakeStage, is_allowed: 
 
 
 def test_a_client_that_signs_no_hash_learns_what_to_send(guarded: Stage) -> None:
-    """As AWS's SDK for JavaScript does for a body that is a stream."""
+    """The error for a client that signs no hash, such as AWS's JavaScript SDK with a stream, has the remedy."""
     request = signed(guarded, b"{}", **{"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"})
 
     answer = requests.post(request.url, data=b"{}", headers=dict(request.headers.items()), timeout=60)
@@ -344,7 +344,7 @@ def test_nothing_is_told_before_a_signature_is_right(guarded: Stage) -> None:
 
 
 def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
-    """A longer one needs a token."""
+    """A long signed body is refused; with a token it is accepted."""
     access = AccessSettings(max_signed_body_bytes=1000)
     stage = make_stage(credentials=CREDENTIALS, access=access)
 

@@ -73,7 +73,7 @@ def test_line_says_where_a_request_went_and_how_long_it_took(stage: Stage, path:
 
 
 def test_requests_that_the_proxy_answers_have_the_clients_id(stage: Stage, path: Path) -> None:
-    """By it an operator finds the request that a client reports. A client of HTTP may send one of any length."""
+    """The log has the client's id, by which operators find a reported request, shortened if necessary."""
     client = stage.client()
     with pytest.raises(ClientError, match="not found"):
         client.invoke_endpoint(EndpointName="elsewhere", Body=b"{}", InferenceId="order-8")
@@ -201,7 +201,7 @@ def test_line_names_the_model_wherever_the_request_does(make_stage: Callable[...
 
 
 def test_line_names_the_adapter_that_only_the_body_names(make_stage: Callable[..., Stage], path: Path) -> None:
-    """A request for the base model has no line of it."""
+    """The adapter is logged if only the body names it; a request for the base model has no such field."""
     stage = make_stage(observe=logging_to(path), multi_model=MultiModelSettings(are_adapters=True))
     for model in ("llava/red", "llava"):
         connection = stage.http()

@@ -61,7 +61,7 @@ def test_pages_have_every_session_once_for_each_holder(stage: Stage, limit: int)
 def test_first_list_has_all_instances_of_a_large_fleet(
     make_stage: Callable[..., Stage], holders: FakeHolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are not asked at once wait for their turn."""
+    """Instances that are not asked at once follow later, and the first list is complete."""
     monkeypatch.setattr("torchmoor.admin.statuses.MAX_QUERIES", 1)
     stage = make_stage(prepare=holders)
     holders.of["a"].hold([make_session(NAMES[0])])

@@ -35,7 +35,7 @@ def stages(make_stage: MakeStage, number: int = 1, **options: Any) -> list[Stage
 
 
 def ask(stage: Stage, **options: Any) -> tuple[str, str]:
-    """Ask with OpenAI's client; return the instance that answered, and why."""
+    """Ask with OpenAI's client; return the instance that answered and the reason."""
     if stage not in CLIENTS:
         CLIENTS[stage] = client(stage)
     answer = CLIENTS[stage].chat.completions.with_raw_response.create(model="llava", messages=MESSAGES, **options)
@@ -65,7 +65,7 @@ def keep_apart(stage: Stage, sends: Callable[[str], dict[str, Any]]) -> dict[str
 def test_a_keys_requests_reach_one_instance_through_both_proxies(
     make_stage: MakeStage, sends: Callable[[str], dict[str, Any]]
 ) -> None:
-    """OpenAI's own fields and the header fields of gateways."""
+    """A key in OpenAI's own fields or in gateways' header fields leads to one instance through both proxies."""
     first, second = stages(make_stage, 2)
 
     assert keep_apart(first, sends) == keep_apart(second, sends)
@@ -95,7 +95,7 @@ def test_a_long_key_is_ignored_and_counted(make_stage: MakeStage) -> None:
 
 
 def test_keys_are_not_read_where_the_operator_says_so(make_stage: MakeStage) -> None:
-    """affinity.max_key_bytes: 0."""
+    """With affinity.max_key_bytes 0, keys are ignored."""
     variant = VariantSettings(model="llava", affinity=AffinitySettings(max_key_bytes=0))
     [stage] = stages(make_stage, variants=(variant,))
 
@@ -115,7 +115,7 @@ def test_two_callers_with_one_key_have_nothing_in_common(make_stage: MakeStage) 
 
 
 def test_fields_elsewhere_in_the_body_are_no_keys(make_stage: MakeStage) -> None:
-    """Only fields of the request itself, with a text, count."""
+    """Only text fields of the request itself count as keys."""
     [stage] = stages(make_stage)
     behave(stage, answering(body=BODY))
 

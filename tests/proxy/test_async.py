@@ -203,7 +203,7 @@ def test_wrong_request_is_refused_and_nothing_is_queued(stage: Stage, members: A
 
 @pytest.mark.parametrize("key", ["my file.json", "\u00e9.json", "\u65e5  \u672c/100%.json"])
 def test_a_key_in_s3_has_any_printable_characters(tmp_path: Path, make_stage: MakeStage, key: str) -> None:
-    """boto3 signs them and sends them as UTF-8."""
+    """A key may have any printable characters; boto3 signs them and sends them as UTF-8."""
     keys = {"AKIDEXAMPLE": AccessKey(secret="secret" * 4)}
     stage = make_stage(async_folder=tmp_path, credentials=Credentials(keys=keys))
     for name in stage.instances:  # nothing is read from S3
@@ -344,7 +344,7 @@ def _same_invocation(request: Any, **_: Any) -> None:
 
 
 def test_head_of_a_result_has_no_body(stage: Stage) -> None:
-    """Its bytes would be taken for the next answer of the connection."""
+    """The answer to HEAD has no body, whose bytes would be read as the connection's next answer."""
     stage.a.behave = stage.b.behave = answering(body=b"result")
     submit(stage, Body=b"{}", InferenceId="one")
     wait_until(lambda: admin(stage, "/async-requests/one")[1]["state"] == "COMPLETED", "it has ended")
@@ -361,7 +361,7 @@ def test_head_of_a_result_has_no_body(stage: Stage) -> None:
 
 
 def test_client_that_leaves_within_a_result_is_no_fault(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """As `torchmoor async get ID | head` does; the log has no traceback."""
+    """A client that disconnects in mid-result, as in `torchmoor async get ID | head`, causes no traceback."""
     stage.a.behave = stage.b.behave = answering(body=b"x" * 20_000_000)
     submit(stage, Body=b"{}", InferenceId="one")
     wait_until(lambda: admin(stage, "/async-requests/one")[1]["state"] == "COMPLETED", "it has ended")
@@ -514,9 +514,10 @@ def test_command_line_says_that_nobody_answers() -> None:
 
 
 def test_an_update_waits_for_running_requests(stage: Stage) -> None:
-    """A request that runs when the endpoint's instances are replaced ends where it runs; the next one runs on theirs.
+    """A request that runs when the endpoint's instances are replaced ends at the old ones, and can be cancelled until
+    then.
 
-    Until then, it can be cancelled.
+    The next request runs on the new ones.
     """
     gate = Gate()
 

@@ -27,12 +27,12 @@ BODY = {"model": "llava", "input": "hello", "background": True}
 
 @dataclass
 class FakeResponses:
-    """Makes the instances keep responses: each request opens another session at the instance that gets it."""
+    """Instances that keep responses: each request opens another session at the instance that gets it."""
 
     stage: Stage
     run: Behaviour = field(default_factory=lambda: answering(body=b'{"status": "completed"}'))
     sessions: list[str] = field(default_factory=list)
-    ran: list[tuple[str, Received]] = field(default_factory=list)  # with the name of the instance
+    ran: list[tuple[str, Received]] = field(default_factory=list)  # prefixed with the instance's name
     ended: list[dict[str, Any]] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)  # hashes of sessions
     dropped: list[tuple[str, int]] = field(default_factory=list)  # responses of conversations
@@ -58,7 +58,7 @@ class FakeResponses:
         return behave
 
     async def _add(self, request: Received, wire: Wire) -> None:
-        """Accept a response in the conversation, again if the client repeats its request."""
+        """Accept a response in the conversation; a repeated request gets the same one."""
         named = request.headers.get("amz-sdk-invocation-id", "") or f"{len(self.sessions)}"
         self.sessions += [] if named in self.sessions else [named]
         name = response_id(self.talk, self.sessions.index(named) + 1)
@@ -127,7 +127,7 @@ def test_the_client_gets_the_answer_when_the_queue_has_the_response(
 
 
 def test_a_response_runs_where_its_session_is(make_stage: MakeStage, tmp_path: Path) -> None:
-    """Not where the load is least; at another instance when its own is gone."""
+    """A response runs at its session's instance, whatever the load, or at another one if that instance is gone."""
     stage = make_stage(async_folder=tmp_path, are_journaled=True)
     fake = FakeResponses(stage)
     for _ in range(4):
@@ -155,7 +155,7 @@ def test_a_response_runs_where_its_session_is(make_stage: MakeStage, tmp_path: P
 
 
 def test_a_full_share_closes_what_was_opened(make_stage: MakeStage, tmp_path: Path) -> None:
-    """The client gets the limit's error, streamed or not, and the instance keeps nothing."""
+    """If the caller's share is full, the client gets the limit's error, and the instance keeps nothing."""
     callers = CallerSettings(limited="always", max_async_requests=1)
     stage = make_stage(async_folder=tmp_path, callers=callers)
     fake, gate = FakeResponses(stage), Gate()
@@ -217,7 +217,7 @@ def test_the_instance_is_told_why_there_is_no_answer(
 
 
 def test_a_response_whose_session_key_is_gone_has_failed(make_stage: MakeStage, tmp_path: Path) -> None:
-    """As after a restart of `torchmoor up`, which makes a key at each start: no instance can ever serve it."""
+    """A response whose key is gone, as after a restart of `torchmoor up`, fails: no instance can serve it."""
     stage = make_stage(async_folder=tmp_path)
     fake = FakeResponses(stage)
     session = make_session_id("a", key=b"the key of the time before")
@@ -237,7 +237,7 @@ def test_a_response_whose_session_key_is_gone_has_failed(make_stage: MakeStage, 
 
 
 def test_operators_do_not_see_the_id_of_a_response(make_stage: MakeStage, tmp_path: Path) -> None:
-    """Without keys, everyone who knows it may read the response; the instance's error names it."""
+    """The id, which the instance's error contains, is hidden from operators, because without keys it gives access."""
     stage = make_stage(async_folder=tmp_path)
     fake = FakeResponses(stage)
 
@@ -254,7 +254,7 @@ def test_operators_do_not_see_the_id_of_a_response(make_stage: MakeStage, tmp_pa
 
 
 def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(make_stage: MakeStage, tmp_path: Path) -> None:
-    """The response is generated all the same, as after any other disconnect."""
+    """A response is generated and stored although its client disconnects, and leaves nothing behind in the proxy."""
     stage = make_stage(async_folder=tmp_path)
     fake = FakeResponses(stage)
     data = json.dumps({**BODY, "stream": True}).encode()
@@ -267,14 +267,14 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(make_stage: MakeSt
 
 
 class SlowQueue:
-    """Lets submits of a stage's queue wait until the test opens their gates, in their order."""
+    """A stage's queue whose submits wait for the test's gates, in order."""
 
     def __init__(self, stage: Stage) -> None:
         service = stage.proxy.data.async_inference
         assert service is not None
         self._submit = service.queue.submit
         self.gates: list[Gate] = []
-        self.error: ApiError | None = None  # that the queue answers with
+        self.error: ApiError | None = None  # the queue's answer
         service.queue.submit = self._wait
 
     async def _wait(self, *args: Any, **options: Any) -> Any:
@@ -286,7 +286,10 @@ class SlowQueue:
 
 
 def test_a_session_counts_for_its_caller_although_the_client_leaves(make_stage: MakeStage, tmp_path: Path) -> None:
-    """Else a caller could open any number of them by leaving before the queue has the response."""
+    """A session counts although its client disconnects before the queue has the response.
+
+    Otherwise the limit has no effect.
+    """
     stage = make_stage(async_folder=tmp_path, callers=CallerSettings(limited="always"))
     fake, queue = FakeResponses(stage), SlowQueue(stage)
     data = json.dumps(BODY).encode()
@@ -305,7 +308,7 @@ def test_a_session_counts_for_its_caller_although_the_client_leaves(make_stage: 
 
 @pytest.mark.parametrize("service", ["refuses later", "refuses at once", "lacks the endpoint"])
 def test_a_session_that_the_queue_refuses_does_not_count(make_stage: MakeStage, tmp_path: Path, service: str) -> None:
-    """Although the client has left: the instance has closed it."""
+    """A session whose response the queue refuses is closed and does not count, also if the client has disconnected."""
     stage = make_stage(async_folder=tmp_path, callers=CallerSettings(limited="always"))
     fake, queue = FakeResponses(stage), SlowQueue(stage)
     callers, asynchronous = stage.proxy.data.dispatchers.callers, stage.proxy.data.async_inference
@@ -347,7 +350,7 @@ def leaving(stage: Stage, then: Callable[..., bool]) -> Callable[..., bool]:
 
 
 class LeavingEndpoints(dict[str, Any]):
-    """Has no endpoints; a client that asks for one has left when it has its answer."""
+    """An empty set of endpoints; a client whose request looks one up has disconnected when it is answered."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -360,7 +363,7 @@ class LeavingEndpoints(dict[str, Any]):
 def test_a_response_whose_instance_is_lost_before_it_is_queued_is_asked_for_once_more(
     make_stage: MakeStage, tmp_path: Path
 ) -> None:
-    """The client gets the answer of the instance that has its response, once the queue has that response."""
+    """After a loss of the instance, another accepts the response, and the client gets its answer once it is queued."""
     stage = make_stage(async_folder=tmp_path, are_journaled=True)
     fake, queue = FakeResponses(stage), SlowQueue(stage)
     with ThreadPoolExecutor(1) as pool:
@@ -381,13 +384,13 @@ def test_a_response_whose_instance_is_lost_before_it_is_queued_is_asked_for_once
 
 
 def in_conversation(fake: FakeResponses) -> dict[str, Any]:
-    """Make the fakes keep responses in one conversation. Return the body of a request."""
+    """Make the fakes keep responses in one conversation; return a request's body."""
     fake.talk = make_session_id("a")
     return {**BODY, "conversation": conversation_id(fake.talk)}
 
 
 def test_responses_of_a_conversation_run_where_it_is(make_stage: MakeStage, tmp_path: Path) -> None:
-    """Each is a request of its own in the queue."""
+    """Responses of a conversation are separate requests in the queue and run at the conversation's instance."""
     stage = make_stage(async_folder=tmp_path)
     fake = FakeResponses(stage)
     body = in_conversation(fake)
@@ -402,7 +405,7 @@ def test_responses_of_a_conversation_run_where_it_is(make_stage: MakeStage, tmp_
 
 
 def test_a_refusal_leaves_the_conversation_open(make_stage: MakeStage, tmp_path: Path) -> None:
-    """Only the response that the queue refuses is deleted."""
+    """If the queue refuses a response, only this response is deleted, and its conversation stays."""
     stage = make_stage(async_folder=tmp_path, callers=CallerSettings(limited="always", max_async_requests=1))
     fake, gate = FakeResponses(stage), Gate()
 
@@ -424,7 +427,7 @@ def test_a_refusal_leaves_the_conversation_open(make_stage: MakeStage, tmp_path:
 def test_a_response_of_a_conversation_that_is_accepted_twice_is_queued_once(
     make_stage: MakeStage, tmp_path: Path
 ) -> None:
-    """The instance that takes the conversation over knows the request by its invocation id, so nothing is deleted."""
+    """The instance that takes the conversation over recognises the invocation id, so nothing is queued twice."""
     stage = make_stage(async_folder=tmp_path, are_journaled=True)
     fake, queue = FakeResponses(stage), SlowQueue(stage)
     body = in_conversation(fake)

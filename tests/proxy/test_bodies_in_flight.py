@@ -1,4 +1,4 @@
-"""Bodies in flight: an instance is sent at most the bytes that its JVM can hold, and what it has is counted back."""
+"""Bodies in flight: an instance gets at most the bytes that its JVM can hold, and their count returns to zero."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeStage = Callable[..., Stage]
 
 
 def limited(make_stage: MakeStage, **options: object) -> Stage:
-    """Two instances that hold MAX_BYTES of bodies each."""
+    """Return two instances that hold MAX_BYTES of bodies each."""
     return make_stage(**{"max_inflight_body_bytes": 2 * MAX_BYTES, **options})  # short bodies count twice
 
 
@@ -43,7 +43,7 @@ def ask(body: bytes, *, path: str = "/endpoints/llava/invocations", more: str = 
 
 
 def test_instance_without_room_is_passed_over(make_stage: MakeStage) -> None:
-    """The other one gets the body, although it has more requests; where no instance has room, the answer is 503."""
+    """An instance with room gets the body even if it has more requests; if no instance has room, the answer is 503."""
     stage = limited(make_stage)
     held = Held(stage, stage.a, stage.b)
     turns = [send(stage, body, session=make_session_id("b")) for body in (b"1", b"2")]
@@ -66,7 +66,7 @@ def test_instance_without_room_is_passed_over(make_stage: MakeStage) -> None:
 
 
 def test_turn_stays_with_its_instance(make_stage: MakeStage) -> None:
-    """Another instance could rebuild the session, but a shortage of room does not move it."""
+    """A turn stays with its instance, although another could rebuild the session, if only room is lacking."""
     stage = limited(make_stage, are_journaled=True)
     held = Held(stage, stage.a, stage.b)
     first = send(stage, LONG, session=make_session_id("a"))
@@ -86,7 +86,7 @@ def test_turn_stays_with_its_instance(make_stage: MakeStage) -> None:
     ("path", "expected"), [("/endpoints/llava/invocations", b"400"), ("/invocations", b"413")], ids=["runtime", "other"]
 )
 def test_body_that_no_instance_can_hold_is_refused_at_once(make_stage: MakeStage, path: str, expected: bytes) -> None:
-    """Not with 503, after which a client would try again in vain; also where requests wait."""
+    """A body too large for every instance is not refused with 503, after which clients would retry in vain."""
     stage = limited(make_stage, late_binding=LATE)
 
     answer = stage.raw(ask(b"x" * (MAX_BYTES + 1), path=path))
@@ -97,7 +97,7 @@ def test_body_that_no_instance_can_hold_is_refused_at_once(make_stage: MakeStage
 
 
 def test_long_bodies_wait_for_room(make_stage: MakeStage) -> None:
-    """With late binding; a shorter one passes, and a turn waits for its own instance."""
+    """With late binding a long body waits for room while shorter ones pass; a turn waits for its own instance."""
     stage = limited(make_stage, late_binding=LATE, names=("a",))
     held = Held(stage, stage.a)
     socks = [send(stage, LONG), send(stage, b"v" * 50), send(stage, b"w" * 55, session=make_session_id("a"))]
@@ -129,7 +129,10 @@ def chunk(data: bytes) -> bytes:
 
 
 def test_body_without_a_length_counts_once_it_is_whole(make_stage: MakeStage) -> None:
-    """Without room it gets 503. One that no instance can hold gets 400 before its end. Both are counted back."""
+    """A body without a length gets 503 if there is no room, and 400 before its end if no instance can hold it.
+
+    Both counts return to zero.
+    """
     stage = limited(make_stage, names=("a",))
     held = Held(stage, stage.a)
     other = send(stage, LONG)
@@ -158,7 +161,7 @@ def arriving(stage: Stage) -> int:
 
 @pytest.mark.parametrize("num_sent", [0, 1])
 def test_bodies_that_are_declared_and_not_sent_take_no_room(make_stage: MakeStage, num_sent: int) -> None:
-    """Requests are answered at once beside any number of them, from the same address and without credentials."""
+    """Declared bytes that are not sent take no room: other requests are answered, also from the same address."""
     stage = limited(make_stage)
     silent = [stage.socket() for _ in range(20)]
     for sock in silent:
@@ -178,7 +181,7 @@ def test_bodies_that_are_declared_and_not_sent_take_no_room(make_stage: MakeStag
 
 
 def test_bodies_that_arrive_slowly_make_room_for_others(make_stage: MakeStage) -> None:
-    """Without credentials, too; the one that is dropped gets 503 and when to try again."""
+    """Slow bodies make room for others, also without credentials; a dropped one gets 503 with Retry-After."""
     limits = LimitSettings(max_body_bytes=100, max_passthrough_body_bytes=100, max_arriving_bytes=150)
     stage = limited(make_stage, limits=limits)
     slow = []
@@ -205,7 +208,7 @@ def test_bodies_that_arrive_slowly_make_room_for_others(make_stage: MakeStage) -
 
 
 def test_bytes_are_counted_back_whatever_ends_the_request(make_stage: MakeStage) -> None:
-    """An error, a client that leaves, an instance that dies, and a request that another instance takes over."""
+    """An error, a disconnect, an instance's death and a retry at another instance return the bytes to the count."""
     stage = limited(make_stage)
     held = Held(stage, stage.a)
     leaving = send(stage, LONG, session=make_session_id("a"))
@@ -227,7 +230,7 @@ async def reset(request: Received, wire: Wire) -> None:
 
 
 def test_request_is_not_sent_again_to_an_instance_without_room(make_stage: MakeStage) -> None:
-    """The retry asks for room like the first attempt; without room the client gets 503."""
+    """A retry checks for room like the first attempt; without room the client gets 503."""
     stage = limited(make_stage)
     held = Held(stage, stage.b)
     other = send(stage, LONG, session=make_session_id("b"))
@@ -243,7 +246,10 @@ def test_request_is_not_sent_again_to_an_instance_without_room(make_stage: MakeS
 
 
 def test_asynchronous_request_waits_for_room(make_stage: MakeStage, tmp_path: Path) -> None:
-    """It returns to the queue, and no attempt counts; a body that can never fit ends with a failure object."""
+    """An asynchronous request without room returns to the queue without counting an attempt.
+
+    One that never fits fails.
+    """
     stage = limited(make_stage, names=("a",), async_folder=tmp_path)
     held = Held(stage, stage.a)
     other = send(stage, LONG)
@@ -269,7 +275,7 @@ def until_read(url: str) -> bytes:
 
 
 def test_metric_shows_the_bytes_in_flight(make_stage: MakeStage) -> None:
-    """For each instance."""
+    """The metric has the bytes in flight of each instance."""
     stage = limited(make_stage, names=("a",))
     held = Held(stage, stage.a)
     sock = send(stage, LONG)
@@ -282,7 +288,7 @@ def test_metric_shows_the_bytes_in_flight(make_stage: MakeStage) -> None:
 
 
 def test_a_body_counts_with_what_it_takes_beside_its_bytes() -> None:
-    """Measured in a JVM of 512 MiB: 3 bodies of 60 MiB or 28 of 5.9 MiB are served, 4 or 32 end it."""
+    """A body counts with its overhead: a JVM of 512 MiB serves 3 of 60 MiB or 28 of 5.9 MiB; 4 or 32 end it."""
     most: dict[float, int] = {}
     for mib in (60.0, 5.9, 1.0):
         instance = Instance(name="a", endpoint="llava", model="llava", port=1)
@@ -294,7 +300,7 @@ def test_a_body_counts_with_what_it_takes_beside_its_bytes() -> None:
 
 
 def test_longest_body_is_what_an_idle_instance_has_room_for() -> None:
-    """To the byte, whether a body counts twice or with a fixed number of bytes more."""
+    """The longest body fits exactly, whether a body counts twice or with a fixed overhead."""
     for limit in (200, 10 << 20):
         instance = Instance(name="a", endpoint="llava", model="llava", port=1, max_inflight_body_bytes=limit)
 
@@ -312,7 +318,10 @@ FORM = "Content-Type: application/x-www-form-urlencoded; charset=utf-8\r\n"
     ids=["form", "FORM", "multipart"],
 )
 def test_long_form_counts_for_its_fields(make_stage: MakeStage, path: str, lines: str) -> None:
-    """TorchServe makes an object of each field, so a form that fits as JSON is refused, with what to do."""
+    """Each field of a form counts, since TorchServe makes an object of it.
+
+    A form beyond the limit is refused with advice.
+    """
     stage = make_stage(max_inflight_body_bytes=1 << 20)
     body = b"a&" * (120 << 10)
 
@@ -324,7 +333,7 @@ def test_long_form_counts_for_its_fields(make_stage: MakeStage, path: str, lines
 
 
 def test_a_file_of_blank_lines_is_one_field(make_stage: MakeStage) -> None:
-    """Parts are counted, not what they contain; parts of a part are counted, too."""
+    """Parts of a form are counted, also nested ones, and not their content, so blank lines in a file do not matter."""
     stage = make_stage(limits=LimitSettings(max_form_fields=100))
     lines = "Content-Type: multipart/form-data; boundary=B\r\n"
 
@@ -348,7 +357,7 @@ def test_a_file_of_blank_lines_is_one_field(make_stage: MakeStage) -> None:
     ids=["form", "multipart", "line-feeds", "no-boundary"],
 )
 def test_form_of_many_fields_is_refused(make_stage: MakeStage, path: str, lines: str, field: bytes) -> None:
-    """Each takes a worker's time, however small the form is."""
+    """A form with many fields is refused even if it is small, because each field takes a worker's time."""
     stage = make_stage(limits=LimitSettings(max_form_fields=300))
 
     accepted = stage.raw(ask(field * 299, path=path, more=lines))
@@ -362,7 +371,7 @@ def test_form_of_many_fields_is_refused(make_stage: MakeStage, path: str, lines:
 
 
 def test_second_content_type_does_not_hide_a_form(make_stage: MakeStage) -> None:
-    """A request with two is refused."""
+    """A request with two content types is refused, so that the second cannot hide a form."""
     stage = make_stage(max_inflight_body_bytes=1 << 20)
     both = f"{FORM}Content-Type: application/json\r\n"
 
@@ -374,7 +383,7 @@ def test_second_content_type_does_not_hide_a_form(make_stage: MakeStage) -> None
 
 
 def test_form_of_undeclared_length_counts_for_its_fields(make_stage: MakeStage) -> None:
-    """It is refused as soon as it has become too long."""
+    """A form without a length is refused as soon as its fields exceed the limit."""
     stage = make_stage(max_inflight_body_bytes=1 << 20)
     part = b"a&" * (60 << 10)
     chunk = f"{len(part):x}\r\n".encode() + part + b"\r\n"

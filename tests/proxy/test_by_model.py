@@ -73,7 +73,7 @@ def test_missing_model_is_asked_for(stage: Stage, body: bytes) -> None:
 
 
 def test_files_are_listed_on_an_endpoints_own_path(stage: Stage) -> None:
-    """Nothing in the request names the endpoint otherwise."""
+    """Files are listed on an endpoint's own path, because nothing else in the request names the endpoint."""
     status, _, answer = call(stage, "/v1/files", None)
     listed, headers, _ = call(stage, "/endpoints/talks/openai/v1/files?limit=1", None)
 
@@ -93,7 +93,7 @@ def test_bad_header_is_told_before_the_instance_is_chosen(stage: Stage) -> None:
 
 
 def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stage]) -> None:
-    """The model is found anywhere before the limit; beyond it, the error says what to do."""
+    """A model beyond the limit is not searched for, and the error says where to name it."""
     stage = make_stage(limits=LimitSettings(max_unrouted_body_bytes=1000, max_replay_body_bytes=1000), **TWO)
     pad = "x" * 3_000_000
     first = json.dumps({"model": "talks", "pad": pad}).encode()
@@ -108,7 +108,7 @@ def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stag
 
 
 def test_adapter_beyond_the_limit_is_not_the_base_model(make_stage: Callable[..., Stage]) -> None:
-    """A model that was not looked for may be an adapter, so the error says where to name it."""
+    """A model beyond the limit may be an adapter, so the request is refused instead of using the base model."""
     limits = LimitSettings(max_unrouted_body_bytes=1000)
     stage = make_stage(limits=limits, endpoints={"a": "sees"}, multi_model=MultiModelSettings(are_adapters=True))
     pad = "x" * 2000
@@ -122,7 +122,7 @@ def test_adapter_beyond_the_limit_is_not_the_base_model(make_stage: Callable[...
 
 
 def test_adapter_behind_too_many_values_is_not_the_base_model(make_stage: Callable[..., Stage]) -> None:
-    """The search ends there, and the error says so."""
+    """The search ends after too many values, and the request is refused instead of using the base model."""
     stage = make_stage(endpoints={"a": "sees"}, multi_model=MultiModelSettings(are_adapters=True))
 
     lost, _, answer = call(stage, PATH, json.dumps({"pad": [[]] * 20_000, "model": "sees/red"}).encode())
@@ -217,7 +217,7 @@ def test_signature_is_checked_before_the_model_is_looked_for(make_stage: Callabl
 
 
 def test_a_model_that_is_no_text_in_utf_8_is_unknown(stage: Stage) -> None:
-    """A lone surrogate is valid JSON; it names no endpoint."""
+    """A model name with a lone surrogate, which JSON allows, is unknown."""
     status, _, answer = call(stage, PATH, b'{"model": "\\ud800"}')
 
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
@@ -234,7 +234,7 @@ def test_a_model_that_is_no_text_in_utf_8_is_unknown(stage: Stage) -> None:
 def test_an_endpoint_deleted_while_its_request_arrives_is_unknown(
     make_stage: Callable[..., Stage], path: str, body: bytes
 ) -> None:
-    """The head was read before DeleteEndpoint, and the body after it."""
+    """An endpoint that is deleted between a request's head and body is unknown."""
     stage = make_stage(names=("a", "b", "c"), endpoints={"a": "sees", "b": "talks", "c": "hears"})
 
     async def delete() -> None:
@@ -256,7 +256,10 @@ def test_an_endpoint_deleted_while_its_request_arrives_is_unknown(
 
 
 def test_a_chunked_request_for_a_resource_has_one_length(stage: Stage) -> None:
-    """The instance gets it as a POST; a second length would let it read the body as another request."""
+    """A chunked request becomes a POST with one length.
+
+    A second would make the instance read the body as another request.
+    """
     line = b"GET /endpoints/sees/openai/v1/responses/resp_x HTTP/1.1\r\n"
 
     answer = stage.raw(line + b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
@@ -266,7 +269,7 @@ def test_a_chunked_request_for_a_resource_has_one_length(stage: Stage) -> None:
 
 
 def test_a_connection_with_unsent_bytes_is_not_used_again(stage: Stage) -> None:
-    """An instance that answers before it reads the body leaves bytes, which the next request would wait for."""
+    """A connection on which an instance answered before reading the whole body is closed, not reused."""
 
     async def answer_unread(request: Received, wire: Wire) -> None:
         await wire.answer(413)

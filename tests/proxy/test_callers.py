@@ -174,7 +174,7 @@ def test_without_keys_nothing_is_limited_unless_configured(make_stage: MakeStage
 
 
 def test_instances_learn_a_client_s_address_only_where_it_is_the_caller(make_stage: MakeStage) -> None:
-    """It stands for a caller without a principal where callers are limited. A client cannot send it itself."""
+    """The address is sent only if it stands for a caller without a principal; a client's own header is removed."""
     free = make_stage()
     limited_by_address = make_stage(callers=CallerSettings(limited="always"))
     limited_by_key = make_stage(credentials=CREDENTIALS)
@@ -238,7 +238,7 @@ OPEN, CLOSE = b'{"type": "start_session"}', b'{"type": "close_session"}'
 
 
 def ask(client: Any, session: str, body: bytes = b"{}") -> str:
-    """Return the id of the session that a request opens, "" if it opens none."""
+    """Return the id of the session that a request opens, or ""."""
     answer = client.invoke_endpoint(EndpointName="llava", Body=body, SessionId=session)
     answer["Body"].read()
     return str(answer.get("NewSessionId", "")).partition(";")[0]
@@ -280,7 +280,10 @@ def test_sessions_are_limited_at_the_opening_only(sessions_stage: Stage) -> None
 
 
 def test_a_session_opened_by_its_body_alone_counts(sessions_stage: Stage) -> None:
-    """At the limit the instance refuses it on the proxy's word, which clients cannot take away or send."""
+    """A session that is opened by its body counts.
+
+    The proxy's header, which clients cannot forge, makes the instance refuse it.
+    """
     Sessions(sessions_stage)
     client = sessions_stage.client(secret=SECRET)
     for _ in range(2):
@@ -374,7 +377,7 @@ def is_accepted(client: Any) -> bool:
 
 
 def test_a_submit_is_a_request_in_flight_until_it_is_queued(make_stage: MakeStage, tmp_path: Path) -> None:
-    """Even if the client leaves, or the submit is refused."""
+    """A submit counts as a request in flight until it is queued, also if the client disconnects or it is refused."""
     stage = make_stage(credentials=CREDENTIALS, callers=CallerSettings(max_requests=1), async_folder=tmp_path)
     holding = Holding(stage)
     first = send(stage)

@@ -191,7 +191,7 @@ def read_answer_until(sock: socket.socket, text: bytes) -> None:
 
 
 def test_request_that_was_not_sent_whole_is_not_cancelled(make_stage: Callable[..., Stage]) -> None:
-    """No instance has a part of it."""
+    """A request whose body has not arrived whole is at no instance, so nothing is cancelled."""
     stage = make_stage(limits=LimitSettings(max_body_bytes=1 << 20))
     with stage.socket() as sock:
         sock.sendall(post(body=b"x" * 100_000)[:50_000])

@@ -123,7 +123,7 @@ def test_a_browser_is_led_to_the_page_and_a_client_is_not(stage: Stage) -> None:
 
 
 def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
-    """The page's paths are then unknown operations like any other path that is not served."""
+    """A page that is switched off gives the error of an unknown path."""
     url = make_stage(chat_page=ChatPageSettings(is_on=False)).proxy.runtime_url
 
     for path in ("/", "/chat", "/chat/main.js", "/chat/endpoints"):
@@ -217,7 +217,7 @@ def decode_as_botocore(data: bytes) -> list[list[Any]] | None:
 def test_a_new_number_of_receipts_is_shown_by_its_label(
     make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
-    """A row in wire/receipt.py suffices; an answer without the number has no such line."""
+    """A new number in wire/receipt.py is shown by its label; an answer without it has no such line."""
     new = receipt.ReceiptField("x-torchmoor-saved-tokens", "saved_tokens", True, "Saved")
     monkeypatch.setattr(receipt, "RECEIPT_FIELDS", (*receipt.RECEIPT_FIELDS, new))
     with open_tab(browser, f"{make_stage().proxy.runtime_url}/chat") as tab:
@@ -322,7 +322,7 @@ def test_a_picture_that_is_still_being_read_belongs_to_the_question(chat: FakeCh
 
 @pytest.mark.browser
 def test_pictures_are_dropped_and_pasted(chat: FakeChat, tab: Tab) -> None:
-    """The whole page accepts them."""
+    """Pictures can be dropped anywhere on the page, and pasted."""
     page, data = tab.page, base64.b64encode(picture_file("x.png")["buffer"]).decode()
     for kind in ("drop", "paste"):
         page.evaluate(
@@ -388,7 +388,7 @@ def test_sessions_beside_each_other(chat: FakeChat, tab: Tab) -> None:
 
 @pytest.mark.browser
 def test_a_stopped_answer_stays_and_is_continued(chat: FakeChat, tab: Tab) -> None:
-    """The instance ends the answer and keeps what it has; the page shows the same, and the model can go on."""
+    """The page keeps the stopped answer, as the instance does, and the model can continue it."""
     page, chat.gate = tab.page, Gate()
     turn = ask(page, "What color is the circle?")
     expect(turn.locator(".text")).to_have_text("The")
@@ -407,7 +407,7 @@ def test_a_stopped_answer_stays_and_is_continued(chat: FakeChat, tab: Tab) -> No
 
 @pytest.mark.browser
 def test_an_answer_that_its_handler_cannot_end_is_cut_and_asked_for_again(chat: FakeChat, browser: Browser) -> None:
-    """A third-party handler refuses; the page says that the conversation lacks the turn, which is asked again."""
+    """If a third-party handler cannot stop, the page says that the turn is lost and asks the question again."""
     with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", refusals=("424",)) as tab:
         page, chat.gate = tab.page, Gate()
         turn = ask(page, "What color is the circle?")
@@ -452,7 +452,7 @@ def test_an_answer_that_was_cut_off_is_continued(chat: FakeChat, tab: Tab) -> No
 
 @pytest.mark.browser
 def test_settings_are_sent_with_the_next_questions(chat: FakeChat, tab: Tab) -> None:
-    """A wrong value is shown at its field and nothing is asked; an empty field is not sent."""
+    """A wrong value is marked at its field and nothing is sent; an empty field is left out."""
     page = tab.page
     settings = page.locator("#settings")
     settings.locator("summary").click()
@@ -479,7 +479,7 @@ def test_settings_are_sent_with_the_next_questions(chat: FakeChat, tab: Tab) -> 
 
 @pytest.mark.browser
 def test_a_system_prompt_holds_for_its_session(chat: FakeChat, tab: Tab) -> None:
-    """It is sent with each question, fixed by the first one, and kept for the next session, which may change it."""
+    """The system prompt is sent with each question, fixed by the first one, and proposed for the next session."""
     page = tab.page
     wait_ready(page)
     page.locator("#settings summary").click()
@@ -503,7 +503,7 @@ def test_a_system_prompt_holds_for_its_session(chat: FakeChat, tab: Tab) -> None
 
 @pytest.mark.browser
 def test_a_turn_is_copied_edited_and_asked_again_in_branches(chat: FakeChat, tab: Tab) -> None:
-    """A branch has the turns before the question and its pictures; the session stays, and so does what is typed."""
+    """A branch has the turns before the question with their pictures; the session and the current draft stay."""
     page = tab.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
@@ -547,7 +547,7 @@ def test_a_turn_is_copied_edited_and_asked_again_in_branches(chat: FakeChat, tab
 
 @pytest.mark.browser
 def test_an_answers_markdown_is_shown_as_elements(chat: FakeChat, tab: Tab) -> None:
-    """Lists, tables, code and links; nothing of it loads anything, and a script's address is text."""
+    """Lists, tables, code and links become elements; none loads a resource, and javascript: addresses become text."""
     page = tab.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     chat.words = (
@@ -578,7 +578,7 @@ def test_an_answers_markdown_is_shown_as_elements(chat: FakeChat, tab: Tab) -> N
 
 @pytest.mark.browser
 def test_sessions_that_the_user_keeps_go_on_after_a_reload(chat: FakeChat, tab: Tab) -> None:
-    """The browser keeps nothing before the user agrees, and deletes all when the user takes it back."""
+    """The browser stores nothing before the user agrees, and deletes everything when the user revokes that."""
     page = tab.page
     give_files(page, picture_file("x.png"))
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
@@ -707,7 +707,7 @@ def test_colours_are_switched(chat: FakeChat, browser: Browser, scheme: str, oth
 
 
 def breaking(at: int) -> Callable[[Received, Wire], Any]:
-    """Break off in the middle of an answer."""
+    """Return a behaviour that sends a part of an answer and breaks off."""
 
     async def behave(request: Received, wire: Wire) -> None:
         await wire.begin_stream("application/jsonlines", RECEIPT)
@@ -738,7 +738,7 @@ def test_an_instance_lost_in_mid_stream_is_told_and_asked_again(chat: FakeChat, 
 
 @pytest.mark.browser
 def test_a_failed_turn_keeps_its_button_and_is_asked_last(chat: FakeChat, tab: Tab) -> None:
-    """Another question does not take it away; asked again, the turn follows what was said meanwhile."""
+    """A failed turn keeps its button after another question; asked again, it follows the later turns."""
     page = tab.page
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
     chat.instead = [breaking(2)]
@@ -755,7 +755,7 @@ def test_a_failed_turn_keeps_its_button_and_is_asked_last(chat: FakeChat, tab: T
 
 @pytest.mark.browser
 def test_a_question_that_can_only_be_refused_is_edited(chat: FakeChat, browser: Browser) -> None:
-    """The handler refuses a conversation that is too long; the same request again would be refused again."""
+    """After ContextTooLong the question returns for editing, because the same request would be refused again."""
     error = {"error": {"code": "ContextTooLong", "message": "The context has at most 80 tokens."}}
     refuse = answering(400, body=json.dumps(error).encode())
     with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", refusals=("424",)) as tab:
@@ -1039,7 +1039,10 @@ def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], bro
 
 
 def test_list_of_endpoints_has_no_instance_asked_whose_handler_may_be_another_makers(stage: Stage) -> None:
-    """Such a handler would take the question for an invocation. The launcher knows the handlers of what it starts."""
+    """An instance of an unknown handler is not asked, because it would answer with an invocation.
+
+    The launcher knows its own.
+    """
     [variant] = stage.registry.get_endpoint("llava").variants
     url = f"{stage.proxy.runtime_url}/chat/endpoints"
     assert requests.get(url, timeout=10).status_code == 200

@@ -1,4 +1,4 @@
-"""The commands against a real proxy with its admin plane, before fake instances."""
+"""The commands with a real proxy, its admin plane and fake instances."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TGI = [
 
 @pytest.fixture(autouse=True)
 def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A user without any credentials of AWS or ours."""
+    """Remove all credentials of AWS and of the fleet."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "TORCHMOOR_TOKEN", "TORCHMOOR_KEYS_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
@@ -66,7 +66,7 @@ def invoke(stage: Stage, *arguments: str) -> Result:
 
 
 async def converse(request: Received, wire: Wire) -> None:
-    """Sessions and conversations without one, as our handlers answer them."""
+    """Answer sessions and conversations without one, as the handlers do."""
     body = json.loads(request.body)
     session = make_session_id("a")
     if request.headers.get("x-amzn-sagemaker-session-id") == "NEW_SESSION":
@@ -100,7 +100,7 @@ def bodies(stage: Stage) -> list[dict[str, Any]]:
 
 
 def test_instances_are_a_table(stage: Stage) -> None:
-    """What an instance does not tell is empty; nothing is colored in a pipe."""
+    """Values that an instance does not report are empty; a pipe gets no colours."""
     stage.a.on_status = answering(body=json.dumps(STATUS).encode())
 
     result = invoke(stage, "instances")
@@ -114,7 +114,7 @@ def test_instances_are_a_table(stage: Stage) -> None:
 
 
 def test_drain_waits_for_what_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says how many, and returns when there is none; undrain gives the instance work again."""
+    """`drain` prints the number of running requests and returns at zero; `undrain` puts the instance back."""
     gate = Gate()
 
     async def hold(request: Received, wire: Wire) -> None:
@@ -146,7 +146,7 @@ def test_drain_waits_for_what_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unknown_instance_is_told(stage: Stage) -> None:
-    """With where to look; the others are left as they are."""
+    """An unknown instance is an error with advice, and others do not change."""
     for command, state in (("drain", InstanceState.READY), ("undrain", InstanceState.DRAINING)):
         result = invoke(stage, command, "a", "nobody")
 
@@ -159,7 +159,7 @@ def test_an_unknown_instance_is_told(stage: Stage) -> None:
 def test_the_admin_planes_token_comes_from_the_environment_or_a_file(
     make_stage: MakeStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it: status 4, and how to give it."""
+    """The token comes from the environment or a file; without it, the exit status is 4 with advice."""
     stage = make_stage(credentials=Credentials(admin_token="0123456789abcdef0123"))
     keys = tmp_path / "keys.txt"
     keys.write_text("admin 0123456789abcdef0123\n")
@@ -175,7 +175,7 @@ def test_the_admin_planes_token_comes_from_the_environment_or_a_file(
 
 
 def test_a_host_that_the_admin_plane_does_not_answer_for_is_told(stage: Stage) -> None:
-    """By its own words."""
+    """The error for a host that the admin plane refuses is the admin plane's own."""
     url = stage.proxy.admin_url.replace("127.0.0.1", "0.0.0.0")
 
     result = invoke(stage, "instances", "--admin-url", url)
@@ -185,7 +185,7 @@ def test_a_host_that_the_admin_plane_does_not_answer_for_is_told(stage: Stage) -
 
 
 def test_a_fleet_without_asynchronous_requests_says_so(stage: Stage) -> None:
-    """Whatever is asked of them."""
+    """Every command about asynchronous requests says that the fleet has none."""
     for arguments in (("list",), ("status", "one"), ("cancel", "one"), ("get", "one")):
         result = invoke(stage, "async", *arguments)
 
@@ -194,7 +194,7 @@ def test_a_fleet_without_asynchronous_requests_says_so(stage: Stage) -> None:
 
 
 def test_an_adapter_of_an_endpoint_without_adapters_is_told(talking: Stage) -> None:
-    """With the option that gives it some."""
+    """The error names the option that gives the endpoint adapters."""
     for command in (("ask", "What?"), ("chat", "--ask", "What?")):
         result = invoke(talking, *command, "--adapter", "mine")
 
@@ -206,7 +206,7 @@ def test_an_adapter_of_an_endpoint_without_adapters_is_told(talking: Stage) -> N
 
 
 def test_models_are_listed_pinned_and_unloaded(make_stage: MakeStage) -> None:
-    """Of an endpoint with many."""
+    """Models of an endpoint with many are listed, pinned and unloaded."""
     stage = make_stage(multi_model=MultiModelSettings())
     for fake in stage.instances.values():
         FakeMany(fake, source={"m1", "m2"})
@@ -225,7 +225,7 @@ def test_models_are_listed_pinned_and_unloaded(make_stage: MakeStage) -> None:
 
 
 def test_a_question_to_an_endpoint_with_many_models_says_what_it_is(make_stage: MakeStage) -> None:
-    """With and without a system message."""
+    """The error for a question to an endpoint with many models names its kind, with and without a system message."""
     stage = make_stage(endpoints={"a": "many"}, multi_model=MultiModelSettings())
 
     for options in ((), ("--system", "Be brief.")):
@@ -236,7 +236,7 @@ def test_a_question_to_an_endpoint_with_many_models_says_what_it_is(make_stage: 
 
 
 def test_a_question_to_a_model_without_sessions_says_what_it_is(stage: Stage) -> None:
-    """A classifier answers any body."""
+    """The error for a question to a model without sessions names its kind; a classifier answers any body."""
     for fake in stage.instances.values():
         fake.behave = answering(body=b'[{"label": "cat"}]')
 
@@ -247,7 +247,7 @@ def test_a_question_to_a_model_without_sessions_says_what_it_is(stage: Stage) ->
 
 
 def test_no_endpoint_with_many_models_is_told(stage: Stage) -> None:
-    """Instead of an empty table."""
+    """Without an endpoint with many models, a message is printed instead of an empty table."""
     assert "no endpoint has many models" in invoke(stage, "models", "list").stdout
 
 
@@ -255,7 +255,7 @@ def test_no_endpoint_with_many_models_is_told(stage: Stage) -> None:
 
 
 def test_sessions_are_listed_and_closed(stage: Stage) -> None:
-    """By their hashes; what is not there is an error."""
+    """Sessions are listed and closed by their hashes; an unknown one is an error."""
     rows = [{"session": "00aa11bb22cc33dd", "tier": "kv", "bytes": 2048, "turns": 3, "is_pinned": True}]
 
     async def operate(request: Received, wire: Wire) -> None:
@@ -289,7 +289,7 @@ def test_sessions_are_listed_and_closed(stage: Stage) -> None:
 
 
 def test_a_system_message_comes_with_each_question_of_its_session(talking: Stage) -> None:
-    """The session may be kept, and continued with the same one; without text nothing is sent."""
+    """The system message is sent with each question, also in a kept session; an empty one is not sent."""
     asking = ("--ask", "one", "--ask", "two")
 
     result = invoke(talking, "chat", "https://example.com/a.png", "--system", "Be terse.", "--keep", *asking)
@@ -302,7 +302,7 @@ def test_a_system_message_comes_with_each_question_of_its_session(talking: Stage
 
 
 def test_a_session_is_kept_if_asked_for_and_closed_by_the_next(talking: Stage) -> None:
-    """The id is on standard error only; the question that goes on in it has its pictures with it."""
+    """The id of a kept session is printed on standard error only; the next question continues it with its pictures."""
     kept = invoke(talking, "ask", "one", "--keep")
     session = make_session_id("a")
     on = invoke(talking, "ask", "two", "https://example.com/a.png", "--session", session)
@@ -316,7 +316,7 @@ def test_a_session_is_kept_if_asked_for_and_closed_by_the_next(talking: Stage) -
 
 
 def test_a_question_comes_from_standard_input(talking: Stage) -> None:
-    """In a pipe."""
+    """A question is read from standard input in a pipe."""
     where = {"TORCHMOOR_URL": talking.proxy.runtime_url}
     result = CliRunner().invoke(main, ["ask", "-"], input="what is\nit?\n", env=where)
     empty = CliRunner().invoke(main, ["ask", "-"], input="\n", env=where)
@@ -330,7 +330,7 @@ def test_a_question_comes_from_standard_input(talking: Stage) -> None:
 def test_a_question_is_asked_with_a_token_or_a_key_of_the_file(
     make_stage: MakeStage, tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that the server has, too; without it, status 4."""
+    """A question is sent with a token or key from the file that the server has; without it, the exit status is 4."""
     secret = "0123456789abcdef0123"
     stage = make_stage(
         credentials=Credentials(keys={"AKIAEXAMPLE": AccessKey(secret=secret)}, tokens={"alice": secret})
@@ -353,7 +353,7 @@ def test_a_question_is_asked_with_a_token_or_a_key_of_the_file(
 
 
 def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(stage: Stage) -> None:
-    """What is there of the answer stays; between two answers Ctrl-C ends the command."""
+    """Ctrl-C keeps the partial answer and continues; between two answers it ends the command."""
     talk = FakeChat(stage, gate=Gate())
     gate = talk.gate
     assert gate is not None
@@ -382,7 +382,10 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(stage: Stage) -> No
 
 @pytest.mark.parametrize("mode", [(), ("--stateless",), ("--no-stream",), ("--stateless", "--no-stream")])
 def test_a_load_is_measured_in_every_mode(talking: Stage, mode: tuple[str, ...]) -> None:
-    """Each question once, by the names of the field's benchmarks; sessions are opened and closed in pairs."""
+    """Each mode sends each question once, and opens and closes sessions in pairs.
+
+    Results have the usual benchmark names.
+    """
     result = invoke(talking, "bench", "--requests", "9", "--users", "2", "--turns", "2", "--json", *mode)
 
     assert result.exit_code == 0, result.stderr
@@ -400,7 +403,10 @@ def test_a_load_is_measured_in_every_mode(talking: Stage, mode: tuple[str, ...])
 
 
 def test_an_open_loop_load_keeps_its_rate_and_its_number(talking: Stage) -> None:
-    """The table for people is on standard output, progress on standard error."""
+    """The rate and number of an open-loop load are exact.
+
+    The table is on standard output, progress on standard error.
+    """
     result = invoke(talking, "bench", "--rate", "200", "--requests", "20", "--turns", "1")
 
     assert result.exit_code == 0, result.stderr
@@ -409,7 +415,7 @@ def test_an_open_loop_load_keeps_its_rate_and_its_number(talking: Stage) -> None
 
 
 def test_failures_of_a_load_have_their_kinds(stage: Stage) -> None:
-    """The exit status is 1 where nothing was answered."""
+    """Failures are counted by kind, and the exit status is 1 if no question was answered."""
     stage.a.behave = stage.b.behave = refusing(400, "ContextTooLong", "too long")
 
     result = invoke(stage, "bench", "--requests", "3", "--users", "1", "--stateless", "--json")
@@ -420,7 +426,7 @@ def test_failures_of_a_load_have_their_kinds(stage: Stage) -> None:
 
 
 def test_the_table_of_a_load_has_the_reason_of_a_failure(stage: Stage) -> None:
-    """In the model's words, below the number; an opening that is refused has one, too."""
+    """The table has the model's message below the number of failures, also for a refused opening."""
     stage.a.behave = stage.b.behave = refusing(415, "NotAnImage", "the bytes are not an image")
 
     result = invoke(stage, "bench", "--requests", "1", "--users", "1", "--duration", "1", "--image", __file__)
@@ -432,7 +438,7 @@ def test_the_table_of_a_load_has_the_reason_of_a_failure(stage: Stage) -> None:
 
 @pytest.mark.parametrize("body", [b"\xff\xfe gone", b"\x1b]52;c;AAAA\x07 gone"])
 def test_a_load_survives_a_failure_in_other_bytes_than_text(body: bytes) -> None:
-    """As of another server on the endpoint's port; the terminal obeys none of them."""
+    """A failure whose body is not text is counted, and no control character of it reaches the terminal."""
 
     class Failing(QuietHandler):
         def do_GET(self) -> None:
@@ -468,7 +474,7 @@ def test_a_stream_that_breaks_off_is_a_failure_of_a_load(stage: Stage) -> None:
 
 
 def test_a_load_on_nobody_is_told_before_it_begins() -> None:
-    """Status 3 at once, instead of a table of failures."""
+    """A load on an address without a server exits with status 3 at once."""
     result = CliRunner().invoke(main, ["bench", "--url", "http://127.0.0.1:9"])
 
     assert result.exit_code == 3
@@ -476,7 +482,7 @@ def test_a_load_on_nobody_is_told_before_it_begins() -> None:
 
 
 def test_a_load_on_an_unknown_endpoint_is_told(stage: Stage) -> None:
-    """With the name."""
+    """The error for an unknown endpoint names it."""
     result = invoke(stage, "bench", "--endpoint", "nothing")
 
     assert result.exit_code == 1
@@ -486,7 +492,7 @@ def test_a_load_on_an_unknown_endpoint_is_told(stage: Stage) -> None:
 def test_status_lists_endpoints_that_were_created_later(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their instances are counted, too. A fleet whose admin plane does not answer has those of its start."""
+    """Endpoints created later are listed with their instances; without the admin plane, those of the fleet's start."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
     async def create() -> None:
@@ -509,7 +515,7 @@ def test_status_lists_endpoints_that_were_created_later(
 def test_status_takes_the_token_from_a_file(
     make_stage: MakeStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As every command for the admin plane does."""
+    """`status` reads the token from a file, like every command for the admin plane."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     stage = make_stage(credentials=Credentials(admin_token="0123456789abcdef0123"))
     keys = tmp_path / "keys.txt"

@@ -1,4 +1,4 @@
-"""The unhappy half of connections: clients and instances that leave, stall, or are slow."""
+"""Failing connections: clients and instances that disconnect, stall or are slow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def closed_upstream(stage: Stage) -> None:
 
 
 def test_client_that_resets_while_waiting_is_passed_on(stage: Stage) -> None:
-    """The instance's connection closes, so that its work stops, and the lease comes down."""
+    """A client's reset closes the instance's connection, so that its work stops, and releases the lease."""
     stage.a.behave = stage.b.behave = never
     sock = stage.socket()
     sock.sendall(POST)
@@ -45,7 +45,7 @@ def test_client_that_resets_while_waiting_is_passed_on(stage: Stage) -> None:
 
 
 def test_client_that_closes_while_waiting_is_passed_on(stage: Stage) -> None:
-    """A plain close looks like a half-close at first; the probe tells them apart."""
+    """A client's close, which at first looks like a half-close, is detected by the probe."""
     stage.a.behave = stage.b.behave = never
     sock = stage.socket()
     sock.sendall(POST)
@@ -57,7 +57,7 @@ def test_client_that_closes_while_waiting_is_passed_on(stage: Stage) -> None:
 
 
 def test_half_closed_client_still_gets_its_answer(stage: Stage) -> None:
-    """A client may end its sending side and go on reading; interim answers are the only trace."""
+    """A client that closes its sending side gets the answer; only interim answers show that it still reads."""
     gate = Gate()
 
     async def slow(request: Received, wire: Wire) -> None:
@@ -81,7 +81,7 @@ def test_half_closed_client_still_gets_its_answer(stage: Stage) -> None:
 
 
 def test_client_that_leaves_in_mid_upload_costs_no_instance_anything(stage: Stage) -> None:
-    """An instance never takes half a body for a whole one, and the proxy forgets what it has of it."""
+    """An unfinished upload reaches no instance, and the proxy drops the received part."""
     sock = stage.socket()
     sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nhalf")
     stage.until(lambda: stage.proxy.data.parts.arriving.num_bytes == 4, "the exchange begun")
@@ -93,7 +93,7 @@ def test_client_that_leaves_in_mid_upload_costs_no_instance_anything(stage: Stag
 
 
 def test_client_that_leaves_in_mid_stream_is_passed_on(stage: Stage) -> None:
-    """The instance notices while it is still generating."""
+    """A client's disconnect in mid-stream closes the instance's connection while it still generates."""
     gone = threading.Event()
 
     async def endless(request: Received, wire: Wire) -> None:
@@ -116,7 +116,7 @@ def test_client_that_leaves_in_mid_stream_is_passed_on(stage: Stage) -> None:
 
 
 def test_client_that_leaves_while_connecting_costs_nothing(make_stage: Callable[..., Stage]) -> None:
-    """The connection attempt is cancelled with the exchange."""
+    """A client's disconnect cancels a connection attempt to the instance."""
     stage = make_stage(timeouts=TimeoutSettings(connect_timeout_s=30, sweep_interval_s=0.02))
     # An address of the documentation range: packets go nowhere, or are refused at once.
     for name in ("a", "b"):
@@ -131,7 +131,7 @@ def test_client_that_leaves_while_connecting_costs_nothing(make_stage: Callable[
 
 
 def test_slow_reader_holds_the_instance_back(stage: Stage) -> None:
-    """What the proxy keeps for a client that does not read is bounded, and nothing is lost."""
+    """For a client that does not read, the proxy buffers a limited amount and loses nothing."""
     num_pieces, piece = 400, bytes(65536)
     progress = [0]
 
@@ -158,7 +158,7 @@ def test_slow_reader_holds_the_instance_back(stage: Stage) -> None:
 
 
 def test_reader_that_stops_for_good_is_cut_off(make_stage: Callable[..., Stage]) -> None:
-    """The idle time-out counts against the client when it is the client that stalls."""
+    """The idle time-out closes the connection of a client that has stopped reading."""
     stage = make_stage(timeouts=TimeoutSettings(stream_idle_timeout_s=0.2, sweep_interval_s=0.02))
 
     async def endless(request: Received, wire: Wire) -> None:
@@ -175,7 +175,7 @@ def test_reader_that_stops_for_good_is_cut_off(make_stage: Callable[..., Stage])
 
 
 def test_slow_instance_does_not_hold_the_upload_back(stage: Stage) -> None:
-    """The proxy has the body until the instance reads it, and notices meanwhile that the client leaves."""
+    """The proxy reads an upload that the instance does not read yet, and notices the client's disconnect."""
     gate = Gate()
 
     class Unread:
@@ -210,7 +210,7 @@ def test_slow_instance_does_not_hold_the_upload_back(stage: Stage) -> None:
 
 
 def test_connections_to_instances_are_kept_and_reused(stage: Stage) -> None:
-    """One after the other, a hundred requests need one connection an instance at most."""
+    """A hundred consecutive requests need at most one connection per instance."""
     connection = stage.http()
 
     for _ in range(100):
@@ -222,7 +222,7 @@ def test_connections_to_instances_are_kept_and_reused(stage: Stage) -> None:
 
 
 def test_stale_connection_is_replaced_before_any_byte(stage: Stage) -> None:
-    """An instance that closed its idle connection costs a new connection, not an error, even for a turn."""
+    """A pooled connection that the instance has closed is replaced without an error, also for a turn."""
     stage.a.behave = answering()
     session = {"X-Amzn-SageMaker-Session-Id": make_session_id("a")}
     connection = stage.http()
@@ -245,8 +245,6 @@ def test_stale_connection_is_replaced_before_any_byte(stage: Stage) -> None:
 
 
 def test_idle_connection_that_the_instance_closes_leaves_the_pool(stage: Stage) -> None:
-    """The pool holds only what can be used."""
-
     async def answer_and_close(request: Received, wire: Wire) -> None:
         await wire.answer()
         wire.writer.close()
@@ -262,7 +260,7 @@ def test_idle_connection_that_the_instance_closes_leaves_the_pool(stage: Stage) 
 
 
 def test_unused_connection_is_closed_after_a_while(make_stage: Callable[..., Stage]) -> None:
-    """pool_idle_timeout_s."""
+    """An idle connection is closed after pool_idle_timeout_s."""
     stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/invocations", b"{}")
@@ -272,7 +270,7 @@ def test_unused_connection_is_closed_after_a_while(make_stage: Callable[..., Sta
 
 
 def test_connection_that_nobody_takes_is_closed(make_stage: Callable[..., Stage]) -> None:
-    """A client may leave in the moment in which its connection to the instance is made."""
+    """A connection that is established just after its client has left is closed."""
     stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
 
     stage.run(stage.proxy.data.server.parts.connector.connect(stage.instance("a")))
@@ -288,7 +286,7 @@ def test_connection_that_nobody_takes_is_closed(make_stage: Callable[..., Stage]
     ],
 )
 def test_bytes_after_an_answer_never_reach_the_next_client(stage: Stage, extra: bytes) -> None:
-    """A connection that carries more than one answer is thrown away."""
+    """A connection with bytes after an answer is closed, so that they never reach the next client."""
 
     async def chatty(request: Received, wire: Wire) -> None:
         await wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nmine" + extra)
@@ -302,7 +300,7 @@ def test_bytes_after_an_answer_never_reach_the_next_client(stage: Stage, extra: 
 
 
 def test_trailers_of_an_answer_are_dropped(stage: Stage) -> None:
-    """Neither this answer nor the next on that connection shows them."""
+    """Trailers appear neither in this answer nor in the connection's next one."""
 
     async def with_trailer(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/plain")
@@ -337,7 +335,7 @@ def test_interim_answers_are_not_passed_on(stage: Stage) -> None:
 
 
 def test_answer_that_ends_with_its_connection_is_whole(stage: Stage) -> None:
-    """No Content-Length and no chunks: the end of the connection is the end of the body."""
+    """Without Content-Length and chunks, the end of the connection ends the body."""
 
     async def until_close(request: Received, wire: Wire) -> None:
         await wire.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nall of it")
@@ -352,7 +350,7 @@ def test_answer_that_ends_with_its_connection_is_whole(stage: Stage) -> None:
 
 
 def test_endless_head_of_an_answer_is_a_lost_connection(stage: Stage) -> None:
-    """The proxy's memory is bounded on this side too."""
+    """An endless head of an answer counts as a lost connection, so that the proxy's memory is limited."""
 
     async def endless(request: Received, wire: Wire) -> None:
         await wire.send(b"HTTP/1.1 200 OK\r\nX-Long: ")
@@ -368,7 +366,7 @@ def test_endless_head_of_an_answer_is_a_lost_connection(stage: Stage) -> None:
 
 
 def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> None:
-    """An instance may refuse early, and drop what still comes."""
+    """An answer before the body's end, such as a refusal, reaches the client, and the rest of the body is dropped."""
 
     async def refuse_early(reader: object, writer: object) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -391,7 +389,7 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
 
 
 def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> None:
-    """The one too many gets a 503 and is closed."""
+    """A connection beyond the limit gets a 503 and is closed."""
     stage = make_stage(limits=LimitSettings(max_connections=1))
 
     with stage.socket() as first, stage.socket() as second:
@@ -403,7 +401,7 @@ def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> N
 
 
 def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -> None:
-    """An answer that is on its way is finished; idle connections close at once."""
+    """A stop finishes running answers and closes idle connections at once."""
     gate = Gate()
 
     async def slow(request: Received, wire: Wire) -> None:
@@ -425,7 +423,7 @@ def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -
 
 
 def test_stopping_cuts_no_answer_that_is_written() -> None:
-    """A client that has not read its answers yet gets them whole."""
+    """A client that reads its answers late gets them whole before the stop."""
     request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
     with Stage(names=("a",)) as stage, stage.socket() as sock:
         sock.sendall(request)
@@ -444,7 +442,7 @@ def test_stopping_cuts_no_answer_that_is_written() -> None:
 
 
 def test_stopping_ends_with_its_grace() -> None:
-    """A platform kills what has not ended in its time, so an answer that takes too long is cut before that."""
+    """An answer that exceeds the grace time is cut, because the platform would kill the process."""
     gate = Gate()
 
     async def endless(request: Received, wire: Wire) -> None:

@@ -17,7 +17,7 @@ from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
-NAME = "8d2f0a1c9be94b0f"  # opaque, as the platform makes them
+NAME = "8d2f0a1c9be94b0f"  # opaque ids, like the platform's
 
 
 class Container:
@@ -28,7 +28,7 @@ class Container:
         self.many = many
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """One request on a connection of its own; the status, and the body's JSON."""
+        """Send one request on its own connection; return the status and the body's JSON."""
         connection = self.stage.http()
         data = None if body is None else json.dumps(body).encode()
         connection.request(method, path, data, {"Accept": "application/json", **(headers or {})})
@@ -37,12 +37,12 @@ class Container:
         return answer.status, json.loads(content) if content else None
 
     def load(self, name: str = NAME, url: str | None = None) -> tuple[int, Any]:
-        """POST /models."""
+        """Send POST /models."""
         body = {"model_name": name, "url": url or f"/opt/ml/models/{name}/model"}
         return self.call("POST", "/models", body, {"Content-Type": "application/json"})
 
     def names(self) -> list[str]:
-        """All pages of GET /models."""
+        """Return the names on all pages of GET /models."""
         names: list[str] = []
         path = "/models"
         while True:
@@ -55,7 +55,7 @@ class Container:
 
     @property
     def homes(self) -> list[str]:
-        """Instances that have a model in memory."""
+        """Return the instances that have a model in memory."""
         return [name for name, many in self.many.items() if many.tiers]
 
 
@@ -78,7 +78,7 @@ def container(make_container: Callable[..., Container]) -> Container:
 
 
 def test_model_is_loaded_listed_invoked_and_unloaded(container: Container) -> None:
-    """The contract's five operations, one after the other; the folder is the handler's to load."""
+    """The contract's five operations work in order, and the handler loads the folder."""
     row = {"modelName": NAME, "modelUrl": f"/opt/ml/models/{NAME}/model"}
 
     assert container.load() == (200, row)
@@ -86,7 +86,7 @@ def test_model_is_loaded_listed_invoked_and_unloaded(container: Container) -> No
     assert container.many[home].urls == {NAME: row["modelUrl"]}
     assert container.call("GET", "/models") == (200, {"models": [row]})
     assert container.call("GET", f"/models/{NAME}") == (200, row)
-    # The client's TargetModel is passed along by the platform; it is not how the container knows the model.
+    # The platform forwards the client's TargetModel, which is not the name by which the container knows the model.
     headers = {"X-Amzn-SageMaker-Target-Model": "customers/7.tar.gz", "Content-Type": "application/json"}
     assert container.call("POST", f"/models/{NAME}/invoke", {}, headers) == (200, {"model": NAME, "instance": home})
     assert container.call("DELETE", f"/models/{NAME}")[0] == 200
@@ -95,7 +95,7 @@ def test_model_is_loaded_listed_invoked_and_unloaded(container: Container) -> No
 
 
 def test_loaded_model_cannot_be_loaded_again(container: Container) -> None:
-    """409, which tells the platform that it can be used."""
+    """A loaded model gets 409, which the platform takes as ready."""
     container.load()
 
     status, told = container.load()
@@ -105,7 +105,7 @@ def test_loaded_model_cannot_be_loaded_again(container: Container) -> None:
 
 
 def test_loaded_model_serves_while_it_is_loaded_again(container: Container) -> None:
-    """It keeps its url if the instance refuses, and if the instance gives no answer or fails."""
+    """A model that is loaded again keeps serving under its URL if the instance refuses, fails or does not answer."""
     container.load()
     [home] = container.homes
     row = container.call("GET", f"/models/{NAME}")
@@ -135,7 +135,7 @@ def test_loaded_model_serves_while_it_is_loaded_again(container: Container) -> N
 
 
 def test_model_that_is_being_loaded_is_not_loaded_twice(container: Container) -> None:
-    """409 too; it is not listed before it can be used."""
+    """A model that is loading gets 409, and is listed only when it can be used."""
     gate = Gate()
     for many in container.many.values():
         many.loading = gate
@@ -153,7 +153,7 @@ def test_model_that_is_being_loaded_is_not_loaded_twice(container: Container) ->
 
 
 def test_model_without_room_is_507_when_no_instance_has_any(container: Container) -> None:
-    """The next instance is tried first; the platform then unloads others and tries again."""
+    """Other instances are tried before 507, after which the platform unloads models and tries again."""
     for many in container.many.values():
         many.room = 1
     assert [container.load(f"m{number}")[0] for number in range(3)] == [200, 200, 507]
@@ -165,14 +165,14 @@ def test_model_without_room_is_507_when_no_instance_has_any(container: Container
 
 
 def test_more_models_than_may_be_loaded_is_507(make_container: Callable[..., Container]) -> None:
-    """The proxy's own list is bounded."""
+    """Beyond the limit of the proxy's own list, a load gets 507."""
     container = make_container(max_models=2)
 
     assert [container.load(f"m{number}")[0] for number in range(3)] == [200, 200, 507]
 
 
 def test_list_comes_in_pages(container: Container) -> None:
-    """Each page names the next, until there is none."""
+    """Each page names the next one; the last does not."""
     for number in range(7):
         container.load(f"m{number}")
 
@@ -186,7 +186,7 @@ def test_list_comes_in_pages(container: Container) -> None:
     ("method", "path"), [("GET", "/models/x"), ("DELETE", "/models/x"), ("POST", "/models/x/invoke")]
 )
 def test_model_that_is_not_loaded_is_404(container: Container, method: str, path: str) -> None:
-    """Whatever is asked of it; no instance hears of it."""
+    """Every request for a model that is not loaded gets 404 without reaching an instance."""
     status, told = container.call(method, path, {} if method == "POST" else None)
 
     assert (status, told["error"]["code"]) == (404, "ModelNotFoundException")
@@ -197,7 +197,7 @@ def test_model_that_is_not_loaded_is_404(container: Container, method: str, path
     [[], {"model_name": "x"}, {"url": "/x"}, {"model_name": "../x", "url": "/x"}, {"model_name": "x", "url": 3}],
 )
 def test_bad_load_says_what_is_wanted(container: Container, body: Any) -> None:
-    """400, and nothing is loaded."""
+    """A wrong load gets 400 with the expected form, and nothing is loaded."""
     status, told = container.call("POST", "/models", body)
 
     assert (status, told["error"]["code"]) == (400, "ValidationError")
@@ -205,12 +205,12 @@ def test_bad_load_says_what_is_wanted(container: Container, body: Any) -> None:
 
 
 def test_long_body_is_413(container: Container) -> None:
-    """A name and a path are short."""
+    """A long body gets 413, because a name and a path are short."""
     assert container.load(url="x" * 70_000)[0] == 413
 
 
 def test_load_that_fails_leaves_nothing(container: Container) -> None:
-    """The instance's own words reach the platform."""
+    """The instance's message reaches the platform, and no model is listed."""
     status, told = container.load(url="/nowhere")
 
     assert (status, told["error"]["message"]) == (404, "there is no /nowhere")
@@ -218,7 +218,7 @@ def test_load_that_fails_leaves_nothing(container: Container) -> None:
 
 
 def test_load_goes_on_when_its_client_leaves(container: Container) -> None:
-    """The platform asks again later, and finds the model."""
+    """A load continues after its client disconnects, and the platform's next request finds the model."""
     gate = Gate()
     for many in container.many.values():
         many.loading = gate
@@ -233,7 +233,6 @@ def test_load_goes_on_when_its_client_leaves(container: Container) -> None:
 
 
 def test_model_that_the_instance_has_evicted_is_unloaded_all_the_same(container: Container) -> None:
-    """It was loaded as far as the platform knows, and now it is not."""
     container.load()
     [home] = container.homes
     container.many[home].tiers.clear()
@@ -243,7 +242,7 @@ def test_model_that_the_instance_has_evicted_is_unloaded_all_the_same(container:
 
 
 def test_instance_that_restarts_has_nothing_loaded(container: Container) -> None:
-    """Its models are 404 until the platform loads them again."""
+    """After an instance restarts, its models get 404 until the platform loads them again."""
     container.load()
     [home] = container.homes
     container.many[home].tiers.clear()
@@ -264,7 +263,7 @@ def test_instance_that_restarts_has_nothing_loaded(container: Container) -> None
 
 
 def test_requests_go_where_the_model_was_loaded(container: Container) -> None:
-    """Only the instance that loaded the model knows its folder."""
+    """Requests go to the instance that loaded the model, because only this one knows its folder."""
     for number in range(6):
         container.load(f"m{number}")
     homes = {name: home for home, many in container.many.items() for name in many.tiers}
@@ -275,7 +274,7 @@ def test_requests_go_where_the_model_was_loaded(container: Container) -> None:
 
 
 def test_ping_needs_no_model(container: Container) -> None:
-    """Healthy before anything is loaded, or nothing ever would be."""
+    """/ping is healthy before any model is loaded, since the platform loads none otherwise."""
     assert container.call("GET", "/ping") == (200, None)
 
 

@@ -39,7 +39,7 @@ def saying(
     content_type: str = "text/plain; charset=utf-8",
     start: str = "the start",
 ) -> Behaviour:
-    """Return a behaviour that sends some of the words; `then` sends these bytes and resets the connection."""
+    """Return a behaviour that sends some of the words, or with `then` these bytes and a reset."""
 
     async def behave(request: Received, wire: Wire) -> None:
         is_marked = headers.CONTINUABLE in request.headers
@@ -67,7 +67,7 @@ def falling_silent(first: int, last: int) -> Behaviour:
 
 
 def take_turns(stage: Stage, *behaviours: Behaviour) -> list[tuple[str, Received]]:
-    """Have the instances behave so, in the order in which they are asked; return what they are asked."""
+    """Set behaviours for requests in their order; return the received requests."""
     left, asked = list(behaviours), []
 
     def at(name: str) -> Behaviour:
@@ -92,13 +92,13 @@ def stream(stage: Stage, **arguments: Any) -> str:
 
 
 def counts(stage: Stage) -> tuple[int, int]:
-    """Return how many streams were continued, and how many have ended with an error."""
+    """Return the number of continued streams and of those that ended with an error."""
     (dispatcher,) = stage.proxy.data.dispatchers.all()
     return dispatcher.metrics.streams_continued, dispatcher.metrics.mid_stream_errors
 
 
 def refused(stage: Stage) -> int:
-    """Return how many streams could no longer be continued because of a limit."""
+    """Return the number of streams that a limit kept from being continued."""
     (dispatcher,) = stage.proxy.data.dispatchers.all()
     return dispatcher.metrics.continuations_refused
 
@@ -142,7 +142,7 @@ def test_the_instance_that_continues_a_stream_knows_tgis_route(three: Stage) -> 
 
 
 def test_pieces_that_arrive_together_are_one_part(three: Stage) -> None:
-    """An instance sends several at once when it has fallen behind, or when several streams share a step."""
+    """Pieces that an instance sends together, as when it is behind, become one part."""
 
     async def say_all_at_once(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/plain; charset=utf-8", {headers.CONTINUABLE: "the start"})
@@ -163,7 +163,7 @@ def test_pieces_that_arrive_together_are_one_part(three: Stage) -> None:
 
 @pytest.mark.parametrize("garbage", [b"no mark\n", b"fffffff \n", b"2000000! \nx", b"x" * (MAX_NOTE_BYTES + 1)])
 def test_an_instance_that_breaks_the_form_of_its_pieces_is_lost(three: Stage, garbage: bytes) -> None:
-    """Another one goes on at once, not when the broken one ends or falls silent."""
+    """An instance that breaks the form of its pieces is abandoned at once, not when it ends or falls silent."""
 
     async def breaking_off(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start"})
@@ -178,7 +178,7 @@ def test_an_instance_that_breaks_the_form_of_its_pieces_is_lost(three: Stage, ga
 
 
 def test_a_piece_longer_than_what_may_be_kept_passes_on_in_parts(make_stage: MakeStage) -> None:
-    """No piece is held outside the budget; such an answer is not continued, and nothing stays counted."""
+    """A piece beyond the budget is forwarded in parts; its answer is not continued, and its bytes no longer count."""
     stage = make_stage(limits=LimitSettings(max_continued_bytes=1000))
     long = b"y" * 5000
     half_way = Gate()
@@ -205,7 +205,7 @@ def test_a_piece_longer_than_what_may_be_kept_passes_on_in_parts(make_stage: Mak
 
 
 def test_a_second_loss_is_survived_and_a_third_is_not(make_stage: MakeStage) -> None:
-    """Two losses are survived, so that a request which ends its instances does not end them all."""
+    """Two losses are survived but not a third, so that a request that crashes instances does not crash all."""
     four = make_stage(names=("a", "b", "c", "d"))
     asked = take_turns(four, saying(0, 1, b""), saying(1, 2, b""), saying(2))
     assert stream(four) == "".join(WORDS)
@@ -220,7 +220,7 @@ def test_a_second_loss_is_survived_and_a_third_is_not(make_stage: MakeStage) -> 
 
 
 def test_losses_before_and_after_the_beginning_count_together(make_stage: MakeStage) -> None:
-    """A stream that three instances did not survive is not sent to a fourth."""
+    """Losses before and after the first byte count together; after three, no fourth instance gets the request."""
     four = make_stage(names=("a", "b", "c", "d"))
 
     async def reset(request: Received, wire: Wire) -> None:
@@ -238,7 +238,7 @@ def test_losses_before_and_after_the_beginning_count_together(make_stage: MakeSt
 
 
 def test_what_another_instance_refuses_is_tried_once_more_then_broken(three: Stage) -> None:
-    """A refusal of the continuation is not the answer: the stream ends with the error of a lost instance."""
+    """A refused continuation is tried once more; then the stream ends with the error of a lost instance."""
     conflict, other = refusing(409, "TurnConflict", "another prompt"), answering(body=b"a whole answer")
     take_turns(three, saying(0, 2, b""), refusing(429, "Overloaded", "full"), saying(2))
     assert stream(three) == "".join(WORDS)
@@ -250,7 +250,7 @@ def test_what_another_instance_refuses_is_tried_once_more_then_broken(three: Sta
 
 
 def test_an_end_without_its_mark_is_a_loss(three: Stage) -> None:
-    """An answer whose connection ends in order is whole only with its last piece; one that is reset then is whole."""
+    """An orderly end without the last piece is a loss; a reset after the last piece is not."""
 
     async def ending_early(request: Received, wire: Wire) -> None:
         await saying(0, 2)(request, wire)
@@ -262,7 +262,7 @@ def test_an_end_without_its_mark_is_a_loss(three: Stage) -> None:
 
 
 def test_a_failure_that_the_instance_reports_is_shown_if_no_other_goes_on(make_stage: MakeStage) -> None:
-    """A worker whose engine fails says so in the stream's form; the client gets that only at the end of all tries."""
+    """A failure that a worker reports in the stream's form reaches the client only if no other instance continues."""
     failing = [saying(number, number + 1, mark_piece(FAILURE, "", PieceKind.FAILURE)) for number in range(2)]
     stage = make_stage()
     take_turns(stage, failing[0], saying(1))
@@ -275,7 +275,7 @@ def test_a_failure_that_the_instance_reports_is_shown_if_no_other_goes_on(make_s
 
 
 def test_a_silent_stream_goes_on_elsewhere(make_stage: MakeStage) -> None:
-    """An instance that hangs is left after stream_idle_timeout_s."""
+    """A stream whose instance hangs continues elsewhere after stream_idle_timeout_s."""
     stage = make_stage(timeouts=TimeoutSettings(sweep_interval_s=0.02, stream_idle_timeout_s=0.2))
     take_turns(stage, falling_silent(0, 2), saying(2))
 
@@ -287,7 +287,7 @@ def test_a_silent_stream_goes_on_elsewhere(make_stage: MakeStage) -> None:
     [{"max_continued_bytes": len(BODY) + 3}, {"max_continued_total_bytes": len(BODY)}, {"max_continued_bytes": 0}],
 )
 def test_a_stream_above_the_limits_ends_as_before(make_stage: MakeStage, limits: dict[str, int]) -> None:
-    """Without room for the request and the notes the client gets what came, and the error."""
+    """Without room for the request and its notes, the client gets the pieces so far and the error."""
     stage = make_stage(limits=LimitSettings(**limits))
     asked = take_turns(stage, saying(0, 2, b""))
 
@@ -317,7 +317,7 @@ def test_what_cannot_be_repeated_is_not_continued(make_stage: MakeStage) -> None
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/endpoints/llava/invocations", "/invocations"])
 def test_pieces_of_other_dialects_go_on_too(make_stage: MakeStage, path: str) -> None:
-    """OpenAI's events, and text that is passed as it is."""
+    """OpenAI's events and plain text are continued, too."""
     stage = make_stage()
     content_type = "text/event-stream" if path.startswith("/v1") else "text/plain"
     take_turns(stage, saying(0, 2, marked(2)[:5], content_type), saying(2, content_type=content_type, start="another"))
@@ -331,7 +331,7 @@ def test_pieces_of_other_dialects_go_on_too(make_stage: MakeStage, path: str) ->
 
 
 def test_a_stream_of_an_instance_that_is_down_goes_on_elsewhere(make_stage: MakeStage) -> None:
-    """An instance that hangs need not fall silent for stream_idle_timeout_s: the probes find out sooner."""
+    """If probes find a hanging instance down, its stream continues elsewhere before stream_idle_timeout_s."""
     stage = make_stage()
     asked = take_turns(stage, falling_silent(0, 2), saying(2))
     connection = stage.http()
@@ -383,7 +383,7 @@ def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:
 
 
 def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: MakeStage) -> None:
-    """Neither its limit nor the metric counts the time in which the first instance answered."""
+    """The time in which the first instance answered counts neither towards the wait's limit nor in the metric."""
     stage = make_stage(capacity=1, late_binding=LateBindingSettings(max_waiting=8, max_wait_s=20))
     busy_gate, stream_gate = Gate(), Gate()
 
@@ -416,7 +416,7 @@ def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: Ma
 
 
 async def grow_older(stage: Stage, seconds: float) -> None:
-    """Have the streams that have begun begin earlier."""
+    """Make the current streams appear to have begun earlier."""
     for connection in stage.proxy.data.server.connections:
         exchange = connection.exchange
         if isinstance(exchange, Exchange) and exchange.is_answered:

@@ -1,4 +1,4 @@
-"""The control plane's operations that describe endpoints, and who may reach them."""
+"""The control plane's Describe operations, and access to them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_describes_and_lists_the_configured_endpoints_on_both_ports(stage: Stage
 
 
 def test_what_an_endpoint_names_can_be_described(make_stage: Callable[..., Stage]) -> None:
-    """Clients follow the names: the SageMaker SDK's Predictor asks for the configuration, then for its models."""
+    """Each name in a description can itself be described, as the SageMaker SDK's Predictor does."""
     variants = (
         VariantSettings(name="blue", model="llava", weight=3.0, routing_strategy="RANDOM"),
         VariantSettings(name="green", model="other", weight=1.0),
@@ -88,7 +88,7 @@ def test_what_an_endpoint_names_can_be_described(make_stage: Callable[..., Stage
 def test_asynchronous_inference_is_described(
     make_stage: Callable[..., Stage], tmp_path: Path, *, is_complete: bool
 ) -> None:
-    """As CreateEndpointConfig takes it; paths that the configuration leaves out are those in effect."""
+    """Asynchronous inference is described in CreateEndpointConfig's form, with the default paths in effect."""
     topic = "arn:aws:sns:us-east-1:123456789012:done"
     config = AsyncEndpointSettings(
         output_path=(tmp_path / "results/own").as_uri(),
@@ -185,7 +185,7 @@ def test_other_operations_name_those_that_are_served(stage: Stage) -> None:
 def test_other_services_that_one_address_covers_say_what_to_set(
     stage: Stage, service: str, operation: str, arguments: dict[str, Any]
 ) -> None:
-    """The first thing that a user of AWS_ENDPOINT_URL alone sees is often an upload."""
+    """A request for another AWS service gets an error that names the variable to set instead of AWS_ENDPOINT_URL."""
     client = boto3.client(
         service,
         endpoint_url=stage.proxy.runtime_url,
@@ -206,7 +206,7 @@ def test_a_web_page_does_not_reach_it(stage: Stage, plane: str) -> None:
     for headers, status in (
         ({**TARGET, "Origin": "https://page.example"}, 403),
         ({**TARGET, "Host": "page.example"}, 403),
-        ({"Content-Type": "text/plain"}, 404),  # a page may send this without asking first
+        ({"Content-Type": "text/plain"}, 404),  # a page may send this without a preflight
     ):
         assert requests.post(url, headers=headers, data=b"{}", timeout=60).status_code == status
     preflight = requests.options(

@@ -76,7 +76,10 @@ def check_readable(answer: requests.Response, origin: str = APP) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # pages are refused on the first only
 @pytest.mark.parametrize("keys", [Credentials(), Credentials(tokens={"alice": TOKEN})], ids=["open", "with a token"])
 def test_every_answer_can_be_read_by_an_allowed_page(make_stage: MakeStage, host: str, keys: Credentials) -> None:
-    """On every path, whatever the status, also without the token; the answer is otherwise as without an Origin."""
+    """Every path and status can be read, also without the token.
+
+    The answer is otherwise the same as without an Origin.
+    """
     stage = make(make_stage, APP, "http://localhost:3000", host=host, credentials=keys)
     token = {"Authorization": f"Bearer {TOKEN}"} if keys.tokens else {}
     for method, path in PATHS:
@@ -100,7 +103,7 @@ def test_preflights_are_answered_before_credentials_are_asked_for(make_stage: Ma
         assert answer.headers["Access-Control-Max-Age"] == "7200"
         assert {"DELETE", "GET", "POST"} <= set(answer.headers["Access-Control-Allow-Methods"].split(", "))
 
-    # Only a browser's question is answered so.
+    # Only a browser's preflight gets this answer.
     assert ask(stage, "OPTIONS", CHAT, Origin=APP).status_code == 401
     assert stage.a.received + stage.b.received == []
     assert ask_first(stage, "https://other.example").status_code == 403
@@ -130,7 +133,10 @@ def test_streams_and_errors_in_their_midst_can_be_read(make_stage: MakeStage) ->
 
 @pytest.mark.parametrize("path", [INVOCATIONS, STREAM, CHAT, "/invocations", "/predictions/llava"])
 def test_an_instances_own_permissions_are_replaced(make_stage: MakeStage, path: str) -> None:
-    """TorchServe sends them with cors_allowed_origin; without the proxy's setting they reach the page."""
+    """The proxy replaces TorchServe's own fields (cors_allowed_origin).
+
+    Without the proxy's setting they are forwarded.
+    """
     own = {"Access-Control-Allow-Origin": "*", "access-control-allow-methods": "GET", "X-Other": "1"}
     stage, plain = make(make_stage, APP), make(make_stage)
     for each in (stage, plain):
@@ -187,7 +193,7 @@ def test_nothing_changes_without_the_setting(make_stage: MakeStage) -> None:
 
 
 def test_the_control_plane_and_the_admin_plane_refuse_allowed_pages(make_stage: MakeStage) -> None:
-    """Their operations can run code. Neither refusal names a setting, because none would help."""
+    """The control and admin planes, which can run code, refuse allowed pages without naming a setting."""
     stage = make(make_stage, APP)
     target = {"X-Amz-Target": "SageMaker.ListEndpoints", "Content-Type": "application/x-amz-json-1.1"}
     refused = ask(stage, path="/", Origin=APP, **target)
@@ -205,7 +211,7 @@ def test_the_control_plane_and_the_admin_plane_refuse_allowed_pages(make_stage: 
 
 
 def test_the_fast_path_leaves_such_requests_to_the_general_one(make_stage: MakeStage) -> None:
-    """Requests of other clients keep it."""
+    """Requests with an Origin take the general path, and other clients' requests stay on the fast path."""
     stage = make(make_stage, APP, path=FAST)
     taken = CountingPath(stage)
     head = f"POST {INVOCATIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n".encode()
@@ -263,7 +269,7 @@ def page_port() -> Iterator[int]:
         yield int(url.rpartition(":")[2])
 
 
-# Each request has fields for which a browser sends a preflight request first.
+# Each request has fields that require a preflight request.
 SCRIPT = """
 async (base) => {
   const json = { "Content-Type": "application/json", "Authorization": "Bearer any" };
@@ -295,7 +301,7 @@ async (base) => {
 
 @pytest.mark.browser
 def test_a_page_in_a_browser_uses_the_apis(make_stage: MakeStage, page_port: int) -> None:
-    """Requests with preflights, header fields, a stream, an error and a WebSocket."""
+    """A page uses preflights, header fields, a stream, an error and a WebSocket."""
     origin = f"http://localhost:{page_port}"
     stage = make(make_stage, origin)
 

@@ -50,7 +50,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def stage(make_stage: Callable[..., Stage]) -> Stage:
-    """Four instances that tell their status, stream to the streaming operation, and answer all else."""
+    """Return four instances that report their status, stream for the streaming operation, and answer the rest."""
     stage = make_stage(names=("llava-0", "llava-1", "llava-2", "llava-3"))
     for fake in stage.instances.values():
         fake.behave = serve
@@ -93,7 +93,7 @@ def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
 
 
 def test_name_of_elsewhere_that_leads_here_is_refused(stage: Stage) -> None:
-    """A page that had its name lead to a loopback address would be of the admin plane's own origin."""
+    """A foreign name that resolves to loopback is refused, because its page would have the admin plane's origin."""
     url = stage.proxy.admin_url
     for host, status in (("evil.example:9080", 403), ("[", 403), ("localhost:9080", 200), ("[::1]:9080", 200)):
         assert requests.get(url, headers={"Host": host}, timeout=60).status_code == status, host
@@ -109,7 +109,7 @@ def test_name_of_elsewhere_that_leads_here_is_refused(stage: Stage) -> None:
 
 
 def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
-    """Rates, quantiles, histograms and decisions of each variant; what each instance says, but no session's id."""
+    """The JSON has rates, quantiles, histograms, decisions and instances' reports, and no session's id."""
     client = stage.client()
     for _ in range(10):
         client.invoke_endpoint(EndpointName="llava", Body=b"{}")
@@ -138,7 +138,7 @@ def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
 
 @pytest.mark.browser
 def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browser: Browser) -> None:
-    """Nothing is wider than the screen, and axe-core finds nothing that keeps people out."""
+    """In each colour scheme and on a phone, nothing is wider than the screen and axe-core reports nothing."""
 
     async def work_on(request: Received, wire: Wire) -> None:
         await wire.until_closed()
@@ -173,7 +173,7 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
 
 @pytest.mark.browser
 def test_instance_that_is_down_shows_why_and_the_end_of_its_log(stage: Stage, browser: Browser) -> None:
-    """As text, whatever the log contains; the overview has the reason, too."""
+    """The reason and the log's end are shown as text, whatever the log contains; the overview has the reason, too."""
     hostile = "<img src=x onerror=document.title='taken'>"
     stage.instance("llava-2").last_end = InstanceEnd(time.time(), "has ended with exit status 3", ("first", hostile))
     change(stage, lambda registry: registry.set_state("llava-2", InstanceState.DOWN))
@@ -191,7 +191,7 @@ def test_instance_that_is_down_shows_why_and_the_end_of_its_log(stage: Stage, br
 
 @pytest.mark.browser
 def test_longer_times_are_chosen_and_values_shown_on_hover(stage: Stage, browser: Browser) -> None:
-    """The page asks for the range; the value under the pointer has its age; the chat page is one link away."""
+    """The page shows the selected range, and the age of the value under the pointer; it links to the chat page."""
     client = stage.client()
     for _ in range(5):
         client.invoke_endpoint(EndpointName="llava", Body=b"{}")
@@ -217,7 +217,7 @@ def test_longer_times_are_chosen_and_values_shown_on_hover(stage: Stage, browser
 
 @pytest.mark.browser
 def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
-    """It is read once it is unfolded, and stays unfolded while the page goes on."""
+    """An instance's history is read when it is unfolded, and stays unfolded when the page refreshes."""
     url = f"{stage.proxy.admin_url}/instances/llava-1/history"
     wait_until(lambda: requests.get(url, timeout=60).status_code == 200, "a sample")
     assert requests.get(f"{url}?range=week", timeout=60).status_code == 400
@@ -238,7 +238,6 @@ def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
 
 @pytest.mark.browser
 def test_no_link_to_a_chat_page_that_is_off(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """The data plane does not know the path then."""
     stage = make_stage(chat_page=ChatPageSettings(is_on=False))
     with open_tab(browser, stage.proxy.admin_url) as tab:
         expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")
@@ -277,7 +276,7 @@ def test_keyboard_alone_drains_an_instance(stage: Stage, browser: Browser) -> No
 
 @pytest.mark.browser
 def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """Which are where, how large, when used, what goes next; each button asks first, and says what came of it."""
+    """Models have location, size, last use and order of eviction; each button asks first and shows its result."""
     fleet = FakeFleet({"bert-small", "vit-tiny", "llama-nano"})
     stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)
     fleet.many["a"].tiers = {"bert-small": "device", "vit-tiny": "disk"}
@@ -333,7 +332,7 @@ def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser
 
 @pytest.mark.browser
 def test_page_asks_for_the_token_that_the_admin_plane_has(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """As the password that browsers ask for; what the page fetches comes with it."""
+    """The browser asks for the token as a password and sends it with the page's requests."""
     token = "a-token-that-nobody-guesses"
     stage = make_stage(credentials=Credentials(admin_token=token))
     assert requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=60).status_code == 401
@@ -344,7 +343,7 @@ def test_page_asks_for_the_token_that_the_admin_plane_has(make_stage: Callable[.
 
 @pytest.mark.browser
 def test_page_says_when_the_proxy_is_gone(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """What it shows then is old, and it does not pretend otherwise."""
+    """When the proxy is gone, the page says that its data are old."""
     stage = make_stage()
     with open_tab(browser, stage.proxy.admin_url) as tab:
         expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")

@@ -1,5 +1,5 @@
-"""The dashboard's lists in a real browser, before fake instances: sessions, decisions, asynchronous requests, waiting
-lines, the autoscaler; what is done to them, and that what strangers named is only ever text.
+"""The dashboard's lists in a real browser with fake instances: sessions, decisions, asynchronous requests, queues and
+the autoscaler, their actions, and names of clients, which are only ever text.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def row_of(page: Page, table: str, text: str) -> Any:
 
 
 def press(page: Page, button: str, answer: str, question: str = "") -> None:
-    """Press a button, and answer the question that comes."""
+    """Press a button and confirm its dialog."""
     page.get_by_role("button", name=button, exact=True).click()
     dialog = page.get_by_role("dialog", name=f"{question or button}?")
     dialog.get_by_role("button", name=answer, exact=True).click()
 
 
 def check_is_text(page: Page, shown: str = HOSTILE) -> None:
-    """What was named so is shown, and has done nothing."""
+    """Check that this name is shown as text and has no effect."""
     expect(page.locator("main")).to_contain_text(shown)
     assert page.title() == "torchmoor"
     assert page.locator("img").count() == 0
@@ -61,7 +61,7 @@ def check_is_text(page: Page, shown: str = HOSTILE) -> None:
 def test_sessions_are_found_sorted_pinned_and_closed(
     make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
 ) -> None:
-    """Each after a question that says what happens; what came of it is said, and what to do if nothing did."""
+    """Each action asks first and shows its result, or advice if it failed."""
     stage = make_stage(prepare=holders)
     a, b = holders.of["a"], holders.of["b"]
     a.hold(make_session(name, turns=at, bytes=at << 20) for at, name in enumerate(HASHES[:59]))
@@ -152,8 +152,8 @@ def test_refresh_leaves_focus_scroll_and_order_alone(
 def test_hidden_page_asks_for_nothing(
     make_stage: Callable[..., Stage], browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And goes on when it is looked at again."""
-    monkeypatch.setattr("torchmoor.admin.dashboard.page.INTERVAL_S", 2.0)  # time enough to be idle between requests
+    """A hidden page sends no requests, and continues when it is visible again."""
+    monkeypatch.setattr("torchmoor.admin.dashboard.page.INTERVAL_S", 2.0)  # long enough to be idle between requests
     stage = make_stage()
     with open_tab(browser, "about:blank") as tab:
         page = tab.page
@@ -175,7 +175,7 @@ def test_hidden_page_asks_for_nothing(
 
 
 def test_request_has_a_page_of_its_own(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """Found by its error; it has times as a waterfall, tokens, the model's own code, and no cause for alarm."""
+    """A request found by its error has a page with times as a waterfall, tokens and the model's code."""
     stage = make_stage()
     client = stage.client()
     stage.a.behave = stage.b.behave = answering(
@@ -219,7 +219,7 @@ def test_request_has_a_page_of_its_own(make_stage: Callable[..., Stage], browser
 def test_decisions_are_told_in_words_filtered_and_paused(
     make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
 ) -> None:
-    """With how they ended; a session's hash leads to the session."""
+    """Decisions are shown in words with their results; a session's hash links to the session."""
     stage = make_stage(prepare=holders)
     stage.instances["b"].behave = refusing(400, "InvalidRequest", HOSTILE)
     client = stage.client()
@@ -251,7 +251,7 @@ def test_decisions_are_told_in_words_filtered_and_paused(
 
 
 def requests_to(client: Any, **members: Any) -> None:
-    """An invocation, however it ends."""
+    """Send an invocation, however it ends."""
     with suppress(client.exceptions.ModelError):
         client.invoke_endpoint(EndpointName="llava", Body=b"{}", **members)
 
@@ -259,7 +259,7 @@ def requests_to(client: Any, **members: Any) -> None:
 def test_asynchronous_requests_are_told_with_their_reasons_and_cancelled(
     make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path
 ) -> None:
-    """Backlog, ages, counts; the newest first; a model's words are text."""
+    """Backlog, ages and counts are shown, the newest request first; a model's text is not markup."""
 
     async def behave(received: Received, wire: Wire) -> None:
         if received.body == b"slow":
@@ -298,7 +298,7 @@ def test_asynchronous_requests_are_told_with_their_reasons_and_cancelled(
 
 
 def test_asynchronous_endpoints_come_and_go(stage: Stage, browser: Browser) -> None:
-    """The page offers those that there are, and forgets the backlog of the last one."""
+    """The page lists the present asynchronous endpoints, and removes the backlog of the last one."""
     names = ["first", "second"]
     backlog = {"endpoint": "first", "waiting": 5, "running": 0, "decided": 0, "oldest_age_s": 1, "requests": []}
 
@@ -321,7 +321,7 @@ def test_asynchronous_endpoints_come_and_go(stage: Stage, browser: Browser) -> N
 
 
 def test_lines_of_one_text_do_not_pile_up(stage: Stage, browser: Browser) -> None:
-    """Such as problems of two variants in the same words, at each refresh."""
+    """Equal lines, such as problems of two variants, are replaced at each refresh."""
     with open_tab(browser, stage.proxy.admin_url) as tab:
         numbers = tab.page.evaluate(
             """async () => {
@@ -339,7 +339,7 @@ def test_lines_of_one_text_do_not_pile_up(stage: Stage, browser: Browser) -> Non
 def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
     make_stage: Callable[..., Stage], browser: Browser
 ) -> None:
-    """By class: turns of sessions for their instance, all else for any; and what needs attention."""
+    """The overview counts waiting turns by instance and other requests together, and lists what needs attention."""
 
     async def hold(received: Received, wire: Wire) -> None:
         await wire.until_closed()
@@ -381,7 +381,7 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
 
 
 def test_models_with_hostile_names_are_text(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """In the table, in the question, and in what is said of them."""
+    """A hostile model name is text in the table, the dialog and the result."""
     fleet = FakeFleet({HOSTILE})
     stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)
     fleet.many["a"].tiers = {HOSTILE: "device"}

@@ -1,4 +1,4 @@
-"""GET /decisions: where requests went, why, and what came of it."""
+"""GET /decisions: the instance, reason and result of each request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_noted_twice(stage: Stage) -> bool:
 
 
 def test_each_request_is_there_with_its_reason_and_end(stage: Stage) -> None:
-    """The newest first; of a session its hash, and never its id."""
+    """The newest decision is first; a session has its hash and never its id."""
     client = stage.client()
     session_id = make_session_id("b")
     client.invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session_id)
@@ -57,8 +57,6 @@ def test_each_request_is_there_with_its_reason_and_end(stage: Stage) -> None:
 
 
 def test_request_that_nobody_could_take_is_there_without_an_instance(stage: Stage) -> None:
-    """What went nowhere is what an operator looks for."""
-
     async def fell() -> None:
         for name in stage.instances:
             stage.registry.set_state(name, InstanceState.DOWN)
@@ -72,7 +70,7 @@ def test_request_that_nobody_could_take_is_there_without_an_instance(stage: Stag
 
 
 def test_decisions_are_the_same_with_an_access_log(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
-    """Both name the session that a request opens, and the error."""
+    """The access log and the decisions both have the opened session and the error."""
     shown = []
     for observe in (ObserveSettings(), ObserveSettings(access_log=str(tmp_path / "access.jsonl"))):
         stage = make_stage(observe=observe)
@@ -89,7 +87,7 @@ def test_decisions_are_the_same_with_an_access_log(make_stage: Callable[..., Sta
 
 
 def test_request_has_its_path_times_tokens_and_the_models_error(stage: Stage) -> None:
-    """Everything that the request's page shows; times are from the request's head."""
+    """A record has everything that the request's page shows, with times since the request's head."""
     receipt = {"X-Torchmoor-Context-Tokens": "40", "X-Torchmoor-Generated-Tokens": "7", "X-Torchmoor-Queue-Ms": "1.5"}
     stage.a.behave = stage.b.behave = answering(headers={**receipt, "X-Torchmoor-Prefill-Tokens": "many"})
     stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", InferenceId="mine")
@@ -110,7 +108,7 @@ def test_request_has_its_path_times_tokens_and_the_models_error(stage: Stage) ->
 
 @pytest.mark.parametrize(("note", "number"), [("17", 17), ("17,", None), ("", None)])
 def test_streamed_request_has_its_generated_tokens(stage: Stage, note: str, number: int | None) -> None:
-    """The last piece of a marked stream says how many there are; the client does not see it."""
+    """The number of generated tokens comes from a marked stream's last piece, which the client does not see."""
 
     async def behave(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start", "X-Torchmoor-Context-Tokens": "40"})
@@ -128,7 +126,7 @@ def test_streamed_request_has_its_generated_tokens(stage: Stage, note: str, numb
 
 
 def test_filters_by_error_and_session(stage: Stage) -> None:
-    """An error is found by the client's code and by the model's; a session by the beginning of its hash."""
+    """The error filter matches the client's code and the model's; the session filter, the beginning of a hash."""
     client = stage.client()
     session_id = make_session_id("a")
     client.invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session_id)
@@ -146,7 +144,7 @@ def test_filters_by_error_and_session(stage: Stage) -> None:
 
 @pytest.mark.parametrize("base", ["/v1", "/endpoints/llava/openai/v1", "/endpoints/nobody/openai/v1"])
 def test_ids_in_paths_are_not_shown(stage: Stage, base: str) -> None:
-    """The id of a response or conversation names its session, as a credential does."""
+    """Ids of responses and conversations are hidden, because they give access like credentials."""
     session_id = make_session_id("a")
     url = f"{stage.proxy.runtime_url}{base}/responses/resp_{session_id.removeprefix('ts-seq-')}/input_items"
     requests.get(url, timeout=10)
@@ -158,7 +156,10 @@ def test_ids_in_paths_are_not_shown(stage: Stage, base: str) -> None:
 
 @pytest.mark.parametrize(("status", "faults"), [(400, 0), (500, 1)])
 def test_mistake_of_the_client_is_not_a_fault(stage: Stage, status: int, faults: int) -> None:
-    """SageMaker answers 424 for both; the instance's own status tells them apart."""
+    """A client's mistake is not a fault, although SageMaker answers 424 for both.
+
+    The instance's status distinguishes them.
+    """
     stage.a.behave = stage.b.behave = refusing(status, "ContextTooLong" if status == 400 else "Internal", "no")
     with pytest.raises(ClientError):
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
@@ -172,7 +173,7 @@ def test_mistake_of_the_client_is_not_a_fault(stage: Stage, status: int, faults:
 
 
 def test_trace_is_linked_if_it_was_exported(make_stage: Callable[..., Stage]) -> None:
-    """observe.trace_link has the trace's id in it."""
+    """An exported trace is linked by observe.trace_link with its id."""
     link = "https://traces.example/trace/{trace_id}?from=torchmoor"
     observe = ObserveSettings(traces_url="http://127.0.0.1:9/v1/traces", trace_link=link)
     stage = make_stage(observe=observe)
@@ -190,7 +191,7 @@ def test_trace_is_linked_if_it_was_exported(make_stage: Callable[..., Stage]) ->
 
 
 def test_retry_is_told(stage: Stage) -> None:
-    """With the instance that answered in the end."""
+    """A retry is recorded with the instance that answered."""
     stage.instances["a"].behave = refusing(503, None, "no worker")
     stage.instances["b"].behave = answering()
     for _ in range(2):
@@ -202,7 +203,7 @@ def test_retry_is_told(stage: Stage) -> None:
 
 
 def test_filters_and_pages(make_stage: Callable[..., Stage]) -> None:
-    """By endpoint, instance, time and number."""
+    """Decisions can be filtered by endpoint, instance and time, and limited in number."""
     stage = make_stage(endpoints={"b": "other"})
     for _ in range(3):
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
@@ -218,7 +219,7 @@ def test_filters_and_pages(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_so_many_are_kept_and_no_more(make_stage: Callable[..., Stage]) -> None:
-    """A burst keeps the records of earlier minutes and its own failures; the page says how many were left out."""
+    """In a burst earlier minutes and failures are kept, and the answer says how many records were left out."""
     stage = make_stage(observe=ObserveSettings(max_decisions=6, max_decisions_per_s=1))
     client = stage.client()
     for _ in range(30):

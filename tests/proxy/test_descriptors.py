@@ -1,4 +1,4 @@
-"""A proxy without a free file descriptor: its own shortage, and not a fault of its instances."""
+"""A proxy without a free file descriptor: this is its own fault, not its instances'."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_shortage_is_the_proxys_own(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_probes_that_find_no_descriptor_show_nothing(make_stage: Callable[..., Stage]) -> None:
-    """However many are not sent, the instance stays ready."""
+    """An instance stays ready, however many probes are not sent for lack of a descriptor."""
     stage = make_stage(names=("a",))
     health, instance = stage.proxy.health, stage.instance("a")
 
@@ -60,7 +60,7 @@ def test_probes_that_find_no_descriptor_show_nothing(make_stage: Callable[..., S
 
 
 def test_the_limit_is_raised_whatever_starts_the_proxy(make_stage: Callable[..., Stage]) -> None:
-    """To the hard limit; the number of client connections is derived from that."""
+    """The proxy raises the limit to the hard limit, and derives the number of client connections from it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (600, before[1]))
     try:
@@ -95,7 +95,7 @@ def test_idle_connections_make_room_for_new_ones(make_stage: Callable[..., Stage
     [(1024, 288, 192), (20_000, 9360, BODY_FILES), (100_000, 10_000, 79_744), (float("inf"), 10_000, float("inf"))],
 )
 def test_connections_and_files_share_the_descriptors(descriptors: float, connections: int, files: float) -> None:
-    """A quarter is for files, at most 1,024; they also have what connections do not need."""
+    """Files may use a quarter of the descriptors, at most 1,024, and those that connections do not need."""
     assert limit_connections(10_000, descriptors=descriptors, reserved=256) == connections
     assert limit_files(connections, descriptors=descriptors, reserved=256) == files
     assert 2 * connections + files + 256 <= descriptors

@@ -1,4 +1,4 @@
-"""The dialects that pass through, and the admin plane."""
+"""The dialects that are forwarded unchanged, and the admin plane."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def admin(stage: Stage, path: str) -> tuple[int, bytes]:
 
 
 def test_ping_is_healthy_while_an_instance_is_ready(stage: Stage) -> None:
-    """200 with an empty body, else 503."""
+    """/ping answers 200 with an empty body if an instance is ready, else 503."""
     statuses = []
     for name in ("a", "b", None):
         connection = stage.http()
@@ -59,7 +59,7 @@ def test_ping_is_healthy_while_an_instance_is_ready(stage: Stage) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_answer_passes_with_both_session_headers(stage: Stage, path: str) -> None:
-    """The container's dialect is the handler's own."""
+    """Both of the handler's session headers reach a client of the container's dialect."""
     value = "ts-seq-x; Expires=2030-01-01T00:00:00Z"
     both = {"X-Amzn-SageMaker-Session-Id": value, "X-Amzn-SageMaker-New-Session-Id": value}
     stage.a.behave = stage.b.behave = answering(headers={**both, "ts_stream_next": "true"}, body=b'{"ok": 1}')
@@ -76,7 +76,7 @@ def test_answer_passes_with_both_session_headers(stage: Stage, path: str) -> Non
 
 @pytest.mark.parametrize("path", PATHS)
 def test_errors_pass_as_they_are(stage: Stage, path: str) -> None:
-    """Status, code and body are the handler's."""
+    """Status, code and body of the handler's errors are unchanged."""
     stage.a.behave = refusing(410, "SessionExpired", "too late")
 
     status, headers, body = post(stage, path, X_Amzn_SageMaker_Session_Id=make_session_id("a"))
@@ -87,7 +87,7 @@ def test_errors_pass_as_they_are(stage: Stage, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_turns_are_sticky(stage: Stage, path: str) -> None:
-    """By the session header, as in the runtime API; a forged id is refused."""
+    """The session header selects the instance, as in the runtime API; a forged id is refused."""
     for _ in range(3):
         assert post(stage, path, X_Amzn_SageMaker_Session_Id=make_session_id("b"))[0] == 200
 
@@ -99,7 +99,7 @@ def test_turns_are_sticky(stage: Stage, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_stream_passes_chunk_by_chunk(stage: Stage, path: str) -> None:
-    """No frames; the late error's mark is the client's to read here."""
+    """Chunks are forwarded without frames, and a late error's mark reaches the client."""
     stage.a.behave = stage.b.behave = streaming([b"data: 1\n\n", b"data: 2\n\n"], "text/event-stream")
 
     status, headers, body = post(stage, path)
@@ -109,7 +109,7 @@ def test_stream_passes_chunk_by_chunk(stage: Stage, path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8"])
 def test_tgis_clients_send_json_to_the_root(stage: Stage, kind: str) -> None:
-    """Whole and streamed, as to /invocations."""
+    """POST / serves TGI's clients like /invocations, whole and streamed."""
     whole = post(stage, "/", b'{"inputs": "x"}', Content_Type=kind, Authorization="Bearer x")
     stage.a.behave = stage.b.behave = streaming([b"data:{}\n\n"], "text/event-stream")
     streamed = post(stage, "/", b'{"inputs": "x", "stream": true}', Content_Type=kind)
@@ -135,7 +135,7 @@ def test_the_root_is_that_of_aws_otherwise(stage: Stage, headers: dict[str, str]
 
 
 def test_death_in_mid_stream_cuts_the_connection(stage: Stage) -> None:
-    """A clean end would make half an answer look whole."""
+    """The connection is cut after an instance's death, because an orderly end would look like a whole answer."""
 
     async def dying(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/plain")
@@ -154,7 +154,7 @@ def test_death_in_mid_stream_cuts_the_connection(stage: Stage) -> None:
 
 
 def test_version_more_path_and_query_pass(stage: Stage) -> None:
-    """TorchServe's path is sent on as it is."""
+    """Version, further path and query of TorchServe's path are forwarded unchanged."""
     assert post(stage, "/predictions/llava/1.0/v1/chat/completions?x=1")[0] == 200
 
     [seen] = stage.a.received + stage.b.received
@@ -165,7 +165,7 @@ def test_version_more_path_and_query_pass(stage: Stage) -> None:
     "path", ["/predictions/other", "/predictions/", "/predictions/llava/../../models", "/predictions/llava/%2e%2e/x"]
 )
 def test_unknown_model_is_not_found(stage: Stage, path: str) -> None:
-    """In TorchServe's words; and no path leads out of /predictions."""
+    """An unknown model gets TorchServe's own error, and no path leads out of /predictions."""
     status, _, body = post(stage, path)
 
     assert (status, json.loads(body)["type"]) == (404, "ModelNotFoundException")
@@ -173,7 +173,7 @@ def test_unknown_model_is_not_found(stage: Stage, path: str) -> None:
 
 
 def test_body_limit_is_its_own(make_stage: Callable[..., Stage]) -> None:
-    """413, announced or not."""
+    """A body beyond the limit gets 413, with or without a declared length."""
     stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=1000))
 
     assert post(stage, "/invocations", bytes(1001))[0] == 413
@@ -186,7 +186,7 @@ def test_body_limit_is_its_own(make_stage: Callable[..., Stage]) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_refused_request_is_counted(stage: Stage, path: str) -> None:
-    """As an invocation with a client's error, like one to the runtime API."""
+    """A refusal counts as an invocation with a client error, as in the runtime API."""
     status, _, _ = post(stage, path, X_Amzn_SageMaker_Session_Id="forged")
 
     [endpoint] = stage.proxy.data.registry.endpoints()
@@ -195,7 +195,7 @@ def test_refused_request_is_counted(stage: Stage, path: str) -> None:
 
 
 def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
-    """504 in the handlers' error form."""
+    """A time-out is 504 in the handlers' error form."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 
     async def silent(request: Received, wire: Wire) -> None:
@@ -209,7 +209,7 @@ def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> Non
 
 
 def test_no_instance_is_unavailable(stage: Stage) -> None:
-    """503 with Retry-After."""
+    """Without an instance the answer is 503 with Retry-After."""
     for name in ("a", "b"):
         set_state(stage, name, InstanceState.DOWN)
 
@@ -220,7 +220,7 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
 
 
 def test_draining_instance_serves_its_sessions_and_nothing_new(stage: Stage) -> None:
-    """What it holds it finishes."""
+    """A draining instance serves the turns of its sessions and no new work."""
     set_state(stage, "a", InstanceState.DRAINING)
 
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_draining_instance_serves_its_sessions_and_nothing_new(stage: Stage) -> 
 
 
 def test_admin_shows_health_instances_and_metrics(stage: Stage) -> None:
-    """The numbers of the CONTRACT's names, per endpoint and variant."""
+    """Metrics have CONTRACT's names, per endpoint and variant."""
     stage.a.behave = stage.b.behave = answering(body=b"{}")
     post(stage, "/endpoints/llava/invocations")
     stage.client().invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")["Body"].close()
@@ -256,7 +256,7 @@ def test_admin_shows_health_instances_and_metrics(stage: Stage) -> None:
 
 
 def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
-    """503 names the endpoint."""
+    """/health is 503 and names the endpoint without an instance."""
     for name in ("a", "b"):
         set_state(stage, name, InstanceState.DOWN)
 
@@ -266,7 +266,7 @@ def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
 
 
 def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage) -> None:
-    """Ready are proxies that have asked DNS and each instance, also where none of them can serve; alive are all."""
+    """A proxy is ready once it has asked DNS and each instance, even if none can serve; it is live at all times."""
     for name in ("a", "b"):
         set_state(stage, name, InstanceState.DOWN)
     stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
@@ -282,7 +282,10 @@ def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage
 
 
 def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage) -> None:
-    """All proxies learn of it at once; if each were unready until it answered, clients would have no proxy left."""
+    """A new instance does not make proxies unready until it answers.
+
+    All learn of it at once, and no proxy would be left.
+    """
     stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
     assert admin(stage, "/readyz")[0] == 200
 
@@ -298,12 +301,12 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
 
 
 async def silent(request: Received, wire: Wire) -> None:
-    """An instance that hangs."""
+    """Hang: send nothing until the proxy closes the connection."""
     await wire.until_closed()
 
 
 def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage]) -> None:
-    """Only several in a row make a ready instance DOWN."""
+    """An instance goes DOWN only after several consecutive unanswered probes."""
     patient = HealthSettings(
         starting_interval_s=0.02, ready_interval_s=0.02, probe_timeout_s=0.05, unanswered_before_down=10**9
     )
@@ -319,7 +322,7 @@ def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage])
 
 
 def test_probes_bring_an_instance_back(make_stage: Callable[..., Stage]) -> None:
-    """DOWN when a probe is refused a connection, READY by the next good one."""
+    """An instance goes DOWN when a probe's connection is refused, and READY at the next good one."""
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
     stage.run(stage.a.stop(keeps_port=True))
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the failed probe")
@@ -336,7 +339,7 @@ def test_probes_bring_an_instance_back(make_stage: Callable[..., Stage]) -> None
 def test_readiness_is_a_ready_worker(
     make_stage: Callable[..., Stage], workers: list[dict[str, str]], state: InstanceState
 ) -> None:
-    """The management port is asked about the model; /ping would say yes too early."""
+    """Readiness is the model's state on the management port; /ping would be healthy too early."""
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
     stage.a.behave = answering(body=json.dumps([{"modelName": "llava", "workers": workers}]).encode())
     stage.instance("a").management_port = stage.a.port

@@ -1,4 +1,4 @@
-"""`torchmoor doctor` and a fleet that runs: real admin plane, fake instances."""
+"""`torchmoor doctor` with a running fleet: a real admin plane and fake instances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchmoor.doctor.finding import Finding, FleetPlan, problem
 
 
 def examine(*arguments: str, **environment: str) -> tuple[Result, dict[str, list[dict[str, str]]]]:
-    """The result of --json and its findings by check."""
+    """Return the result of --json, and its findings by check."""
     command = ["doctor", "--json", "--port", "0", "--admin-port", "0", "--instances", "0", *arguments]
     result = CliRunner().invoke(main, command, env=environment)
     found: dict[str, list[dict[str, str]]] = {}
@@ -32,7 +32,7 @@ def examine(*arguments: str, **environment: str) -> tuple[Result, dict[str, list
 
 
 def test_a_fleet_that_is_well(stage: Stage) -> None:
-    """Its ports are in use as they should be; the clocks agree."""
+    """A running fleet has no problem: its ports are in use as expected, and the clocks agree."""
     where = ("--admin-url", stage.proxy.admin_url, "--url", stage.proxy.runtime_url)
 
     result, found = examine(*where, "--admin-port", stage.proxy.admin_url.rpartition(":")[2])
@@ -53,7 +53,7 @@ class Foreign(QuietHandler):
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b'{"status": "up"}'])
 def test_another_programs_server_is_not_the_fleet(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port is in use, and `torchmoor up` would fail there."""
+    """A port in use by another program is a problem, since `torchmoor up` would fail there."""
     monkeypatch.setattr(Foreign, "answer", answer)
     with serve_http(Foreign) as url:
         port = url.rpartition(":")[2]
@@ -65,7 +65,7 @@ def test_another_programs_server_is_not_the_fleet(answer: bytes, monkeypatch: py
 
 
 def test_an_instance_that_gets_no_work_is_a_warning(stage: Stage) -> None:
-    """With the command that gives it work again; none left is a problem."""
+    """A drained instance is a warning with the command that resumes it; if none is left it is a problem."""
     stage.registry.drain("a")
     one, some = examine("--admin-url", stage.proxy.admin_url)
     stage.registry.drain("b")
@@ -77,7 +77,7 @@ def test_an_instance_that_gets_no_work_is_a_warning(stage: Stage) -> None:
 
 
 def test_a_fleet_that_has_scaled_to_zero_is_well(make_stage: Callable[..., Stage]) -> None:
-    """A request starts an instance."""
+    """A fleet scaled to zero has no problem, because a request starts an instance."""
     variant = VariantSettings(model="llava", scaling=ScalingSettings(min_capacity=0, max_capacity=1))
     stage = make_stage(names=("a",), variants=(variant,))
     stage.run(remove(stage, "a"))
@@ -93,7 +93,7 @@ async def remove(stage: Stage, name: str) -> None:
 
 
 def test_a_fleet_that_wants_its_token_is_a_problem(make_stage: Callable[..., Stage]) -> None:
-    """What it would say is not known."""
+    """A fleet that requires a token is a problem, because its state is unknown."""
     stage = make_stage(credentials=Credentials(admin_token="0123456789abcdef0123"))
 
     without, found = examine("--admin-url", stage.proxy.admin_url)
@@ -104,7 +104,7 @@ def test_a_fleet_that_wants_its_token_is_a_problem(make_stage: Callable[..., Sta
 
 
 def test_no_fleet_is_a_problem_only_where_one_was_named() -> None:
-    """Nothing runs yet when the doctor is asked first."""
+    """A missing fleet is a problem only if it was named, because the doctor is often run before the start."""
     named, _ = examine("--admin-url", "http://127.0.0.1:9")
 
     assert named.exit_code == 1
@@ -133,7 +133,7 @@ def write_config(folder: Path, *, asynchronous: dict[str, Any] | None = None, **
 
 
 def test_instances_of_the_file_are_tried(tmp_path: Path, silent: int) -> None:
-    """A name that leads nowhere is a problem; one that does not listen yet is a warning."""
+    """A host name in the file that does not resolve is a problem; an instance that does not listen yet is a warning."""
     places = {"up": ("127.0.0.1", silent), "down": ("127.0.0.1", 9), "lost": ("no.such.host.invalid", 8085)}
     instances = [{"name": name, "host": host, "port": port} for name, (host, port) in places.items()]
 
@@ -155,7 +155,7 @@ def test_instances_of_the_file_are_tried(tmp_path: Path, silent: int) -> None:
     ],
 )
 def test_fleet_of_the_file_is_asked_at_its_address(tmp_path: Path, listen: dict[str, str], url: str) -> None:
-    """Also at one of IPv6, and over TLS."""
+    """The fleet is contacted at the file's address, also by IPv6 and TLS."""
     path = write_config(tmp_path, listen={"port": 0, "admin_port": 9, **listen})
 
     _, found = examine("--config", str(path))
@@ -181,7 +181,7 @@ def test_queue_and_results_of_the_file_are_tried(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_wrong_is_told_as_serve_tells_it(tmp_path: Path) -> None:
-    """Before anything is looked at."""
+    """An invalid file gives the error of `serve` before any check."""
     path = tmp_path / "torchmoor.yaml"
     path.write_text("Endpoints: 3")
 
@@ -192,7 +192,7 @@ def test_a_file_that_is_wrong_is_told_as_serve_tells_it(tmp_path: Path) -> None:
 
 
 def test_a_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a problem of its own, and the rest is looked at."""
+    """A check that itself fails is one more problem, and the other checks run."""
 
     def check_moon(plan: FleetPlan) -> Iterator[Finding]:
         raise ZeroDivisionError("no moon")
@@ -208,7 +208,7 @@ def test_a_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatc
 
 
 def test_findings_are_readable(stage: Stage) -> None:
-    """A line each, what to do below it, and a sum."""
+    """Each finding has one line with advice below it, and the end has a sum."""
     stage.registry.drain("a")
     command = ["doctor", "--port", "0", "--admin-port", "0", "--instances", "0"]
 
@@ -221,7 +221,7 @@ def test_findings_are_readable(stage: Stage) -> None:
 
 
 def test_one_problem_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum has the noun's form for its number."""
+    """The sum uses the singular for one problem."""
 
     def check_moon(plan: FleetPlan) -> Iterator[Finding]:
         yield problem("moon", "there is none", "")

@@ -38,7 +38,7 @@ def status_of(error: ClientError) -> int:
     ],
 )
 def test_session_errors_are_validation_errors(stage: Stage, operation: str, status: int, code: str) -> None:
-    """400 with the handler's own message."""
+    """A session error is 400 with the handler's message."""
     stage.a.behave = refusing(status, code, f"this is {code}")
 
     error = refusal(stage, operation, SessionId=make_session_id("a"))
@@ -81,7 +81,7 @@ def test_other_errors_are_model_errors(stage: Stage, operation: str, status: int
 
 
 def test_model_error_is_the_modelled_exception(stage: Stage) -> None:
-    """boto3's client.exceptions.ModelError catches it."""
+    """boto3's client.exceptions.ModelError catches a model error."""
     stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no")
     client = stage.client()
 
@@ -130,7 +130,7 @@ def test_no_room_in_any_instance_is_service_unavailable(
 @pytest.mark.parametrize("waits", [(40, 3000), (3000, 40)])
 @pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/v1/chat/completions"])
 def test_full_endpoint_states_when_its_first_instance_has_room(stage: Stage, path: str, waits: tuple[int, int]) -> None:
-    """Retry-After is the shortest of all instances that have refused the request, in whatever order they were asked."""
+    """Retry-After is the shortest of all refusals, in whatever order the instances were asked."""
     for fake, wait_s in zip((stage.a, stage.b), waits, strict=True):
         fake.behave = refusing(429, "Overloaded", "full", {"Retry-After": str(wait_s)})
     body = b'{"model": "llava", "messages": [{"role": "user", "content": "hi"}]}'
@@ -142,7 +142,7 @@ def test_full_endpoint_states_when_its_first_instance_has_room(stage: Stage, pat
 
 
 def test_turn_of_a_session_is_not_sent_elsewhere_for_load(stage: Stage) -> None:
-    """The other instance does not hold the session."""
+    """A turn is not sent to another instance for load, because that one does not hold the session."""
     stage.a.behave = refusing(429, "Overloaded", "full")
 
     error = refusal(stage, SessionId=make_session_id("a"))
@@ -151,7 +151,7 @@ def test_turn_of_a_session_is_not_sent_elsewhere_for_load(stage: Stage) -> None:
 
 
 def test_torchserves_own_413_is_a_validation_error(stage: Stage) -> None:
-    """TorchServe answers it with an empty body."""
+    """TorchServe's 413, which has no body, becomes a ValidationError."""
     stage.a.behave = stage.b.behave = answering(413, {"Connection": "close"}, b"")
 
     error = refusal(stage)
@@ -161,7 +161,7 @@ def test_torchserves_own_413_is_a_validation_error(stage: Stage) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_model_that_does_not_answer_in_time_is_a_model_error(make_stage: Callable[..., Stage], operation: str) -> None:
-    """424 with status 0 and the published message; the instance's connection is closed."""
+    """The client gets 424 with status 0 and SageMaker's message, and the instance's connection is closed."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 
     async def silent(request: Received, wire: Wire) -> None:
@@ -178,7 +178,7 @@ def test_model_that_does_not_answer_in_time_is_a_model_error(make_stage: Callabl
 
 
 def test_connection_lost_before_the_answer_is_retried_elsewhere(stage: Stage) -> None:
-    """A request that is not a turn of a session survives the death of its instance."""
+    """A request without a session is retried at another instance after a lost connection."""
 
     async def dying(request: Received, wire: Wire) -> None:
         wire.reset()
@@ -192,7 +192,7 @@ def test_connection_lost_before_the_answer_is_retried_elsewhere(stage: Stage) ->
 
 
 def test_connection_lost_before_the_answer_of_a_turn_is_service_unavailable(stage: Stage) -> None:
-    """The turn may have been played, so it is not sent again."""
+    """A turn that may already be recorded is not sent again."""
 
     async def dying(request: Received, wire: Wire) -> None:
         wire.reset()
@@ -206,7 +206,7 @@ def test_connection_lost_before_the_answer_of_a_turn_is_service_unavailable(stag
 
 @pytest.mark.parametrize("fault", ["reset", "no worker", "worker died"])
 def test_turn_of_a_journaled_session_goes_on_elsewhere(make_stage: Callable[..., Stage], fault: str) -> None:
-    """Any instance can take the session over, and its invocation id keeps the turn from being done twice."""
+    """A turn goes to another instance, which adopts the session; its invocation id prevents a second answer."""
     stage = make_stage(are_journaled=True)
 
     async def dying(request: Received, wire: Wire) -> None:
@@ -222,7 +222,7 @@ def test_turn_of_a_journaled_session_goes_on_elsewhere(make_stage: Callable[...,
 
 
 def test_turn_of_a_journaled_session_stays_where_it_is_refused(make_stage: Callable[..., Stage]) -> None:
-    """An instance that is busy still holds the session: moving it would cost more than waiting."""
+    """A turn that a busy instance refuses stays there, because moving its session would cost more than waiting."""
     stage = make_stage(are_journaled=True)
     stage.a.behave = refusing(429, "Overloaded", "full")
 
@@ -232,7 +232,7 @@ def test_turn_of_a_journaled_session_stays_where_it_is_refused(make_stage: Calla
 
 
 def test_request_without_an_invocation_id_gets_one(stage: Stage) -> None:
-    """curl has none of its own; the handler knows a repeated request by it all the same."""
+    """A request without an invocation id, as from curl, gets one, by which the handler recognises a retry."""
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/invocations", b"{}")
     connection.getresponse().read()
@@ -242,7 +242,7 @@ def test_request_without_an_invocation_id_gets_one(stage: Stage) -> None:
 
 
 def test_instance_that_refuses_connections_is_left_out(stage: Stage) -> None:
-    """The request was never sent, so even a session's turn goes to the next instance; the dead one is DOWN."""
+    """A refused connection means that nothing was sent, so even a turn goes to another instance; this one is DOWN."""
     stage.run(stage.a.stop())
 
     answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=make_session_id("a"))
@@ -256,7 +256,7 @@ def test_instance_that_refuses_connections_is_left_out(stage: Stage) -> None:
 
 
 def test_no_instance_is_service_unavailable(stage: Stage) -> None:
-    """503 with Retry-After, whatever died."""
+    """Without an instance the answer is 503 with Retry-After, whatever failed."""
     stage.run(stage.a.stop())
     stage.run(stage.b.stop())
 
@@ -268,7 +268,7 @@ def test_no_instance_is_service_unavailable(stage: Stage) -> None:
 
 
 def test_answer_that_is_not_http_is_a_lost_connection(stage: Stage) -> None:
-    """Garbage is never passed on."""
+    """An answer that is not HTTP counts as a lost connection and is never forwarded."""
 
     async def garbage(request: Received, wire: Wire) -> None:
         await wire.send(b"\x00\x01 what is this\r\n\r\n")
@@ -284,7 +284,7 @@ def test_answer_that_is_not_http_is_a_lost_connection(stage: Stage) -> None:
 def test_fault_of_the_proxy_tells_an_id_and_nothing_else(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """500 InternalFailure; the log has the cause under the same id."""
+    """The client gets 500 InternalFailure with an id, and the log has the cause under that id."""
 
     def fail(*arguments: object) -> None:
         raise RuntimeError("a private detail")
@@ -300,7 +300,7 @@ def test_fault_of_the_proxy_tells_an_id_and_nothing_else(
 
 
 def test_asynchronous_request_to_an_endpoint_without_is_refused_clearly(stage: Stage) -> None:
-    """A ValidationError that says what the endpoint lacks."""
+    """The ValidationError says what the endpoint lacks."""
     with pytest.raises(ClientError) as caught:
         stage.client().invoke_endpoint_async(EndpointName="llava", InputLocation="s3://bucket/key")
 
@@ -308,7 +308,7 @@ def test_asynchronous_request_to_an_endpoint_without_is_refused_clearly(stage: S
 
 
 def test_replay_needs_the_body_to_be_kept(make_stage: Callable[..., Stage]) -> None:
-    """A body above the limit for kept bodies is not sent twice: the client hears of the first refusal."""
+    """A request whose body exceeds the limit for kept bodies is not retried; the client gets the first refusal."""
     from torchmoor.config.limits import LimitSettings
 
     stage = make_stage(limits=LimitSettings(max_replay_body_bytes=1000))

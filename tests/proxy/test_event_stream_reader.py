@@ -20,7 +20,7 @@ LINES = FIRST + '{"token": {"id": 2, "text": "€"}, "generated_text": "größer
 
 
 def writing(*chunks: bytes, is_whole: bool = True) -> Behaviour:
-    """A stream in these chunks, which breaks off or not."""
+    """Return a behaviour that streams these chunks and possibly breaks off."""
 
     async def behave(request: Received, wire: Wire) -> None:
         await wire.begin_stream("application/jsonlines")
@@ -47,7 +47,7 @@ def test_parts_may_be_cut_anywhere(stage: Stage) -> None:
 
 
 def test_a_broken_stream_tells_what_had_come(stage: Stage) -> None:
-    """The instance dies: boto3's error becomes a ModelStreamError with its code and the text so far."""
+    """After an instance's death boto3's error becomes a ModelStreamError with its code and the text so far."""
     stage.a.behave = stage.b.behave = writing(LINES[:60], is_whole=False)
 
     with pytest.raises(ModelStreamError) as caught:
@@ -58,7 +58,7 @@ def test_a_broken_stream_tells_what_had_come(stage: Stage) -> None:
 
 
 def test_an_answer_that_just_ends_is_not_whole(stage: Stage) -> None:
-    """The instance ends its stream in good order, but in mid-answer."""
+    """An orderly end of the stream in mid-answer is not a whole answer."""
     stage.a.behave = stage.b.behave = writing(LINES[:60])
 
     with pytest.raises(StreamCut) as caught:
@@ -91,7 +91,7 @@ def test_whoever_stops_reading_ends_the_request(stage: Stage) -> None:
 
 
 def test_a_reader_that_waits_can_be_ended_from_another_thread(stage: Stage) -> None:
-    """The thread that waits for the next token hears of it at once, not when the time-out is over."""
+    """Closing a reader from another thread wakes the one that waits for a token, before its time-out."""
     gate = Gate()
 
     async def silent(request: Received, wire: Wire) -> None:
@@ -115,7 +115,7 @@ def test_a_reader_that_waits_can_be_ended_from_another_thread(stage: Stage) -> N
 
 
 def test_clients_that_give_errors_as_events_are_understood() -> None:
-    """Not every client raises what the service model calls an exception."""
+    """Errors that a client returns as events, instead of raising the model's exceptions, are understood."""
     events = [{"PayloadPart": {"Bytes": b"{"}}, {"InternalStreamFailure": {"Message": "our fault"}}]
 
     with pytest.raises(ModelStreamError, match="our fault") as caught:

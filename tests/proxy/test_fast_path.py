@@ -44,11 +44,11 @@ SUITE = (
     "strictness",
     "bodies_in_flight",
 )
-# A sweep begins a request whose body is awaited: a busy machine would then take the general path at times.
+# A sweep between a head and its body would make a busy machine take the general path at times.
 TOKEN, SECRET = "a-token-of-an-app", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 NO_SWEEPS = TimeoutSettings(sweep_interval_s=3600)
-PASSING = ("id", "date", "signature", "authorization", "user-agent", "host", "timeout-ms")  # parts of fields' names
-TIMES_AND_IDS = ("time", "request_id", "inference_id")  # of the access log
+PASSING = ("id", "date", "signature", "authorization", "user-agent", "host", "timeout-ms")  # parts of field names
+TIMES_AND_IDS = ("time", "request_id", "inference_id")  # fields of the access log
 
 
 class CountingPath:
@@ -76,7 +76,7 @@ def stable(fields: dict[str, str]) -> dict[str, str]:
 
 
 def drive(stage: Stage) -> dict[str, Any]:
-    """Send what clients send; return what both sides have received, and what was counted of it."""
+    """Send clients' requests; return what both sides received, and the counts."""
     client, session = stage.client(), make_session_id("a")
     answers: list[Any] = []
 
@@ -115,7 +115,7 @@ def drive(stage: Stage) -> dict[str, Any]:
 
 
 def test_both_paths_serve_a_real_client_alike(make_stage: Callable[..., Stage]) -> None:
-    """boto3 and the instances see the same requests and answers on both paths, and the same is counted."""
+    """boto3 and the instances get equal bytes on both paths, and the counts are equal."""
     fast, general = make_stage(path=FAST, timeouts=NO_SWEEPS), make_stage(path=GENERAL)
     taken = CountingPath(fast)
 
@@ -131,7 +131,7 @@ def test_both_paths_serve_a_real_client_alike(make_stage: Callable[..., Stage]) 
 
 
 def test_decisions_are_the_same_on_both_paths(make_stage: Callable[..., Stage]) -> None:
-    """A kept decision has everything that the general path records: receipt, session, times."""
+    """A fast-path decision has all values of the general path: receipt, session, times."""
     rows = []
     for stage in (make_stage(), make_stage(path=GENERAL)):
         stage.a.behave = answering(200, {"X-Torchmoor-Prompt-Tokens": "5"})
@@ -173,7 +173,7 @@ def test_the_time_before_the_instance_has_the_request_is_the_proxys(
 
 
 def test_with_keys_every_request_is_checked(make_stage: Callable[..., Stage]) -> None:
-    """A request without credentials is refused, also on a connection whose request before it was admitted."""
+    """Every request is checked for credentials, also after an admitted one on the same connection."""
     stage = make_stage(path=FAST, timeouts=NO_SWEEPS, credentials=Credentials(tokens={"app": TOKEN}))
     taken = CountingPath(stage)
 
@@ -187,11 +187,11 @@ def test_with_keys_every_request_is_checked(make_stage: Callable[..., Stage]) ->
     assert taken.num_taken > 0
     gate = stage.proxy.data.gate
     assert gate is not None
-    assert sum(gate.num_denied.values()) == 6  # each once, though both paths look at it
+    assert sum(gate.num_denied.values()) == 6  # once each, although both paths read it
 
 
 def test_signed_requests_of_boto3_take_the_fast_path(make_stage: Callable[..., Stage]) -> None:
-    """A signature is verified with the body; the instance learns the key's principal, as on the general path."""
+    """The signature is verified with the body, and the instance gets the key's principal, as on the general path."""
     keys = Credentials(keys={"AKIAEXAMPLE": AccessKey(secret=SECRET)})
     seen = []
     for path in (FAST, GENERAL):
@@ -215,7 +215,7 @@ def test_signed_requests_of_boto3_take_the_fast_path(make_stage: Callable[..., S
 
 
 def test_a_limited_caller_is_counted_on_both_paths(make_stage: Callable[..., Stage]) -> None:
-    """A request on the fast path takes its caller's share, and returns it with the answer, a loss or a disconnect."""
+    """A fast-path request counts for its caller until its answer, a loss or a disconnect."""
     for path in (FAST, GENERAL):
         stage = make_stage(path=path, timeouts=NO_SWEEPS, callers=CallerSettings(limited="always", max_requests=1))
         taken = CountingPath(stage) if path == FAST else None
@@ -249,7 +249,7 @@ def test_a_limited_caller_is_counted_on_both_paths(make_stage: Callable[..., Sta
 
 
 def test_the_access_log_is_the_same_on_both_paths(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
-    """A line has the same names, in the same order, and the same values except times and ids."""
+    """A line has equal names in equal order, and equal values except times and ids."""
     logged: dict[str, list[list[tuple[str, Any]]]] = {}
     for path in (FAST, GENERAL):
         log = tmp_path / path
@@ -269,7 +269,7 @@ def test_the_access_log_is_the_same_on_both_paths(make_stage: Callable[..., Stag
 
 
 def test_a_replaced_endpoint_gets_no_further_request(make_stage: Callable[..., Stage]) -> None:
-    """A client's requests go to the endpoint that is served at the moment, and none to one that was retired."""
+    """Requests go to the endpoint that is being served, never to a replaced one."""
     stage = make_stage(path=FAST, timeouts=NO_SWEEPS)
     taken = CountingPath(stage)
     client = stage.client()
@@ -303,7 +303,7 @@ def test_a_replaced_endpoint_gets_no_further_request(make_stage: Callable[..., S
 
 
 def test_a_declined_request_leaves_the_order_of_instances(make_stage: Callable[..., Stage]) -> None:
-    """The look at the least loaded instance does not count: equal load still spreads evenly."""
+    """A request that the fast path declines does not change the order of instances, so equal load spreads evenly."""
     stage = make_stage(path=FAST, names=("a", "b", "c"))
     client = stage.client()
     for _ in range(30):
@@ -315,7 +315,7 @@ def test_a_declined_request_leaves_the_order_of_instances(make_stage: Callable[.
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [FAST, GENERAL])
 def test_the_proxys_tests_pass_on_either_path(path: str) -> None:
-    """What the tests of requests assert holds with as many as possible on the fast path, and with none."""
+    """The proxy's tests of requests pass with as many as possible on the fast path, and with none."""
     files = [f"tests/proxy/test_{name}.py" for name in SUITE]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],

@@ -26,7 +26,7 @@ SILENCE = OFTEN.replace(probe_timeout_s=0.15, unanswered_before_down=10)
 
 
 async def silent(request: Received, wire: Wire) -> None:
-    """Hang until the proxy gives up."""
+    """Hang until the proxy abandons the request."""
     await wire.until_closed()
 
 
@@ -35,13 +35,13 @@ async def dying(request: Received, wire: Wire) -> None:
 
 
 def hang(stage: Stage, fake: FakeInstance, behave: Behaviour = silent) -> None:
-    """From now on neither requests nor probes of the instance are answered."""
+    """Make the instance answer neither requests nor probes."""
     fake.behave = behave
     stage.instance(fake.name).management_port = fake.port
 
 
 def invoke(stage: Stage, *, session: str | None = None, stream: bool = False) -> socket.socket:
-    """Send a request; the answer is read later."""
+    """Send a request whose answer is read later."""
     sock = stage.socket()
     stage.close_later(sock)
     line = f"X-Amzn-SageMaker-Session-Id: {session}\r\n" if session else ""
@@ -59,13 +59,13 @@ def admin(stage: Stage, method: str, path: str, **headers: str) -> tuple[int, di
 
 
 def instance_of(answer: bytes) -> str:
-    """Which instance answered; it answered well."""
+    """Return the instance of a successful answer."""
     assert answer.startswith(b"HTTP/1.1 200"), answer
     return answer.partition(b"x-torchmoor-instance: ")[2].partition(b"\r\n")[0].decode()
 
 
 def test_requests_of_an_instance_that_hangs_go_elsewhere(make_stage: Callable[..., Stage]) -> None:
-    """As soon as probes have gone unanswered, and not only when their own time is over."""
+    """Requests at a hanging instance move once its probes go unanswered, before their own time-outs."""
     stage = make_stage(health=SILENCE, are_journaled=True)
     hang(stage, stage.a)
 
@@ -78,7 +78,7 @@ def test_requests_of_an_instance_that_hangs_go_elsewhere(make_stage: Callable[..
 
 
 def test_stream_of_an_instance_that_hangs_ends_with_an_error(make_stage: Callable[..., Stage]) -> None:
-    """A client that has received bytes gets the error at once."""
+    """A client that has received bytes gets the error as soon as its instance is found to hang."""
     stage = make_stage(health=SILENCE, are_journaled=True)
 
     async def half(request: Received, wire: Wire) -> None:
@@ -104,7 +104,7 @@ def test_stream_of_an_instance_that_hangs_ends_with_an_error(make_stage: Callabl
 
 
 def test_stream_of_a_busy_instance_is_not_cut_off(make_stage: Callable[..., Stage]) -> None:
-    """An instance that answers no probe but goes on streaming is slow, not dead."""
+    """An instance that streams without answering probes is slow, and its stream continues."""
     stage = make_stage(health=SILENCE, are_journaled=True)
     num_probes = 0
 
@@ -137,7 +137,7 @@ def test_stream_of_a_busy_instance_is_not_cut_off(make_stage: Callable[..., Stag
 
 
 def test_reset_makes_the_proxy_ask_the_instance_at_once(make_stage: Callable[..., Stage]) -> None:
-    """It is down long before its next probe would have been due."""
+    """After a reset the proxy probes the instance at once instead of at the next interval."""
     stage = make_stage(are_journaled=True)
 
     async def worker_gone(request: Received, wire: Wire) -> None:
@@ -159,7 +159,7 @@ def test_reset_makes_the_proxy_ask_the_instance_at_once(make_stage: Callable[...
 def test_a_request_survives_the_loss_of_two_instances(
     make_stage: Callable[..., Stage], num_lost: int, *, has_session: bool
 ) -> None:
-    """A third one answers. A request that three instances did not survive is not sent again: it may be the cause."""
+    """After two losses a third instance answers; after three, the request may be the cause and is not sent again."""
     stage = make_stage(names=("a", "b", "c", "d"), are_journaled=True)
     num_left = num_lost
 
@@ -187,7 +187,7 @@ def test_a_request_survives_the_loss_of_two_instances(
 
 @pytest.mark.parametrize("status", [500, 507])
 def test_a_request_that_kills_workers_kills_three_at_most(make_stage: Callable[..., Stage], status: int) -> None:
-    """TorchServe survives its worker and answers in its place: the third such answer is the client's."""
+    """TorchServe answers for a dead worker; the third such answer of a request reaches the client."""
     stage = make_stage(names=("a", "b", "c", "d", "e"))
     for fake in stage.instances.values():
         fake.behave = refusing(status, None, "Worker died.")
@@ -200,7 +200,7 @@ def test_a_request_that_kills_workers_kills_three_at_most(make_stage: Callable[.
 
 
 def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Stage]) -> None:
-    """Its probes are good, its answers are not: after some failures in a row it is left alone, and then tried again."""
+    """After consecutive failures an instance with good probes gets no requests for a while, then a trial."""
     recovery = RecoverySettings(max_failures=2, min_open_s=30, slow_start_s=30)
     stage = make_stage(health=OFTEN, recovery=recovery, are_journaled=True)
     stage.a.behave = dying
@@ -226,7 +226,7 @@ def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Sta
 
 
 def test_timeouts_open_the_breaker(make_stage: Callable[..., Stage]) -> None:
-    """A worker that hangs behind a healthy TorchServe is found so."""
+    """Time-outs of a hanging worker behind a healthy TorchServe open the breaker."""
     stage = make_stage(
         recovery=RecoverySettings(max_failures=1),
         timeouts=TimeoutSettings(model_timeout_s=30, sweep_interval_s=0.02),
@@ -243,7 +243,7 @@ def test_timeouts_open_the_breaker(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_errors_of_the_handler_are_answers(make_stage: Callable[..., Stage]) -> None:
-    """A bad request must not cut an instance off from everybody else's."""
+    """A handler's errors do not count as failures, so that bad requests do not cut off an instance."""
     stage = make_stage(recovery=RecoverySettings(max_failures=1))
     stage.a.behave = stage.b.behave = refusing(500, "InternalError", "the model's own fault")
 
@@ -266,7 +266,7 @@ def test_retries_have_a_budget(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_a_loss_without_another_instance_costs_no_budget(make_stage: Callable[..., Stage]) -> None:
-    """Of two lost instances only the first makes a retry; the second leaves none to try."""
+    """Of two losses only the first uses the budget, because the second leaves no instance for a retry."""
     recovery = RecoverySettings(retry_burst=2, retry_fraction=0.001, max_failures=99)
     stage = make_stage(are_journaled=True, recovery=recovery)
     stage.a.behave = stage.b.behave = dying
@@ -278,7 +278,7 @@ def test_a_loss_without_another_instance_costs_no_budget(make_stage: Callable[..
 
 
 def test_each_variant_has_its_own_budget(make_stage: Callable[..., Stage]) -> None:
-    """A turn that only its body names is counted with the variant drawn before, and its retry with its session's."""
+    """A turn with its id in the body counts for the variant drawn first, and its retry for its session's variant."""
     stage = make_stage(
         names=("a", "b", "c"),
         homes={"a": "drawn", "b": "home", "c": "home"},
@@ -301,7 +301,7 @@ def test_each_variant_has_its_own_budget(make_stage: Callable[..., Stage]) -> No
 
 
 def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) -> None:
-    """Nothing was sent, so nothing is done twice."""
+    """Refused connections do not use the budget, because nothing was sent."""
     stage = make_stage(are_journaled=True, recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001))
     stage.proxy.data.dispatchers.all()[0].retries.try_take(0)
     stage.run(stage.a.stop())
@@ -310,7 +310,7 @@ def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) ->
 
 
 def test_drained_instance_hands_its_sessions_over(make_stage: Callable[..., Stage]) -> None:
-    """With a journal: what runs there ends there, the next turn goes elsewhere, and after a resume it returns."""
+    """With a journal running requests end there, the next turn goes elsewhere, and after a resume it returns."""
     stage = make_stage(are_journaled=True, health=OFTEN, recovery=RecoverySettings(slow_start_s=30))
     session = make_session_id("a")
     gate = Gate()
@@ -336,7 +336,7 @@ def test_drained_instance_hands_its_sessions_over(make_stage: Callable[..., Stag
 
 
 def test_drained_instance_keeps_its_sessions_without_a_journal(stage: Stage) -> None:
-    """No other instance knows them."""
+    """Without a journal a drained instance keeps its sessions, because no other instance knows them."""
     assert admin(stage, "POST", "/instances/a/drain")[0] == 200
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "a"
@@ -344,7 +344,7 @@ def test_drained_instance_keeps_its_sessions_without_a_journal(stage: Stage) -> 
 
 
 def test_last_instance_serves_its_sessions_while_it_drains(make_stage: Callable[..., Stage]) -> None:
-    """No other instance can take them over."""
+    """The last instance serves its sessions while it drains, because no other can adopt them."""
     stage = make_stage(are_journaled=True, names=("a",))
     assert admin(stage, "POST", "/instances/a/drain")[0] == 200
 
@@ -360,7 +360,7 @@ def test_drains_that_make_no_sense_are_refused(stage: Stage) -> None:
 
 
 def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: Callable[..., Stage]) -> None:
-    """A drained instance is probed, is down while it is, and comes back drained under its name until it is resumed."""
+    """A drained instance is probed, and returns drained under its name after being down, until it is resumed."""
     stage = make_stage(health=OFTEN)
 
     async def start_again() -> None:
@@ -380,7 +380,6 @@ def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: Callable[
 
 
 def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: Callable[..., Stage]) -> None:
-    """An operator need not wait for it."""
     stage = make_stage(health=OFTEN)
     stage.run(stage.a.stop(keeps_port=True))
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")
@@ -392,7 +391,7 @@ def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: C
 
 
 def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Stage]) -> None:
-    """Its probes stay good; the status operation, which it has answered before, says otherwise."""
+    """A hanging worker is found by its status operation, which it has answered before, although its probes are good."""
     stage = make_stage(health=OFTEN.replace(worker_timeout_s=0.2))
     status = answering(body=b'{"instance": "a", "sessions": {}}')
     seen: list[Received] = []
@@ -413,11 +412,11 @@ def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Sta
         await wire.until_closed()
 
     async def fill_up(request: Received, wire: Wire) -> None:
-        """As TorchServe does whose queue is full of questions."""
+        """Act as TorchServe with a full queue."""
         seen.append(request)
         await wire.answer(503)
 
-    stage.a.on_status = answer_in_pieces  # b knows no status, so it is never found to hang
+    stage.a.on_status = answer_in_pieces  # b knows no status, so it never counts as hanging
     stage.until(lambda: len(seen) > MAX_TRIES, "a question that only a worker gets that has answered before")
     assert (seen[0].method, seen[0].path) == ("POST", "/predictions/llava")
 
@@ -433,7 +432,7 @@ def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Sta
 
 
 def test_model_that_knows_no_status_is_asked_a_few_times_only(make_stage: Callable[..., Stage]) -> None:
-    """It may have to work for each question, and is judged by its probes."""
+    """A model without the status operation is asked a few times only, because it may compute an answer each time."""
     stage = make_stage(health=OFTEN)
     asked: list[Received] = []
     probes = 0
@@ -456,14 +455,14 @@ def test_model_that_knows_no_status_is_asked_a_few_times_only(make_stage: Callab
 
 
 def test_page_of_elsewhere_cannot_drain(stage: Stage) -> None:
-    """A browser sends an operator's password along with whatever page asks for the request."""
+    """A page of another site cannot drain, although a browser would send the operator's password with its request."""
     assert admin(stage, "POST", "/instances/a/drain", Origin="http://elsewhere.example")[0] == 403
     own = f"http://127.0.0.1:{stage.proxy.admin_port}"
     assert admin(stage, "POST", "/instances/a/drain", Origin=own)[0] == 200
 
 
 def test_sessions_return_by_and_by(make_stage: Callable[..., Stage]) -> None:
-    """A session goes home to an instance that has come back when its place among all is below that one's share."""
+    """A session returns to a returning instance once its place is below the instance's share."""
     stage = make_stage(are_journaled=True)
     sessions = [make_session_id("a", nonce=f"{letter * 16}") for letter in "abcdefghijkl"]
     at_home = []

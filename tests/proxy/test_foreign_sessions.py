@@ -1,4 +1,4 @@
-"""Sessions of handlers that mint ids of their own: the proxy remembers which instance opened them."""
+"""Sessions of handlers with their own ids: the proxy remembers which instance opened each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATHS = ("/endpoints/llava/invocations", "/endpoints/llava/invocations-response-
 
 
 def minting(stage: Stage, name: str) -> None:
-    """Have an instance open, serve and close sessions as SageMaker's containers do."""
+    """Make an instance open, serve and close sessions like SageMaker's containers."""
     opened: list[str] = []
 
     async def behave(request: Received, wire: Wire) -> None:
@@ -43,7 +43,7 @@ def start(make_stage: Callable[..., Stage], **options: object) -> Stage:
 
 
 def send(stage: Stage, session: str, body: bytes = b"{}", path: str = PATHS[0]) -> tuple[int, str]:
-    """The answer's status, and who gave it."""
+    """Return the answer's status and its instance."""
     connection = stage.http()
     connection.request("POST", path, body, {SESSION_ID: session})
     answer = connection.getresponse()
@@ -52,7 +52,7 @@ def send(stage: Stage, session: str, body: bytes = b"{}", path: str = PATHS[0]) 
 
 
 def open_session(stage: Stage, path: str = PATHS[0]) -> tuple[str, str]:
-    """Its id, and the instance that has it."""
+    """Open a session; return its id and its instance."""
     status, instance = send(stage, "NEW_SESSION", path=path)
     assert status == 200
     return (
@@ -70,7 +70,7 @@ def to_state(stage: Stage, name: str, state: InstanceState) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_session_goes_to_the_instance_that_opened_it(make_stage: Callable[..., Stage], path: str) -> None:
-    """In whichever dialect it was opened, also where our own sessions have a journal."""
+    """A session goes to its instance in every dialect, also if our own sessions have a journal."""
     stage = start(make_stage, are_journaled=True)
     sessions = [open_session(stage, path) for _ in range(3)]
 
@@ -80,7 +80,7 @@ def test_session_goes_to_the_instance_that_opened_it(make_stage: Callable[..., S
 
 
 def test_client_gets_a_new_id_without_an_expiry(make_stage: Callable[..., Stage]) -> None:
-    """A handler need not say when its session expires."""
+    """A new id has no expiry, which a handler need not state."""
     stage = make_stage()
 
     async def behave(request: Received, wire: Wire) -> None:
@@ -132,7 +132,7 @@ def test_nobody_else_is_sent_a_session_whose_instance_is_away(
 
 
 def test_turn_that_its_instance_may_have_begun_goes_to_nobody_else(make_stage: Callable[..., Stage]) -> None:
-    """No journal of ours knows whether it was done, or what was said before."""
+    """A turn that its instance may have begun is not retried, because no journal of ours knows its state."""
     stage = start(make_stage, are_journaled=True)
     session, home = open_session(stage)
 
@@ -148,7 +148,7 @@ def test_turn_that_its_instance_may_have_begun_goes_to_nobody_else(make_stage: C
 
 
 def test_session_belongs_to_the_caller_that_opened_it(make_stage: Callable[..., Stage]) -> None:
-    """The holder of another key gets the answer for an unknown session."""
+    """Another key gets the answer for an unknown session."""
     secrets = {"AKIAFIRST": "a-secret-of-sixteen-a", "AKIASECOND": "a-secret-of-sixteen-b"}
     keys = {key_id: AccessKey(secret=secret) for key_id, secret in secrets.items()}
     stage = start(make_stage, credentials=Credentials(keys=keys))
@@ -162,7 +162,7 @@ def test_session_belongs_to_the_caller_that_opened_it(make_stage: Callable[..., 
 
 
 def test_sessions_that_are_remembered_are_bounded(make_stage: Callable[..., Stage]) -> None:
-    """The one that was used the longest ago is forgotten."""
+    """The number of remembered sessions is limited; the least recently used one is forgotten."""
     stage = start(make_stage, limits=LimitSettings(max_foreign_sessions=2))
     (first, home), (second, _) = open_session(stage), open_session(stage)
     assert send(stage, first) == (200, home)

@@ -1,4 +1,4 @@
-"""Requests that find no instance where instances start on demand: they wait, are served, or get a Retry-After."""
+"""Requests without an instance where instances start on demand: they wait and are served, or get Retry-After."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHORT = ScalingSettings(max_hold_s=0.2)
 
 
 class Zero:
-    """A stage whose only instance is away until the test brings it; counts what wakes the fleet."""
+    """A stage whose only instance is absent until the test adds it; counts wake-ups of the fleet."""
 
     def __init__(self, make_stage: Callable[..., Stage], scaling: ScalingSettings = LONG, **options: Any) -> None:
         variant = VariantSettings(model="llava", scaling=scaling)
@@ -53,13 +53,13 @@ class Zero:
         self.stage.run(call())
 
     def begin(self, started_s_ago: float | None = None) -> None:
-        """The instance is being started."""
+        """Begin the instance's start."""
         at = None if started_s_ago is None else time.monotonic() - started_s_ago
         instance = Instance(name="a", endpoint="llava", model="llava", port=self.port, capacity=1, started_at=at)
         self._call(self.stage.registry.add, instance)
 
     def come(self) -> None:
-        """The instance is ready."""
+        """Make the instance ready."""
         self.begin()
         self._call(self.stage.registry.set_state, "a", InstanceState.READY)
 
@@ -67,18 +67,18 @@ class Zero:
         self._call(self.stage.registry.set_state, "a", state)
 
     def drain(self) -> None:
-        """An operator drains the instance."""
+        """Drain the instance, as an operator does."""
         self._call(self.stage.registry.drain, "a")
 
     def resume(self) -> None:
         self._call(self.stage.registry.resume, "a")
 
     def took(self, seconds: float) -> None:
-        """How long the last start took."""
+        """Set the duration of the last start."""
         self.stage.registry.get_endpoint("llava").variants[0].last_start_s = seconds
 
     def get(self, path: str, *, admin: bool = False) -> int:
-        """The status of a GET."""
+        """Return the status of a GET."""
         url = self.stage.proxy.admin_url if admin else self.stage.proxy.runtime_url
         try:
             with urllib.request.urlopen(url + path, timeout=60) as answer:
@@ -88,7 +88,7 @@ class Zero:
 
 
 def refused(sock: socket.socket) -> tuple[int, str, str]:
-    """Status, Retry-After and message of an answer."""
+    """Return status, Retry-After and message of an answer."""
     head, _, body = read_answer(sock).partition(b"\r\n\r\n")
     lines = head.decode().lower().split("\r\n")
     (retry_after,) = [line.partition(": ")[2] for line in lines if line.startswith("retry-after:")]
@@ -96,7 +96,7 @@ def refused(sock: socket.socket) -> tuple[int, str, str]:
 
 
 def test_request_is_held_wakes_the_fleet_and_is_served(make_stage: Callable[..., Stage]) -> None:
-    """By boto3, which notices nothing but the time."""
+    """A boto3 client is served after the wait without an error."""
     zero = Zero(make_stage)
     answers: list[int] = []
     client = zero.stage.client()
@@ -117,7 +117,10 @@ def test_request_is_held_wakes_the_fleet_and_is_served(make_stage: Callable[...,
 
 
 def test_all_that_is_held_is_served_in_the_end(make_stage: Callable[..., Stage]) -> None:
-    """Also what one instance cannot take at once; what comes after them finds it busy, as without scaling."""
+    """All held requests are served, also those that one instance cannot take at once.
+
+    Later ones find it busy as usual.
+    """
     zero = Zero(make_stage)
     held = Held(zero.stage, zero.stage.a)
     socks = [send(zero.stage, body) for body in (b"1", b"2", b"3")]
@@ -134,7 +137,7 @@ def test_all_that_is_held_is_served_in_the_end(make_stage: Callable[..., Stage])
 
 
 def test_hold_begins_when_the_body_is_whole(make_stage: Callable[..., Stage]) -> None:
-    """Until then the request starts no instance, and however long the body took, the hold is not shorter."""
+    """Until its body is whole a request starts no instance, and the hold then has its full time."""
     zero = Zero(make_stage)
     held = Held(zero.stage, zero.stage.a)
     body = b"x" * 20_000
@@ -165,7 +168,7 @@ def send_raw(stage: Stage, body: bytes) -> socket.socket:
 
 
 def test_turns_do_not_wait_for_a_busy_instance(make_stage: Callable[..., Stage]) -> None:
-    """Holding is for fleets without an instance; a session's turn goes to its own at once, as without scaling."""
+    """A turn goes to its busy instance at once; only a fleet without an instance holds requests."""
     zero = Zero(make_stage)
     held = Held(zero.stage, zero.stage.a)
     zero.come()
@@ -189,7 +192,7 @@ def test_turns_do_not_wait_for_a_busy_instance(make_stage: Callable[..., Stage])
 def test_the_wait_is_bounded_and_ends_with_when_to_return(
     make_stage: Callable[..., Stage], started_s_ago: float | None, last_s: float | None, retry_after: range, said: str
 ) -> None:
-    """503 ServiceUnavailable that says how far the start is, and in how many seconds it will probably be done."""
+    """The 503 ServiceUnavailable states the start's progress and the seconds that it will probably take."""
     zero = Zero(make_stage, SHORT)
     if last_s is not None:
         zero.took(last_s)
@@ -204,7 +207,7 @@ def test_the_wait_is_bounded_and_ends_with_when_to_return(
 
 
 def test_boto3_raises_service_unavailable(make_stage: Callable[..., Stage]) -> None:
-    """The API's own exception."""
+    """boto3 raises the API's ServiceUnavailable."""
     zero = Zero(make_stage, SHORT)
     zero.begin(1)
 
@@ -216,7 +219,7 @@ def test_boto3_raises_service_unavailable(make_stage: Callable[..., Stage]) -> N
 
 
 def test_a_client_that_leaves_is_held_no_longer(make_stage: Callable[..., Stage]) -> None:
-    """The backlog does not count its request, so no instance stays for it."""
+    """A disconnected client's request no longer counts in the backlog, so that no instance stays for it."""
     zero = Zero(make_stage)
     sock = send(zero.stage, b"1")
 
@@ -226,7 +229,7 @@ def test_a_client_that_leaves_is_held_no_longer(make_stage: Callable[..., Stage]
 
 
 def test_as_many_are_held_as_may_be(make_stage: Callable[..., Stage]) -> None:
-    """By number, and by the bytes of all that waits."""
+    """The number of held requests, and the bytes of all that wait, are limited."""
     zero = Zero(make_stage, ScalingSettings(max_hold_s=20, max_held=2), limits=LimitSettings(max_waiting_bytes=100))
     send(zero.stage, b"x" * 60)
     code, _, message = refused(send_raw(zero.stage, b"x" * 60))
@@ -238,10 +241,10 @@ def test_as_many_are_held_as_may_be(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_with_late_binding_too(make_stage: Callable[..., Stage]) -> None:
-    """A request is held for as long as the start may take, not for as long as it may wait for a busy instance."""
+    """With late binding, too, a request is held for as long as a start may take."""
     zero = Zero(make_stage, late_binding=LateBindingSettings(max_wait_s=1))
     sock = send(zero.stage, b"1")
-    zero.stage.pass_time(LONG.max_hold_s / 2)  # longer than late binding waits
+    zero.stage.pass_time(LONG.max_hold_s / 2)  # longer than late binding lets requests wait
     assert waiting(zero.stage) == 1
 
     zero.come()
@@ -250,7 +253,7 @@ def test_with_late_binding_too(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: Callable[..., Stage]) -> None:
-    """GET /endpoints/NAME, in the form of DescribeEndpoint; `torchmoor chat` tells its user."""
+    """GET /endpoints/NAME reports the start in DescribeEndpoint's form; `torchmoor chat` shows it."""
     zero = Zero(make_stage, credentials=Credentials(keys={"AKIAEXAMPLE": AccessKey(secret="a" * 20)}))
     zero.took(7)
     zero.begin(3)
@@ -265,7 +268,7 @@ def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: Callable[..
 
 
 def test_how_an_endpoint_does(make_stage: Callable[..., Stage]) -> None:
-    """Its variants by DescribeEndpoint's names; of an unknown endpoint, what every operation says."""
+    """Variants have DescribeEndpoint's names; an unknown endpoint gets the usual error."""
     zero = Zero(make_stage)
     zero.begin()
 
@@ -284,8 +287,10 @@ def test_how_an_endpoint_does(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
-    """A session's turn is held for its own variant, by the name of an instance that is not there; what names none is
-    held by weight; and while one variant has an instance, what names none goes there."""
+    """A turn is held for its own variant, by the name of its absent instance; other requests are held by weight.
+
+    While one variant has an instance, requests without a variant go there.
+    """
     variants = (
         VariantSettings(name="blue", model="llava", scaling=ScalingSettings(max_hold_s=20, max_capacity=2), weight=0),
         VariantSettings(name="green", model="llava", scaling=LONG),
@@ -316,7 +321,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
 
 @pytest.mark.parametrize("is_new", [False, True])
 def test_a_drained_instance_that_restarts_leaves_no_room_either(make_stage: Callable[..., Stage], is_new: bool) -> None:
-    """It stays drained when it is back."""
+    """An instance that restarts while drained stays drained, so requests are answered at once."""
     zero = Zero(make_stage)
     zero.come()
     zero.drain()
@@ -337,7 +342,7 @@ def test_a_drained_instance_that_restarts_leaves_no_room_either(make_stage: Call
 def test_a_drain_that_leaves_no_room_for_another_instance_is_answered_at_once(
     make_stage: Callable[..., Stage],
 ) -> None:
-    """Nothing will be started, so nothing is worth a wait; unless the autoscaler drains, which resumes."""
+    """If a drained instance prevents a start, requests are refused at once, unless the autoscaler drains it."""
     zero = Zero(make_stage)
     zero.come()
     zero.drain()
@@ -361,7 +366,10 @@ async def reset(request: Received, wire: Wire) -> None:
 def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement(
     make_stage: Callable[..., Stage],
 ) -> None:
-    """For the hold, from when a probe finds that the instance is gone. The replacement has the same name."""
+    """A lost request is held from the moment a probe finds its only instance gone.
+
+    The replacement has the same name.
+    """
     zero = Zero(make_stage)
     zero.come()
     zero.stage.a.behave = reset
@@ -382,7 +390,7 @@ def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement
 def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement(
     make_stage: Callable[..., Stage],
 ) -> None:
-    """The process is gone, so its port refuses connections."""
+    """A request whose connection is refused waits for the replacement."""
     zero = Zero(make_stage)
     zero.come()
     zero.stage.run(zero.stage.a.stop(keeps_port=True))
@@ -397,7 +405,7 @@ def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement
 
 
 def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_stage: Callable[..., Stage]) -> None:
-    """The hold is for instances that are gone; a turn that no replacement could continue does not wait at all."""
+    """A lost request whose instance stays is answered soon; a turn that no replacement can continue does not wait."""
     zero = Zero(make_stage)
     zero.come()
     zero.stage.a.behave = reset
@@ -419,7 +427,7 @@ def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_
 
 
 def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:
-    """A fleet without instances is healthy while no request needs one, and unhealthy if it must have one."""
+    """A fleet without instances is healthy while no request needs one, unless MinCapacity requires one."""
     zero = Zero(make_stage)
     assert (zero.get("/healthz", admin=True), zero.get("/ping")) == (200, 200)
 

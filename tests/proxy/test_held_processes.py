@@ -1,4 +1,4 @@
-"""Several proxy processes where instances are started as they are needed: each holds requests, the parent is woken."""
+"""Several proxy processes with instances that start on demand: each holds requests and wakes the parent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def ask(port: int) -> tuple[int, str]:
-    """Status and body or message of a request on a connection of its own."""
+    """Send a request on its own connection; return status and body or message."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)) as connection:
         connection.request("POST", "/endpoints/llava/invocations", body=b"{}")
         answer = connection.getresponse()
@@ -62,7 +62,10 @@ async def num_waiting(proxy: Proxy) -> int:
 
 
 def test_what_every_process_holds_wakes_the_parent_and_is_served() -> None:
-    """The parent counts the waiting requests of all processes; each learns of the new instance and answers its own."""
+    """The parent counts all processes' waiting requests.
+
+    Each process learns of the new instance and answers its own.
+    """
     settings = make_settings(max_hold_s=40)
     registry = Registry(settings.endpoints)
     wakes: list[None] = []
@@ -94,7 +97,7 @@ def test_what_every_process_holds_wakes_the_parent_and_is_served() -> None:
 
 
 def test_a_process_knows_how_long_starts_take() -> None:
-    """Its refusal says what the parent's launcher has measured."""
+    """A process's refusal states the duration that the parent's launcher has measured."""
     settings = make_settings(max_hold_s=0.5)
     registry = Registry(settings.endpoints)
 
@@ -115,7 +118,7 @@ def test_a_process_knows_how_long_starts_take() -> None:
                 )
 
                 message = ""
-                while "the last start took 1000 s" not in message:  # the parent's word may come after a request
+                while "the last start took 1000 s" not in message:  # the parent's message may arrive after a request
                     status, message = await asyncio.to_thread(ask, proxy.port)
                     assert status == 503
                 registry.dismiss("llava-0")

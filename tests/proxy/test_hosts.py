@@ -22,7 +22,7 @@ def holding() -> Iterator[Holding]:
 
 @pytest.mark.slow
 def test_proxies_of_different_hosts_agree_where_sessions_go(holding: Holding, tmp_path: Path) -> None:
-    """Each session to its own instance; those of a dead one to others, the same at both proxies, and spread."""
+    """Both proxies send each session to its instance, and sessions of a dead one to the same others, spread evenly."""
     order = [holding.fakes[name] for name in NAMES]
     one = write_config(tmp_path / "one.yaml", {"chat": order}, sessions={"are_journaled": True})
     other = write_config(tmp_path / "other.yaml", {"chat": order[::-1]}, sessions={"are_journaled": True})
@@ -44,7 +44,7 @@ def test_proxies_of_different_hosts_agree_where_sessions_go(holding: Holding, tm
 
 
 def place_of(session: str, *proxies: Served) -> str:
-    """The instance that a session's turns go to, through whichever proxy."""
+    """Return the instance of a session's turns, through either proxy."""
     places = {proxy.ask(**{"X-Amzn-SageMaker-Session-Id": session}) for proxy in proxies for _ in range(2)}
     assert len(places) == 1, f"the proxies send {session} to {sorted(places)}"
     return places.pop()

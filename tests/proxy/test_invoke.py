@@ -1,4 +1,4 @@
-"""InvokeEndpoint with the real boto3 client: what passes, what is added, what is refused."""
+"""InvokeEndpoint with the real boto3 client: what is forwarded, added and refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def refusal(stage: Stage, **arguments: object) -> ClientError:
 
 
 def test_answer_reaches_the_client_and_says_where_it_ran(stage: Stage) -> None:
-    """Body, content type, variant and the receipts are the instance's and the proxy's."""
+    """The answer has the instance's body, content type and receipts, and the proxy's variant."""
     stage.a.behave = stage.b.behave = answering(
         headers={
             "X-Torchmoor-Cache-Tier": "kv",
@@ -53,7 +53,7 @@ def test_answer_reaches_the_client_and_says_where_it_ran(stage: Stage) -> None:
 
 
 def test_request_reaches_the_instance_without_credentials_or_forged_headers(stage: Stage) -> None:
-    """The instance sees body and API headers, the proxy's own headers, and no one's secrets."""
+    """The instance gets the body, the API's headers and the proxy's, without credentials or forged headers."""
     connection = stage.http()
 
     connection.request(
@@ -92,7 +92,7 @@ def test_request_reaches_the_instance_without_credentials_or_forged_headers(stag
 
 @pytest.mark.parametrize("suffix", ["", "-response-stream"])
 def test_request_id_of_the_answer_is_the_proxys(stage: Stage, suffix: str) -> None:
-    """One of the instance's own does not reach the client."""
+    """The instance's own request id does not reach the client."""
     stage.a.behave = stage.b.behave = answering(headers={"X-Amzn-RequestId": "of-the-instance"})
 
     connection = stage.http()
@@ -105,7 +105,7 @@ def test_request_id_of_the_answer_is_the_proxys(stage: Stage, suffix: str) -> No
 
 
 def test_request_without_an_inference_id_gets_the_request_id(stage: Stage) -> None:
-    """One id from client to worker."""
+    """The request id replaces a missing inference id, so that one id goes from client to worker."""
     answer = invoke(stage)
 
     [seen] = stage.a.received + stage.b.received
@@ -114,7 +114,7 @@ def test_request_without_an_inference_id_gets_the_request_id(stage: Stage) -> No
 
 
 def test_opening_tells_the_new_session_id(stage: Stage) -> None:
-    """NEW_SESSION goes to the instance as it is; either of its two headers becomes NewSessionId."""
+    """NEW_SESSION reaches the instance unchanged; either of its two headers becomes NewSessionId."""
     for header in ("X-Amzn-SageMaker-Session-Id", "X-Amzn-SageMaker-New-Session-Id"):
         value = "ts-seq-x; Expires=2030-01-01T00:00:00Z"
         stage.a.behave = stage.b.behave = answering(headers={header: value})
@@ -127,7 +127,7 @@ def test_opening_tells_the_new_session_id(stage: Stage) -> None:
 
 
 def test_turns_of_a_session_go_to_its_instance(stage: Stage) -> None:
-    """The instance is named by the id, and the load does not matter."""
+    """A turn goes to the instance in its session's id, whatever the load."""
     for name in ("b", "b", "a", "b"):
         answer = invoke(stage, SessionId=make_session_id(name))
 
@@ -140,7 +140,7 @@ def test_turns_of_a_session_go_to_its_instance(stage: Stage) -> None:
 
 
 def test_closing_tells_the_closed_session_id(stage: Stage) -> None:
-    """The handler's header passes."""
+    """The handler's header with the closed session's id is forwarded."""
     stage.a.behave = answering(headers={"X-Amzn-SageMaker-Closed-Session-Id": make_session_id("a")})
 
     answer = invoke(stage, SessionId=make_session_id("a"))
@@ -159,7 +159,7 @@ def test_closing_tells_the_closed_session_id(stage: Stage) -> None:
     ],
 )
 def test_forged_session_id_is_refused_by_the_proxy(stage: Stage, session_id: str) -> None:
-    """No instance is asked about an id that was not minted for this endpoint with one of our keys."""
+    """An id that was not minted for this endpoint with a known key reaches no instance."""
     error = refusal(stage, SessionId=session_id)
 
     assert (error.response["ResponseMetadata"]["HTTPStatusCode"], error.response["Error"]["Code"]) == (
@@ -170,7 +170,7 @@ def test_forged_session_id_is_refused_by_the_proxy(stage: Stage, session_id: str
 
 
 def test_session_whose_instance_is_unknown_moves_to_one_that_all_proxies_agree_on(stage: Stage) -> None:
-    """Rendezvous: the same instance every time."""
+    """A session of an unknown instance always moves to the same other one, by rendezvous hashing."""
     names = {
         invoke(stage, SessionId=make_session_id("gone"))["ResponseMetadata"]["HTTPHeaders"]["x-torchmoor-instance"]
         for _ in range(3)
@@ -180,7 +180,7 @@ def test_session_whose_instance_is_unknown_moves_to_one_that_all_proxies_agree_o
 
 
 def test_unknown_endpoint_is_named_as_the_service_names_it(stage: Stage) -> None:
-    """ValidationError with the published message."""
+    """An unknown endpoint is a ValidationError with SageMaker's message."""
     error = refusal(stage, EndpointName="nobody")
 
     assert error.response["Error"]["Code"] == "ValidationError"
@@ -200,7 +200,7 @@ def test_body_over_the_limit_is_a_validation_error_that_boto3_sees(make_stage: C
 
 
 def test_streamed_answer_of_the_whole_operation_passes_as_a_body(stage: Stage) -> None:
-    """InvokeEndpoint joins what the instance streams."""
+    """InvokeEndpoint joins what the instance streams into one body."""
     stage.a.behave = stage.b.behave = streaming([b"one ", b"two"])
 
     answer = invoke(stage)
@@ -209,7 +209,7 @@ def test_streamed_answer_of_the_whole_operation_passes_as_a_body(stage: Stage) -
 
 
 def test_new_work_goes_to_the_instance_with_the_fewest_outstanding(stage: Stage) -> None:
-    """While one instance works, the other gets everything."""
+    """While one instance is busy, the other gets all new requests."""
     gate = Gate()
 
     async def slow(request: Received, wire: Wire) -> None:
@@ -230,7 +230,7 @@ def test_new_work_goes_to_the_instance_with_the_fewest_outstanding(stage: Stage)
 
 
 def test_no_room_anywhere_is_service_unavailable(make_stage: Callable[..., Stage]) -> None:
-    """503 with Retry-After when every instance has its capacity."""
+    """If all instances are at capacity the answer is 503 with Retry-After."""
     stage = make_stage(capacity=1, names=("a",))
     gate = Gate()
 
@@ -253,7 +253,7 @@ def test_no_room_anywhere_is_service_unavailable(make_stage: Callable[..., Stage
 
 @pytest.mark.parametrize("path", ["/nothing", "/endpoints/llava", "/endpoints/llava/other", "/"])
 def test_unknown_path_is_an_unknown_operation(stage: Stage, path: str) -> None:
-    """404 with a JSON body and the error's type."""
+    """An unknown path gets 404 with a JSON body and the error's type."""
     connection = stage.http()
 
     connection.request("POST", path, b"{}")

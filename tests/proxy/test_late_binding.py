@@ -1,4 +1,4 @@
-"""Late binding over real sockets: what waits, for what, in which order, and how a wait ends."""
+"""Late binding over real sockets: which requests wait, their order, and how a wait ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATE = LateBindingSettings(max_waiting=8, max_wait_s=20)
 
 
 class Held:
-    """Makes an instance hold its requests until they are let go, one by one, by their bodies."""
+    """Makes an instance hold its requests until the test releases them one by one, by their bodies."""
 
     def __init__(self, stage: Stage, *fakes: FakeInstance) -> None:
         self._stage = stage
@@ -43,7 +43,7 @@ async def dying(request: Received, wire: Wire) -> None:
 
 
 def send(stage: Stage, body: bytes, *, session: str | None = None, more: str = "") -> socket.socket:
-    """Send a request and return once the proxy has it: at an instance, or waiting."""
+    """Send a request; return once it is at an instance or waiting."""
     before = taken(stage)
     sock = stage.socket()
     stage.close_later(sock)
@@ -71,12 +71,12 @@ def status(sock: socket.socket) -> int:
 
 
 def late(make_stage: Callable[..., Stage], **options: object) -> Stage:
-    """Two instances that take one request at a time."""
+    """Return two instances that take one request at a time."""
     return make_stage(**{"capacity": 1, "late_binding": LATE, "names": ("a", "b"), **options})
 
 
 def test_request_waits_and_goes_to_whichever_instance_frees_first(make_stage: Callable[..., Stage]) -> None:
-    """Not to the one that looked best when it came."""
+    """A request goes to the first free instance, not to the one that looked best on arrival."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
     socks = {body: send(stage, body) for body in (b"1", b"2", b"3")}
@@ -95,7 +95,7 @@ def test_request_waits_and_goes_to_whichever_instance_frees_first(make_stage: Ca
 
 
 def test_turn_waits_for_its_own_instance_and_blocks_nobody(make_stage: Callable[..., Stage]) -> None:
-    """A later request without a session passes it; at its instance it goes before those that came earlier."""
+    """A later request without a session passes a waiting turn; at its own instance the turn goes first."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
     send(stage, b"a1", session=make_session_id("a"))
@@ -118,7 +118,7 @@ def test_turn_waits_for_its_own_instance_and_blocks_nobody(make_stage: Callable[
 
 
 def test_callers_take_turns(make_stage: Callable[..., Stage]) -> None:
-    """One who sent three requests before another's first does not hold it up."""
+    """Callers take turns, so three earlier requests of one do not delay another's first."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
     signed = "Authorization: AWS4-HMAC-SHA256 Credential={}/20260101/us-east-1/sagemaker/aws4_request, Signature=x\r\n"
@@ -137,7 +137,7 @@ def test_callers_take_turns(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_full_queue_is_service_unavailable_at_once(make_stage: Callable[..., Stage]) -> None:
-    """With Retry-After, and counted; what waits already is not disturbed."""
+    """A full queue is counted and refused with Retry-After; waiting requests are not affected."""
     stage = late(make_stage, names=("a",), late_binding=LateBindingSettings(max_waiting=1, max_wait_s=20))
     held = Held(stage, stage.a)
     first, second = send(stage, b"1"), send(stage, b"2")
@@ -154,7 +154,7 @@ def test_full_queue_is_service_unavailable_at_once(make_stage: Callable[..., Sta
 
 
 def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None:
-    """A small request still finds room."""
+    """The bytes of waiting requests are limited; a small request still fits."""
     stage = late(make_stage, names=("a",), limits=LimitSettings(max_waiting_bytes=100_000))
     held = Held(stage, stage.a)
     send(stage, b"1")
@@ -172,7 +172,7 @@ def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None
 
 @pytest.mark.parametrize("session", [None, "a"])
 def test_wait_ends_with_its_deadline(make_stage: Callable[..., Stage], session: str | None) -> None:
-    """503 with Retry-After, on a connection that can be used again; the instance never saw the request."""
+    """A wait ends with 503 and Retry-After on a reusable connection, without a request to an instance."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
     send(stage, b"1")
@@ -192,7 +192,7 @@ def test_wait_ends_with_its_deadline(make_stage: Callable[..., Stage], session: 
 
 
 def test_wait_after_a_failure_is_no_answer_of_that_instance(make_stage: Callable[..., Stage]) -> None:
-    """Its failure still counts when the request finds no other instance in time."""
+    """If no other instance frees in time, the first instance's failure counts, but the refusal is not its answer."""
     stage = late(make_stage)
     held = Held(stage, stage.b)
     stage.a.behave = dying
@@ -208,7 +208,7 @@ def test_wait_after_a_failure_is_no_answer_of_that_instance(make_stage: Callable
 
 
 def test_model_timeout_counts_the_wait_as_well(make_stage: Callable[..., Stage]) -> None:
-    """A client's patience is one: what is left of it after the wait is the model's."""
+    """The model's time-out is what the wait has left of the client's."""
     stage = late(make_stage, names=("a",), timeouts=TimeoutSettings(model_timeout_s=30, sweep_interval_s=0.02))
     held = Held(stage, stage.a)
 
@@ -227,7 +227,7 @@ def test_model_timeout_counts_the_wait_as_well(make_stage: Callable[..., Stage])
 
 
 def test_client_that_leaves_while_it_waits_gives_its_place_up(make_stage: Callable[..., Stage]) -> None:
-    """The next one moves up; the instance never sees the one that left."""
+    """A waiting request whose client disconnects is removed, and the next one moves up."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
     send(stage, b"1")
@@ -243,7 +243,7 @@ def test_client_that_leaves_while_it_waits_gives_its_place_up(make_stage: Callab
 
 
 def test_large_body_is_read_while_its_request_waits(make_stage: Callable[..., Stage]) -> None:
-    """It arrives whole, and a client that leaves is noticed because its connection is read."""
+    """A waiting request's body is read whole, so that its client's disconnect is noticed."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
     send(stage, b"1")
@@ -260,7 +260,7 @@ def test_large_body_is_read_while_its_request_waits(make_stage: Callable[..., St
 
 
 def test_chunked_body_arrives_before_its_request_waits(make_stage: Callable[..., Stage]) -> None:
-    """So the queue knows its length; the whole body arrives at the instance."""
+    """A chunked body is read before its request waits, so that the queue knows its length."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
     send(stage, b"1")
@@ -281,7 +281,7 @@ def test_chunked_body_arrives_before_its_request_waits(make_stage: Callable[...,
 
 
 def test_turns_move_on_when_their_instance_goes_down(make_stage: Callable[..., Stage]) -> None:
-    """To the one that adopts their session, at once or after another wait; so does what that instance was doing."""
+    """Turns that wait or run at an instance that goes down move to the one that adopts their session."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
     running = send(stage, b"a1")
@@ -307,7 +307,7 @@ async def set_state(stage: Stage, name: str, state: InstanceState) -> None:
 
 
 def test_turns_are_refused_when_nobody_is_left_to_take_them(make_stage: Callable[..., Stage]) -> None:
-    """Their instance is down and there is no other."""
+    """Turns whose instance is down are refused if there is no other."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
     send(stage, b"1")
@@ -320,7 +320,7 @@ def test_turns_are_refused_when_nobody_is_left_to_take_them(make_stage: Callable
 
 
 def test_instance_that_becomes_ready_takes_what_waits(make_stage: Callable[..., Stage]) -> None:
-    """No request need end for that."""
+    """A new ready instance gets waiting requests without the end of another request."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
     stage.run(set_state(stage, "b", InstanceState.DOWN))
@@ -337,7 +337,7 @@ def test_instance_that_becomes_ready_takes_what_waits(make_stage: Callable[..., 
 
 
 def test_draining_instance_serves_its_turns_and_nothing_else(make_stage: Callable[..., Stage]) -> None:
-    """Those that wait for it included."""
+    """A draining instance serves turns of its sessions, including waiting ones, and nothing else."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
     send(stage, b"a1")
@@ -377,7 +377,7 @@ def test_request_whose_instance_cannot_take_it_waits_for_another(make_stage: Cal
 
 
 def test_request_to_an_instance_that_died_waits_for_another(make_stage: Callable[..., Stage]) -> None:
-    """The connection was refused: the instance is down, its place is gone, and the request is sent whole."""
+    """After a refused connection the instance is down and its capacity gone; the request waits for another one."""
     stage = late(make_stage)
     held = Held(stage, stage.b)
     stage.run(set_state(stage, "a", InstanceState.DOWN))
@@ -395,7 +395,7 @@ def test_request_to_an_instance_that_died_waits_for_another(make_stage: Callable
 
 
 def test_no_ready_instance_is_refused_at_once(make_stage: Callable[..., Stage]) -> None:
-    """There is nothing to wait for that would be likely to come in time."""
+    """Without a ready instance a request is refused at once, since none is likely to be ready in time."""
     stage = late(make_stage)
     for name in ("a", "b"):
         stage.run(set_state(stage, name, InstanceState.DOWN))
@@ -409,7 +409,7 @@ def test_no_ready_instance_is_refused_at_once(make_stage: Callable[..., Stage]) 
 
 
 def test_instance_that_is_removed_lets_its_turns_go(make_stage: Callable[..., Stage]) -> None:
-    """And the lease of what still runs there ends without a trace."""
+    """Turns of a removed instance are released, and so are the leases of its running requests at their ends."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
     first = send(stage, b"a1")
@@ -427,7 +427,7 @@ def test_instance_that_is_removed_lets_its_turns_go(make_stage: Callable[..., St
 
 
 def test_streams_hold_their_place_until_their_end(make_stage: Callable[..., Stage]) -> None:
-    """The slot is free when the last byte has passed, not with the first."""
+    """A stream occupies its instance until its last byte, not only until the first."""
     stage = late(make_stage, names=("a",))
     go_on = asyncio.Event()
 

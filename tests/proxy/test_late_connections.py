@@ -1,4 +1,4 @@
-"""Instances that are slow to accept connections, and a proxy that is held up itself: requests are not lost."""
+"""Instances that are slow to accept connections, and a proxy that is itself delayed: no request is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORT = TimeoutSettings(connect_timeout_s=0.3, sweep_interval_s=0.02)
 
 @pytest.fixture
 def full_port() -> Iterator[int]:
-    """A port whose queue is full: the packets of those that come later are dropped, as on a machine under load."""
+    """Yield a port with a full queue, which drops later connections' packets as on a busy machine."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         waiting = [socket.socket() for _ in range(4)]
         for each in waiting:
@@ -41,7 +41,7 @@ def num_retries(stage: Stage) -> int:
 
 
 def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: Callable[..., Stage], full_port: int) -> None:
-    """One lost packet is enough for it: the request goes elsewhere, and what the instance works on stays there."""
+    """A connection that is not established in time, as after one lost packet, does not make the instance DOWN."""
     stage = make_stage(timeouts=SHORT, are_journaled=True)
     stage.instance("a").port = full_port
     assert instance_of(read_answer(invoke(stage, session=make_session_id("b")))) == "b"  # needs no connection later
@@ -57,7 +57,7 @@ def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: Callab
 def test_request_that_only_one_instance_can_answer_waits_for_it(
     make_stage: Callable[..., Stage], full_port: int, names: str, session: str | None
 ) -> None:
-    """Nothing says that the instance is gone. Without a journal, no other instance knows its sessions."""
+    """Without a journal a turn waits for its instance, which may still exist, since no other knows the session."""
     stage = make_stage(timeouts=SHORT, names=tuple(names))
     port, stage.instance("a").port = stage.instance("a").port, full_port
     sock = invoke(stage, session=None if session is None else make_session_id(session))
@@ -73,7 +73,7 @@ def test_request_that_only_one_instance_can_answer_waits_for_it(
 def test_request_that_waits_is_refused_once_its_instance_is_gone(
     make_stage: Callable[..., Stage], full_port: int
 ) -> None:
-    """The probes have found it down."""
+    """A waiting request is refused once probes find its instance down."""
     stage = make_stage(timeouts=SHORT, names=("a",))
     stage.instance("a").port = full_port
     sock = invoke(stage)
@@ -90,12 +90,12 @@ def test_request_that_waits_is_refused_once_its_instance_is_gone(
 
 
 def hold_up(seconds: float) -> None:
-    """Stop the calling thread for this time, as if other processes had all processors."""
+    """Block the calling thread for this time, as if other processes used all processors."""
     time.sleep(seconds)
 
 
 def test_time_in_which_the_proxy_is_held_up_is_not_the_instances(make_stage: Callable[..., Stage]) -> None:
-    """The connection was made meanwhile, and the proxy had no time to see it."""
+    """The time in which the proxy was delayed does not count towards a connection's time-out."""
     stage = make_stage(timeouts=SHORT)
 
     async def connect() -> UpstreamConnection:
@@ -111,7 +111,7 @@ def test_time_in_which_the_proxy_is_held_up_is_not_the_instances(make_stage: Cal
 
 
 def test_silence_while_the_proxy_is_held_up_takes_nobody_down(make_stage: Callable[..., Stage]) -> None:
-    """The instance has answered its probe meanwhile, and the proxy had no time to read it."""
+    """The time in which the proxy was delayed does not count as a probe's silence."""
     # A probe's time-out is longer than a delay that counts, so that a busy test machine does not matter either.
     often = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=2 * HELD_UP_S)
     stage = make_stage(health=often.replace(unanswered_before_down=1))
@@ -141,7 +141,7 @@ async def record_states(stage: Stage, states: set[InstanceState]) -> None:
 def test_asynchronous_request_that_is_not_sent_in_time_takes_nobody_out(
     make_stage: Callable[..., Stage], tmp_path: Path, full_port: int
 ) -> None:
-    """The instance keeps the requests that it works on, and gets this one later."""
+    """An asynchronous request that cannot be sent in time does not make its instance DOWN, and is sent later."""
     stage = make_stage(timeouts=SHORT, names=("a",), async_folder=tmp_path)
     port, stage.instance("a").port = stage.instance("a").port, full_port
     submitted = submit(stage, Body=b"{}")

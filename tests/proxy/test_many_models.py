@@ -19,7 +19,7 @@ from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 MODELS = {f"m{number}.tar.gz" for number in range(20)}
-# Asked often, so that tests need not wait; and as often while something is loading.
+# Polled often, also while a model is loading, so that tests need not wait.
 ASKING = NO_PROBES.replace(status_interval_s=0.02, busy_status_interval_s=0.02, max_status_per_s=1000)
 
 MakeStage = Callable[..., Stage]
@@ -34,7 +34,7 @@ class Fleet:
         self.client = stage.client()
 
     def ask(self, model: str, **options: Any) -> tuple[str, str]:
-        """One request; which instance answered, and why it was chosen."""
+        """Send a request; return the instance that answered and the reason."""
         answer = self.client.invoke_endpoint(EndpointName="llava", TargetModel=model, Body=b"{}", **options)
         fields = answer["ResponseMetadata"]["HTTPHeaders"]
         told = json.loads(answer["Body"].read())
@@ -42,7 +42,7 @@ class Fleet:
         return told["instance"], fields["x-amzn-sagemaker-invoked-routing-reason"]
 
     def refused(self, model: str | None) -> ClientError:
-        """The error of one request."""
+        """Return the error of a request."""
         options = {} if model is None else {"TargetModel": model}
         with pytest.raises(ClientError) as caught:
             self.client.invoke_endpoint(EndpointName="llava", Body=b"{}", **options)
@@ -66,7 +66,7 @@ class Fleet:
 
 @pytest.fixture
 def make_fleet(make_stage: MakeStage) -> Callable[..., Fleet]:
-    """Fleets with other settings."""
+    """Return a function that makes fleets with other settings."""
 
     def make(*, hot: int = 16, health: Any = ASKING, **options: Any) -> Fleet:
         multi_model = MultiModelSettings(hot_outstanding=hot)
@@ -90,7 +90,7 @@ def told(error: ClientError) -> tuple[str, int, str]:
 
 
 def test_model_stays_where_it_was_loaded(fleet: Fleet) -> None:
-    """The first request loads it somewhere, the others go there and say so."""
+    """The first request loads the model, and later ones go to the same instance with that reason."""
     home, reason = fleet.ask("m0.tar.gz")
 
     others = {fleet.ask("m0.tar.gz") for _ in range(5)}
@@ -99,7 +99,7 @@ def test_model_stays_where_it_was_loaded(fleet: Fleet) -> None:
 
 
 def test_stream_operation_takes_a_target_model(fleet: Fleet) -> None:
-    """AWS's API has it for whole answers only; here it is a header of both."""
+    """AWS's API has TargetModel for whole answers only; here both operations accept the header."""
     for fake in fleet.stage.instances.values():
         fake.behave = streaming([b"one ", b"two"])
     client = fleet.stage.client()
@@ -119,7 +119,7 @@ def test_stream_operation_takes_a_target_model(fleet: Fleet) -> None:
 
 
 def test_burst_for_a_cold_model_loads_it_once(fleet: Fleet) -> None:
-    """Requests that come while it is being loaded wait at the same instance."""
+    """Requests for a loading model wait at the instance that loads it."""
     gate = Gate()
     for many in fleet.many.values():
         many.loading = gate
@@ -133,7 +133,7 @@ def test_burst_for_a_cold_model_loads_it_once(fleet: Fleet) -> None:
 
 
 def test_hot_model_gets_a_second_copy(make_fleet: Callable[..., Fleet]) -> None:
-    """When too many requests for it are under way at its holder; both then serve it."""
+    """With too many requests at its holder a model gets a second copy, and both serve it."""
     fleet = make_fleet(hot=2)
     home, _ = fleet.ask("m3.tar.gz")
     gate = Gate()
@@ -151,7 +151,7 @@ def test_hot_model_gets_a_second_copy(make_fleet: Callable[..., Fleet]) -> None:
 
 
 def test_reported_models_are_used_and_evicted_ones_forgotten(fleet: Fleet) -> None:
-    """What instances say counts, whatever was sent to them."""
+    """Reports of instances override what the proxy assumed from its requests."""
     fleet.many["b"].tiers["m4.tar.gz"] = "device"
     fleet.until_loaded("b", 1)
     assert fleet.ask("m4.tar.gz") == ("b", "model-resident")
@@ -164,7 +164,7 @@ def test_reported_models_are_used_and_evicted_ones_forgotten(fleet: Fleet) -> No
 
 
 def test_instance_that_restarts_is_forgotten(make_fleet: Callable[..., Fleet]) -> None:
-    """At once, before it has said anything."""
+    """A restarted instance's models are forgotten at once, before its first report."""
     fleet = make_fleet(health=NO_PROBES)
     home, _ = fleet.ask("m5.tar.gz")
 
@@ -192,7 +192,7 @@ def test_instance_without_room_is_passed_by(fleet: Fleet) -> None:
 
 
 def test_unknown_model_is_a_validation_error(fleet: Fleet) -> None:
-    """No instance is recorded as its holder."""
+    """An unknown model is a ValidationError, and no instance is recorded as its holder."""
     code, status, message = told(fleet.refused("nothing.tar.gz"))
 
     assert (code, status) == ("ValidationError", 400)
@@ -201,7 +201,7 @@ def test_unknown_model_is_a_validation_error(fleet: Fleet) -> None:
 
 
 def test_broken_model_is_a_model_error_with_the_reason(fleet: Fleet) -> None:
-    """Its own requests fail; nothing else does."""
+    """A broken model's requests fail with the reason, and other models are not affected."""
     for many in fleet.many.values():
         many.broken["m6.tar.gz"] = "config.json is missing"
 
@@ -214,7 +214,7 @@ def test_broken_model_is_a_model_error_with_the_reason(fleet: Fleet) -> None:
 
 
 def test_model_that_is_still_loading_is_not_ready(fleet: Fleet) -> None:
-    """The handler's word at its hold limit is 429 here, with its Retry-After; the load goes on."""
+    """The handler's answer at its hold limit becomes 429 with its Retry-After, and the load continues."""
     for many in fleet.many.values():
         many.refusal = (429, "ModelLoading", "m8.tar.gz is being loaded, 40 %")
 
@@ -255,7 +255,7 @@ def test_target_model_is_needed_where_there_are_many(fleet: Fleet) -> None:
 
 
 def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
-    """In the words of AWS."""
+    """The refusal of TargetModel has AWS's wording."""
     with pytest.raises(ClientError) as caught:
         stage.client().invoke_endpoint(EndpointName="llava", TargetModel="m0.tar.gz", Body=b"{}")
 
@@ -267,7 +267,7 @@ def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
 
 
 def test_other_dialects_are_placed_too(fleet: Fleet) -> None:
-    """A container's, TorchServe's and OpenAI's paths with the header go where the model is."""
+    """The container's, TorchServe's and OpenAI's paths with the header go to an instance that has the model."""
     home, _ = fleet.ask("m11.tar.gz")
     headers = {"X-Amzn-SageMaker-Target-Model": "m11.tar.gz"}
     connection = fleet.stage.http()
@@ -279,7 +279,7 @@ def test_other_dialects_are_placed_too(fleet: Fleet) -> None:
 
 
 def test_metrics_tell_hits_waits_and_models(fleet: Fleet) -> None:
-    """Under CloudWatch's names, by the handler's receipts; LoadedModelCount by its reports."""
+    """Metrics have CloudWatch's names and use the handler's receipts; LoadedModelCount uses its reports."""
     home, _ = fleet.ask("m12.tar.gz")
     for _ in range(3):
         fleet.ask("m12.tar.gz")
@@ -298,7 +298,7 @@ def test_metrics_tell_hits_waits_and_models(fleet: Fleet) -> None:
 
 
 def test_client_that_leaves_during_a_load_leaves_nothing_behind(fleet: Fleet) -> None:
-    """Its request is no longer counted; the fixture looks."""
+    """A request whose client disconnects during the load no longer counts, as the fixture checks."""
     gate = Gate()
     for many in fleet.many.values():
         many.loading = gate
@@ -326,7 +326,7 @@ def admin(stage: Stage, method: str, path: str, headers: dict[str, str] | None =
 
 
 def test_admin_plane_shows_which_models_are_where(fleet: Fleet) -> None:
-    """As the instances say it, one row a model and instance."""
+    """The admin plane has one row per model and instance, from the instances' reports."""
     home, _ = fleet.ask("m14.tar.gz")
 
     status, body = admin(fleet.stage, "GET", "/models")
@@ -358,7 +358,7 @@ def test_admin_plane_pins_where_a_model_is_held(fleet: Fleet) -> None:
 
 
 def test_an_action_that_fails_has_the_status_of_the_failure(fleet: Fleet) -> None:
-    """Not that of another instance, which does not hold the model."""
+    """The status of a failed action is that of the failure, not of an instance without the model."""
     fleet.many["b"].broken["broken"] = "it is damaged"
     fleet.many["b"].tiers["broken"] = "device"
 
@@ -375,7 +375,7 @@ def test_an_action_that_fails_has_the_status_of_the_failure(fleet: Fleet) -> Non
     + [("POST", "", 404), ("GET", "/infer", 404), ("PUT", "/infer", 404)],
 )
 def test_open_inference_has_get_and_post(fleet: Fleet, method: str, path: str, status: int) -> None:
-    """Another method is not taken for a question, and HEAD would get a body."""
+    """Methods other than GET and POST are refused, including HEAD, whose answer must not have a body."""
     connection = fleet.stage.http()
     connection.request(method, f"/v2/models/m0.tar.gz{path}", b"{}" if method == "POST" else None)
 
@@ -384,7 +384,7 @@ def test_open_inference_has_get_and_post(fleet: Fleet, method: str, path: str, s
 
 
 def test_open_inference_passes_on_the_version_of_the_path(fleet: Fleet) -> None:
-    """The instance knows which versions a model has."""
+    """The path's version is forwarded, because the instance knows which versions a model has."""
     connection = fleet.stage.http()
     connection.request("GET", "/v2/models/m0.tar.gz/versions/1/ready")
 
@@ -401,7 +401,7 @@ def test_open_inference_passes_on_the_version_of_the_path(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("version", ["one", "1%0d%0ax-a:b", "-1"])
 def test_open_inference_refuses_versions_that_no_model_has(fleet: Fleet, version: str) -> None:
-    """A version is a number."""
+    """A version that is not a number is refused."""
     connection = fleet.stage.http()
     connection.request("GET", f"/v2/models/m0.tar.gz/versions/{version}")
 
@@ -410,7 +410,7 @@ def test_open_inference_refuses_versions_that_no_model_has(fleet: Fleet, version
 
 
 def test_admin_plane_prewarms_where_requests_would_go(fleet: Fleet) -> None:
-    """So that the next request finds the model there."""
+    """A prewarmed model is loaded where the next request for it goes."""
     status, body = admin(fleet.stage, "POST", "/models/m15.tar.gz/prewarm")
     [row] = json.loads(body)["instances"]
     fleet.until_loaded(row["instance"], 1)
@@ -420,7 +420,7 @@ def test_admin_plane_prewarms_where_requests_would_go(fleet: Fleet) -> None:
 
 
 def test_admin_plane_refuses_other_sites_pages(fleet: Fleet) -> None:
-    """As for a drain: a page elsewhere must not use an operator's browser."""
+    """Pages of other sites are refused, as for a drain, because they would use an operator's browser."""
     status, body = admin(fleet.stage, "POST", "/models/m0.tar.gz/pin", {"Origin": "http://evil.example"})
 
     assert (status, fleet.num_loads) == (403, 0)
@@ -436,5 +436,5 @@ def test_admin_plane_refuses_other_sites_pages(fleet: Fleet) -> None:
     ],
 )
 def test_admin_plane_says_what_is_wrong(fleet: Fleet, path: str, status: int) -> None:
-    """An endpoint or instance that is not there is not another one."""
+    """An unknown endpoint or instance gets an error."""
     assert admin(fleet.stage, "POST", path)[0] == status

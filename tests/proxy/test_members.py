@@ -13,7 +13,7 @@ from tests.proxy.fake_instance import answering
 from torchmoor.config.routing import VariantSettings
 
 OPERATIONS = ("invoke_endpoint", "invoke_endpoint_with_response_stream")
-ONLY_WHOLE = ("TargetModel", "EnableExplanations")  # which the streamed operation's shape does not have
+ONLY_WHOLE = ("TargetModel", "EnableExplanations")  # members that the streamed operation's shape does not have
 NAME = "^[a-zA-Z0-9](-*[a-zA-Z0-9])*"
 PRINTABLE = r"\A\S[\p{Print}]*\z"
 ASCII = r"\p{ASCII}*"
@@ -71,7 +71,7 @@ def operation(request: pytest.FixtureRequest) -> str:
 
 
 def call(stage: Stage, operation: str, **arguments: Any) -> Any:
-    """The operation's answer with its whole body."""
+    """Return the operation's answer with its whole body."""
     answer = getattr(stage.client(), operation)(**{"EndpointName": "llava", "Body": b"{}", **arguments})
     if operation == OPERATIONS[0]:
         answer["Body"] = answer["Body"].read()
@@ -81,7 +81,7 @@ def call(stage: Stage, operation: str, **arguments: Any) -> Any:
 
 
 def refusal(stage: Stage, operation: str, **arguments: Any) -> str:
-    """The message of the ValidationError; no instance was asked."""
+    """Return the ValidationError's message; assert that no instance was asked."""
     with pytest.raises(ClientError) as caught:
         call(stage, operation, **arguments)
     response = caught.value.response
@@ -91,7 +91,7 @@ def refusal(stage: Stage, operation: str, **arguments: Any) -> str:
 
 
 def test_every_member_that_is_served_reaches_the_instance(stage: Stage, operation: str) -> None:
-    """Under the same header in both operations, up to its longest value."""
+    """Each member reaches the instance in the same header of both operations, up to its longest value."""
     for member, header, values in PASSED:
         for value in values:
             call(stage, operation, **{member: value})
@@ -103,7 +103,7 @@ def test_every_member_that_is_served_reaches_the_instance(stage: Stage, operatio
 
 
 def test_every_member_that_breaks_its_shape_is_refused(stage: Stage, operation: str) -> None:
-    """In the service's words: which member, what it was, what it must be. boto3 itself checks none of it."""
+    """The error has SageMaker's wording: member, value and constraint; boto3 checks none of these."""
     for member, value, rule in REFUSED:
         if member in ONLY_WHOLE and operation != OPERATIONS[0]:
             continue
@@ -117,7 +117,7 @@ def test_every_member_that_breaks_its_shape_is_refused(stage: Stage, operation: 
 
 
 def test_what_an_endpoint_does_not_have_is_refused_by_name(stage: Stage, operation: str) -> None:
-    """Silence would let a client believe that it was served what it asked for."""
+    """A member that the endpoint does not support is refused instead of being ignored silently."""
     for member, value, words in NOT_THERE:
         if member in ONLY_WHOLE and operation != OPERATIONS[0]:
             continue
@@ -125,7 +125,7 @@ def test_what_an_endpoint_does_not_have_is_refused_by_name(stage: Stage, operati
 
 
 def test_body_limit_is_the_apis_own(stage: Stage, operation: str) -> None:
-    """6,291,456 bytes pass; one more does not."""
+    """A body of 6,291,456 bytes is accepted, and one byte more is not."""
     longest = bytes(range(256)) * (MAX_BODY_BYTES // 256)
 
     call(stage, operation, Body=longest)
@@ -138,7 +138,7 @@ def test_body_limit_is_the_apis_own(stage: Stage, operation: str) -> None:
 
 
 def test_every_member_of_the_answer_is_told(make_stage: Callable[..., Stage], operation: str) -> None:
-    """Those of the shape as boto3 names them; where the streamed operation's shape has none, by its header."""
+    """Each member of the answer has boto3's name, or its header if the streamed operation's shape lacks it."""
     stage = make_stage(variants=(VariantSettings(model="llava", name="Blue"),), names=("a",))
     opened = "ts-seq-x; Expires=2030-01-01T00:00:00Z"
     stage.a.behave = answering(

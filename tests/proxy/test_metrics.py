@@ -35,7 +35,7 @@ NAMES = {
 
 
 def scrape(stage: Stage) -> dict[str, list[Sample]]:
-    """The page's samples, by the names of their metrics."""
+    """Return the page's samples by metric."""
     page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
     return {family.name: family.samples for family in text_string_to_metric_families(page)}
 
@@ -46,7 +46,7 @@ def value(found: dict[str, list[Sample]], metric: str, sample: str, **labels: st
 
 
 def test_page_has_every_metric_of_the_service(stage: Stage) -> None:
-    """Under CloudWatch's names, and as Prometheus reads them, even before the first request."""
+    """Every metric has CloudWatch's name in Prometheus' form, even before the first request."""
     found = scrape(stage)
 
     assert found.keys() >= NAMES
@@ -56,7 +56,10 @@ def test_page_has_every_metric_of_the_service(stage: Stage) -> None:
 
 
 def test_the_data_plane_shows_the_page_where_it_is_told_to(make_stage: Callable[..., Stage], stage: Stage) -> None:
-    """SageMaker scrapes the port that it sends requests to; elsewhere the page stays with the operators."""
+    """The data plane shows the page only if configured, as SageMaker's scraper requires.
+
+    It is the operators' otherwise.
+    """
     container = make_stage(container=ContainerSettings(shows_metrics=True))
 
     answer = requests.get(f"{container.proxy.runtime_url}/metrics", timeout=10)
@@ -68,7 +71,7 @@ def test_the_data_plane_shows_the_page_where_it_is_told_to(make_stage: Callable[
 
 
 def test_first_chunk_is_split_into_the_models_time_and_ours(stage: Stage) -> None:
-    """The two parts add up."""
+    """The model's part and the proxy's part of the time to the first chunk add up."""
     stage.a.behave = stage.b.behave = streaming([b"one ", b"two"])
     answer = stage.client().invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
     assert list(answer["Body"])
@@ -98,7 +101,7 @@ def test_first_chunk_of_every_api_is_timed(stage: Stage) -> None:
 
 
 def test_invocations_are_shared_among_instances(stage: Stage) -> None:
-    """Half of each counts where there are two."""
+    """With two instances, each invocation counts as half per instance."""
     for _ in range(3):
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
 
@@ -107,7 +110,7 @@ def test_invocations_are_shared_among_instances(stage: Stage) -> None:
 
 
 def test_reply_about_a_deleted_endpoint_is_not_counted(stage: Stage) -> None:
-    """Such as one that the asynchronous queue gives after the endpoint is gone, with its counts."""
+    """A late reply about a deleted endpoint, such as one of the asynchronous queue, is not counted."""
 
     async def answer_late() -> None:
         endpoint = stage.registry.get_endpoint("llava")
@@ -123,7 +126,7 @@ def test_reply_about_a_deleted_endpoint_is_not_counted(stage: Stage) -> None:
 
 
 def test_reasons_of_choices_are_counted(stage: Stage) -> None:
-    """A retry is a choice of its own."""
+    """Each choice is counted by its reason; a retry is a choice of its own."""
     stage.a.behave = stage.b.behave = refusing(503, None, "queue full")
     with pytest.raises(ClientError):
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")

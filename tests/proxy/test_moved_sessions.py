@@ -1,4 +1,4 @@
-"""A client's close of a session that several instances hold: the others are sent it too, and cannot fail it."""
+"""A client's close of a session that several instances hold reaches the others and cannot fail because of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOSED = b"x-amzn-sagemaker-closed-session-id: "
 
 @pytest.fixture
 def start(make_stage: Callable[..., Stage]) -> Callable[..., Stage]:
-    """Return a function that makes stages whose instances share a journal and return to work at once."""
+    """Return a function that makes stages whose instances share a journal and have their whole share after a return."""
 
     def make(**options: object) -> Stage:
         return make_stage(are_journaled=True, recovery=RecoverySettings(slow_start_s=0.001), **options)
@@ -58,11 +58,11 @@ def set_state(stage: Stage, name: str, state: InstanceState) -> None:
         stage.registry.set_state(name, state)
 
     stage.run(change())
-    stage.pass_time(1)  # an instance that returns has its whole share again
+    stage.pass_time(1)  # a returning instance has its whole share again
 
 
 def move(stage: Stage, session: str) -> None:
-    """Have `b` serve a turn of a session of `a`, and `a` return."""
+    """Make `b` serve a turn of a session of `a`, and `a` return."""
     set_state(stage, "a", InstanceState.DOWN)
     assert instance_of(invoke(stage, session)) == "b"
     set_state(stage, "a", InstanceState.READY)
@@ -74,7 +74,7 @@ def is_quiet(stage: Stage) -> bool:
 
 
 def test_close_at_home_reaches_the_instance_that_stood_in(stage: Stage) -> None:
-    """The session's own instance answers; the other one is sent the id, and only once."""
+    """The session's own instance answers the close; the other one gets the id once."""
     session = make_session_id("a")
     move(stage, session)
 
@@ -87,7 +87,7 @@ def test_close_at_home_reaches_the_instance_that_stood_in(stage: Stage) -> None:
 
 
 def test_close_elsewhere_reaches_the_instance_that_opened_the_session(stage: Stage) -> None:
-    """A drained instance answers operations still."""
+    """A drained instance still gets the operation."""
     session = make_session_id("a")
     set_state(stage, "a", InstanceState.DRAINING)
 
@@ -99,7 +99,7 @@ def test_close_elsewhere_reaches_the_instance_that_opened_the_session(stage: Sta
 
 
 def test_instance_that_is_down_is_sent_the_close_when_it_is_back(stage: Stage) -> None:
-    """Until then nothing is sent there."""
+    """An instance that is down gets the close when it is back, and nothing before."""
     session = make_session_id("a")
     set_state(stage, "a", InstanceState.DOWN)
 
@@ -113,7 +113,7 @@ def test_instance_that_is_down_is_sent_the_close_when_it_is_back(stage: Stage) -
 
 
 def test_instance_that_is_replaced_is_sent_nothing(stage: Stage) -> None:
-    """A new process holds no session."""
+    """A replaced instance gets nothing, because a new process holds no session."""
     session = make_session_id("a")
     set_state(stage, "a", InstanceState.DOWN)
     close(stage, session)
@@ -132,7 +132,7 @@ def test_instance_that_is_replaced_is_sent_nothing(stage: Stage) -> None:
 
 
 def test_close_that_fails_is_not_passed_on(stage: Stage) -> None:
-    """The session is still open, and the next close is passed on."""
+    """A failed close is not passed on, because the session is still open; the next close is."""
     session = make_session_id("a")
     move(stage, session)
     stage.a.behave = refusing(503, "JournalUnavailable", "the journal is away")
@@ -148,7 +148,10 @@ def test_close_that_fails_is_not_passed_on(stage: Stage) -> None:
 
 
 def test_instance_that_hangs_delays_no_close(start: Callable[..., Stage]) -> None:
-    """The clients have their answers, the operation ends at its deadline, and later closes are sent together."""
+    """Clients do not wait for a hanging instance.
+
+    Its operation ends at the deadline, and later closes are sent together.
+    """
     stage = start(timeouts=TimeoutSettings(cancel_timeout_s=0.2, sweep_interval_s=0.02))
     sessions = [make_session_id("a", nonce=letter * 16) for letter in "bcd"]
 

@@ -1,4 +1,4 @@
-"""OpenAI's dialect at the proxy: its paths, its answers as they are, its error object for everything that fails."""
+"""OpenAI's dialect at the proxy: paths, unchanged answers, and its error object for every failure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def complete(stage: Stage, base: str = "/v1", **headers: str) -> tuple[int, dict
 
 
 def client(stage: Stage, base: str = "/v1", **options: Any) -> openai.OpenAI:
-    """Return OpenAI's own client, configured only with the address."""
+    """Return OpenAI's own client, configured with the address only."""
     made = openai.OpenAI(
         base_url=f"http://127.0.0.1:{stage.proxy.port}{base}", api_key="key", max_retries=0, timeout=60, **options
     )
@@ -53,7 +53,7 @@ def chunk(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
 
 @pytest.mark.parametrize("base", BASES)
 def test_whole_answer_passes_untouched(stage: Stage, base: str) -> None:
-    """On the endpoint's path and on the plain one; the key goes no further than the proxy."""
+    """A whole answer is unchanged on the endpoint's path and on the plain one; the key does not reach the instance."""
     body = b'{"id": "chatcmpl-1",  "choices": []}'
     behave(stage, answering(headers={"X-Torchmoor-Ttft-Ms": "3.1", "X-Request-Id": "torchserve"}, body=body))
 
@@ -71,7 +71,7 @@ def test_whole_answer_passes_untouched(stage: Stage, base: str) -> None:
 
 @pytest.mark.parametrize("base", BASES)
 def test_openais_client_reads_a_stream(stage: Stage, base: str) -> None:
-    """Piece by piece, through a chunk that is cut anywhere."""
+    """OpenAI's client reads a stream whose chunks are cut anywhere."""
     data = chunk({"role": "assistant", "content": ""}) + chunk({"content": "grün"}) + chunk({}, "stop")
     data += b"data: [DONE]\n\n"
     behave(stage, streaming([data[i : i + 7] for i in range(0, len(data), 7)], "text/event-stream"))
@@ -84,7 +84,7 @@ def test_openais_client_reads_a_stream(stage: Stage, base: str) -> None:
 
 
 def test_stream_passes_untouched(stage: Stage) -> None:
-    """Byte for byte, and as it comes."""
+    """A stream is forwarded unchanged, as it arrives."""
     data = chunk({"content": "x"}) + b"data: [DONE]\n\n"
     behave(stage, streaming([data], "text/event-stream"))
     connection = stage.http()
@@ -111,7 +111,7 @@ def test_stream_passes_untouched(stage: Stage) -> None:
 def test_handlers_error_is_openais_exception(
     stage: Stage, status: int, code: str, told: int, kind: str, exception: type[openai.APIStatusError]
 ) -> None:
-    """With the handler's code and message, and the status that the client's exceptions go by."""
+    """OpenAI's client raises the exception for the status, with the handler's code and message."""
     behave(stage, refusing(status, code, "the cause"))
 
     with pytest.raises(exception) as caught:
@@ -125,7 +125,7 @@ def test_handlers_error_is_openais_exception(
 
 
 def test_param_of_a_handlers_error_is_kept(stage: Stage) -> None:
-    """The field that is to blame reaches the client; so does the time to wait."""
+    """The handler's `param` and Retry-After reach the client."""
     body = json.dumps({"error": {"code": "Overloaded", "message": "m", "param": "n"}}).encode()
     behave(stage, answering(429, {"X-Torchmoor-Error": "Overloaded", "Retry-After": "4"}, body))
 
@@ -137,7 +137,7 @@ def test_param_of_a_handlers_error_is_kept(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("status", "told"), [(503, 503), (507, 503), (413, 413), (404, 502), (500, 502)])
 def test_torchserves_own_error_is_openais_object(stage: Stage, status: int, told: int) -> None:
-    """Whatever TorchServe says of itself, the client finds an error object."""
+    """TorchServe's own errors become OpenAI's error object."""
     behave(stage, refusing(status, None, "words"))
 
     found, _, answer = complete(stage)
@@ -148,7 +148,7 @@ def test_torchserves_own_error_is_openais_object(stage: Stage, status: int, told
 
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b'{"error": "text"}', b'{"error": {}}'])
 def test_odd_error_body_is_still_openais_object(stage: Stage, body: bytes) -> None:
-    """An instance that breaks off in an error costs the client its message, not the form."""
+    """A truncated error of an instance becomes an error object without its message."""
     behave(stage, answering(400, {"X-Torchmoor-Error": "InvalidRequest"}, body))
 
     status, _, answer = complete(stage)
@@ -158,7 +158,7 @@ def test_odd_error_body_is_still_openais_object(stage: Stage, body: bytes) -> No
 
 @pytest.mark.parametrize("status", [429, 507])
 def test_full_instance_is_replaced_by_another(stage: Stage, status: int) -> None:
-    """A completion belongs to no session: it goes where there is room, with its whole body."""
+    """A request without a session moves to an instance with room, with its whole body."""
     stage.a.behave = refusing(status, {429: "Overloaded", 507: "OutOfMemory"}[status], "full")
 
     found, headers, _ = complete(stage)
@@ -168,7 +168,7 @@ def test_full_instance_is_replaced_by_another(stage: Stage, status: int) -> None
 
 
 def test_models_are_the_endpoints(stage: Stage) -> None:
-    """GET /v1/models, and one by its name; an unknown one is OpenAI's 404."""
+    """GET /v1/models lists the endpoints, and one of them by name; an unknown one is OpenAI's 404."""
     openai_client = client(stage)
 
     assert [model.id for model in openai_client.models.list()] == ["llava"]
@@ -189,14 +189,14 @@ def test_models_are_the_endpoints(stage: Stage) -> None:
     ],
 )
 def test_unknown_paths_are_openais_404(stage: Stage, path: str, body: bytes | None, code: str) -> None:
-    """Below these paths every error is OpenAI's object."""
+    """Every error below these paths is OpenAI's object."""
     status, _, answer = call(stage, path, body)
 
     assert (status, answer["error"]["code"]) == (404, code)
 
 
 def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
-    """As InvokeEndpoint refuses it, in OpenAI's object: the model that was meant is not what would have answered."""
+    """TargetModel is refused in OpenAI's form, because another model than the intended one would answer."""
     status, _, answer = complete(stage, **{"X-Amzn-SageMaker-Target-Model": "m0.tar.gz"})
 
     assert (status, answer["error"]["code"], answer["error"]["message"]) == (
@@ -207,7 +207,7 @@ def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
 
 
 def test_body_limit(make_stage: Callable[..., Stage]) -> None:
-    """413, announced or not."""
+    """A body beyond the limit gets 413, with or without a declared length."""
     stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=10))
 
     announced, _, answer = complete(stage)
@@ -222,7 +222,7 @@ def test_body_limit(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_no_instance_is_unavailable(stage: Stage) -> None:
-    """503 with Retry-After."""
+    """Without an instance the answer is 503 with Retry-After."""
 
     async def stop() -> None:
         for name in ("a", "b"):
@@ -236,7 +236,7 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
 
 
 def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
-    """504, for which the client has an exception."""
+    """A time-out is 504, for which OpenAI's client has an exception."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 
     async def silent(request: Received, wire: Wire) -> None:
@@ -250,7 +250,7 @@ def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> Non
 
 
 def test_death_between_two_events_is_an_error_in_the_stream(stage: Stage) -> None:
-    """The client's exception comes after the text that it has read, without [DONE]."""
+    """OpenAI's client raises an exception after the text that it has read, and [DONE] is not sent."""
 
     async def dying(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/event-stream")
@@ -268,7 +268,7 @@ def test_death_between_two_events_is_an_error_in_the_stream(stage: Stage) -> Non
 
 
 def test_death_within_an_event_cuts_the_connection(stage: Stage) -> None:
-    """An error event there would be read as part of the broken one."""
+    """An instance's death within an event cuts the connection; an error event would become part of the broken one."""
 
     async def dying(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/event-stream")
@@ -313,7 +313,7 @@ def test_response_goes_where_its_session_is(stage: Stage, base: str, instance: s
 @pytest.mark.parametrize("before", ["", "x", "xx"])  # so that the limit cuts each byte of a character
 @pytest.mark.parametrize("instance", ["a", "b"])
 def test_conversation_may_be_an_object(stage: Stage, instance: str, before: str) -> None:
-    """As OpenAI's client sends it: without escapes, and with the question behind it."""
+    """A conversation may be an object, as in OpenAI's client, and precede the question."""
     behave(stage, answering(body=b"{}"))
     place = {"id": conversation_id(make_session_id(instance))}
     body = json.dumps({"conversation": place, "input": before + "\u8272" * 400}, ensure_ascii=False)
@@ -327,7 +327,7 @@ def test_conversation_may_be_an_object(stage: Stage, instance: str, before: str)
 @pytest.mark.parametrize("instance", ["a", "b"])
 @pytest.mark.parametrize("kind", ["message", "function_call", "reasoning"])
 def test_items_that_are_named_lead_to_the_instance_of_the_last(stage: Stage, instance: str, kind: str) -> None:
-    """That has most of the conversation in its KV cache."""
+    """Items named by id lead to the instance of the last one, whose KV cache has most of the conversation."""
     behave(stage, answering(body=b"{}"))
     names = [item_id(make_session_id(each), 1, 1, kind) for each in ("b" if instance == "a" else "a", instance)]
     first, last = ({"type": "item_reference", "id": name} for name in names)
@@ -344,7 +344,7 @@ def test_items_that_are_named_lead_to_the_instance_of_the_last(stage: Stage, ins
 
 
 def test_head_of_a_resource_is_refused(stage: Stage) -> None:
-    """An instance gets each request as a POST, so its answer has a body, which would begin the client's next answer."""
+    """HEAD is refused, since the instance gets a POST, whose answer's body would be read as the next answer."""
     path = f"/v1/responses/{response_id(make_session_id('a'), 3)}"
     with stage.socket() as sock:
         sock.sendall(f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\nGET /ping HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -360,7 +360,7 @@ def test_head_of_a_resource_is_refused(stage: Stage) -> None:
 
 @pytest.mark.parametrize("base", BASES)
 def test_an_uploads_name_goes_along(stage: Stage, base: str) -> None:
-    """TorchServe passes on only a form's contents; a client's own header does not count."""
+    """The proxy forwards a file's name, which TorchServe drops from the form; a client's own header is ignored."""
     behave(stage, answering(body=b"{}"))
     own = {"x-torchmoor-form-filename": "other.png"}
 

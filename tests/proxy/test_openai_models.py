@@ -27,7 +27,7 @@ def many(make_stage: MakeStage) -> Stage:
 @pytest.mark.parametrize("base", ["/v1", "/endpoints/llava/openai/v1"])
 @pytest.mark.parametrize("task", TASKS)
 def test_the_bodys_model_is_the_target(many: Stage, base: str, task: str) -> None:
-    """The request goes to an instance that has the model; a header that names another one counts more."""
+    """The request goes to an instance with the model; a header with another name takes precedence."""
     body = b'{"input": "a", "model": "m1.tar.gz"}'
     header = {"X-Amzn-SageMaker-Target-Model": "m2.tar.gz"}
 
@@ -45,7 +45,7 @@ def test_the_bodys_model_is_the_target(many: Stage, base: str, task: str) -> Non
 
 @pytest.mark.parametrize("operation", ["responses", "responses/input_tokens", "responses/compact"])
 def test_the_model_of_a_response_is_the_target(many: Stage, operation: str) -> None:
-    """A header counts more; without both, the error says what is missing."""
+    """A header takes precedence over the model; without both, the error says what is missing."""
     header = {"X-Amzn-SageMaker-Target-Model": "m2.tar.gz"}
 
     status, _, answer = call(many, f"/v1/{operation}", b'{"input": "a", "model": "m1.tar.gz"}')
@@ -68,7 +68,7 @@ def test_the_model_of_a_response_is_the_target(many: Stage, operation: str) -> N
     ],
 )
 def test_a_wrong_model_is_refused(many: Stage, body: bytes, status: int, param: str | None) -> None:
-    """Nothing of a name that is not printable reaches an instance."""
+    """A name that is not printable is refused and never reaches an instance."""
     given, _, answer = call(many, "/v1/embeddings", body)
 
     assert (given, answer["error"]["param"]) == (status, param)
@@ -76,7 +76,7 @@ def test_a_wrong_model_is_refused(many: Stage, body: bytes, status: int, param: 
 
 
 def test_an_endpoint_with_one_model_has_no_embeddings(stage: Stage) -> None:
-    """The error says what is needed."""
+    """The error for embeddings on an endpoint with one model says what is needed."""
     status, _, answer = call(stage, "/v1/embeddings", b'{"input": "a", "model": "llava"}')
 
     assert status == 404
@@ -85,7 +85,7 @@ def test_an_endpoint_with_one_model_has_no_embeddings(stage: Stage) -> None:
 
 
 def test_an_adapter_that_is_not_loaded_is_not_said_to_be_unknown(make_stage: MakeStage) -> None:
-    """Only loaded ones are listed; a request by the name of another one loads it."""
+    """The error for an adapter that is not loaded does not call it unknown, since a request by its name loads it."""
     prepare = FakeFleet(("sql", "legal"))
     stage = make_stage(multi_model=MultiModelSettings(are_adapters=True), prepare=prepare)
     gpt = client(stage)
@@ -103,7 +103,7 @@ def test_an_adapter_that_is_not_loaded_is_not_said_to_be_unknown(make_stage: Mak
 
 
 def test_models_have_capabilities(stage: Stage, many: Stage) -> None:
-    """What the models of an endpoint can be asked for."""
+    """Models list their endpoints' capabilities."""
 
     def capabilities(of: Stage) -> Any:
         [model] = client(of).models.list()
@@ -113,4 +113,4 @@ def test_models_have_capabilities(stage: Stage, many: Stage) -> None:
     assert capabilities(many) == ["chat.completions", "completions", "embeddings", "rerank"]
     for name in ("a", "b"):
         stage.instance(name).takes_operations = False
-    assert capabilities(stage) == []  # a handler of the operator's own: what it can do is not known
+    assert capabilities(stage) == []  # an operator's own handler, whose capabilities are unknown

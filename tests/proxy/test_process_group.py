@@ -1,4 +1,4 @@
-"""The parent of several proxy processes: what it sends them, and what it makes of their reports."""
+"""The parent of several proxy processes: its messages to them, and the use of their reports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def holding() -> Iterator[Holding]:
 
 
 def add(registry: Registry, port: int) -> None:
-    """The one instance, as a launcher makes it known at each of its starts."""
+    """Register the one instance, as the launcher does at each start."""
     registry.add(Instance(name="chat-0", endpoint="chat", model="chat", port=port, state=InstanceState.READY))
 
 
@@ -65,7 +65,7 @@ def run_with_processes(registry: Registry, work: Callable[[Proxy, asyncio.Abstra
 
 
 def ask(port: int) -> str:
-    """Return the name of the instance that answers; "" if the request fails because its instance stops."""
+    """Return the name of the instance that answers, or "" if its stop makes the request fail."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with closing(connection):
         connection.request("POST", "/endpoints/chat/invocations", body=b"{}")
@@ -74,7 +74,7 @@ def ask(port: int) -> str:
 
 
 def test_every_process_learns_of_an_instance_that_is_started_again_elsewhere(holding: Holding) -> None:
-    """A launcher gives an instance other ports if its old ones are taken."""
+    """Every process gets an instance's new ports, which a launcher changes if the old ones are taken."""
     registry = Registry(SETTINGS.endpoints)
     add(registry, holding.fakes["a"].port)
 
@@ -87,7 +87,7 @@ def test_every_process_learns_of_an_instance_that_is_started_again_elsewhere(hol
 
 
 def test_process_that_hangs_is_replaced(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It listens as before, so that clients of its share of the connections would wait forever."""
+    """A hanging process is replaced, because it still accepts connections that would wait forever."""
     monkeypatch.setattr(child_process, "SILENT_S", 3.0)
     registry = Registry(SETTINGS.endpoints)
     add(registry, holding.fakes["a"].port)
@@ -104,7 +104,7 @@ def test_process_that_hangs_is_replaced(holding: Holding, monkeypatch: pytest.Mo
 
 
 def test_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what it said for a reason, and without a process left."""
+    """The error has the process's reason, and no process is left."""
     monkeypatch.setattr(child_process, "to_text", lambda settings: "nonsense")
 
     with pytest.raises(child_process.LaunchError, match="while starting"):
@@ -112,7 +112,7 @@ def test_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding: Holding, tmp_path: Path) -> None:
-    """What failed there often enough need not fail in each of the others as often."""
+    """A breaker that opens in one process opens in all, without as many failures in each."""
 
     async def reset(request: Received, wire: Wire) -> None:
         wire.reset()
@@ -122,7 +122,7 @@ def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding:
     changes = {"recovery": {"max_failures": 3, "min_open_s": 600.0, "max_open_s": 600.0}}
     path = write_config(tmp_path / "torchmoor.yaml", {"chat": fakes}, **changes)
     with serving(path, 3) as served:
-        connection = served.connect()  # of one process
+        connection = served.connect()  # of a single process
 
         def is_open() -> bool:
             connection.request("POST", "/endpoints/chat/invocations", body=b"{}")
@@ -130,7 +130,7 @@ def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding:
             return bool(served.instances()["a"]["breaker"] == "open")
 
         wait_until(is_open, "the breaker opens")
-        served.instances()  # every process has answered after that, and so has heard of it
+        served.instances()  # each process has answered after that, so it has received it
         before = len(holding.fakes["a"].received)
 
         assert {served.ask() for _ in range(16)} == {"b"}
@@ -139,7 +139,7 @@ def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding:
 
 
 def test_file_read_again_reaches_every_process_and_breaks_nothing(holding: Holding, tmp_path: Path) -> None:
-    """An instance that is taken out ends what any process has sent there; the one that came instead gets the rest."""
+    """After a reload, a removed instance finishes the requests of all processes, and the new one gets the others."""
     path = tmp_path / "torchmoor.yaml"
     tokens = tmp_path / "keys"
 
@@ -170,7 +170,7 @@ def test_file_read_again_reaches_every_process_and_breaks_nothing(holding: Holdi
 
 
 def test_every_process_knows_which_instance_holds_which_model(holding: Holding, tmp_path: Path) -> None:
-    """By the instances' reports to the parent, by an operator's order, by what another process has asked for."""
+    """Processes learn of models from reports to the parent, operators' orders, and other processes' requests."""
     reported = {"a": [f"a{number}" for number in range(6)], "b": [f"b{number}" for number in range(6)]}
     source = {*reported["a"], *reported["b"], "ordered", *(f"cold{number}" for number in range(6))}
     many = {
@@ -182,12 +182,12 @@ def test_every_process_knows_which_instance_holds_which_model(holding: Holding, 
     with serving(path, 3) as served:
 
         def who_has(model: str) -> set[str]:
-            """The instances that serve a model, asked through all processes."""
+            """Return the instances that serve a model, as seen through all processes."""
             fields = {"X-Amzn-SageMaker-Target-Model": model}
             return {json.loads(served.ask("many", **fields))["instance"] for _ in range(6)}
 
         wait_until(lambda: served.count("LoadedModelCount") == 12, "both instances have been asked")
-        served.instances()  # every process has answered after that, and so has heard of it
+        served.instances()  # each process has answered after that, so it has received it
         assert [who_has(model) for model in reported["a"]] == [{"a"}] * 6
         assert [who_has(model) for model in reported["b"]] == [{"b"}] * 6
         assert sum(each.num_loads for each in many.values()) == 0
@@ -202,7 +202,7 @@ def test_every_process_knows_which_instance_holds_which_model(holding: Holding, 
 
 
 def test_dashboard_shows_all_processes_as_one(holding: Holding, tmp_path: Path) -> None:
-    """Whichever process has a request: counted once, in the totals, in the curves, and with its instance."""
+    """A request of any process is counted once in totals and curves, with its instance."""
     path = write_config(tmp_path / "torchmoor.yaml", {"chat": list(holding.fakes.values())})
     with serving(path, 3) as served:
         for _ in range(10):
@@ -228,13 +228,13 @@ def test_dashboard_shows_all_processes_as_one(holding: Holding, tmp_path: Path) 
 
 
 def test_processes_write_one_access_log(holding: Holding, tmp_path: Path) -> None:
-    """Every request is one whole line of the one file, also of the next one, once the first was moved away."""
+    """Each request is one whole line of one file, also in the new file after a rotation."""
     log = tmp_path / "access.jsonl"
     observe = {"access_log": str(log), "access_log_interval_s": 0.01}
     path = write_config(tmp_path / "torchmoor.yaml", {"chat": list(holding.fakes.values())}, observe=observe)
 
     def request_ids(of: Path) -> list[str]:
-        whole, _, _ = of.read_text().rpartition("\n")  # what is being written at this moment may end anywhere
+        whole, _, _ = of.read_text().rpartition("\n")  # a line that is being written may be incomplete
         return [json.loads(line)["request_id"] for line in whole.splitlines()]
 
     with serving(path, 3) as served:
@@ -255,7 +255,7 @@ def test_processes_write_one_access_log(holding: Holding, tmp_path: Path) -> Non
 
 
 def open_files(processes: list[int], path: Path) -> int:
-    """How often these processes have the file of this name open."""
+    """Return how often these processes have a file of this name open."""
     number = 0
     for descriptor in (each for process in processes for each in Path(f"/proc/{process}/fd").glob("*")):
         with suppress(FileNotFoundError):  # closed meanwhile
@@ -264,7 +264,7 @@ def open_files(processes: list[int], path: Path) -> int:
 
 
 def test_access_log_that_cannot_be_written_is_refused_at_the_start(holding: Holding, tmp_path: Path) -> None:
-    """With the reason of the process that found it out."""
+    """The error has the reason of the process that could not open the file."""
     observe = {"access_log": str(tmp_path / "nowhere" / "access.jsonl")}
     path = write_config(tmp_path / "torchmoor.yaml", {"chat": list(holding.fakes.values())}, observe=observe)
 

@@ -36,14 +36,14 @@ def config(holding: Holding, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(config: Path) -> Iterator[Served]:
-    """One fleet for all tests that leave it as it was."""
+    """Share one fleet among tests that leave it unchanged."""
     with serving(config, PROCESSES) as served:
         yield served
 
 
 @pytest.fixture
 def served(shared: Served, holding: Holding) -> Iterator[Served]:
-    """Checked on the way out: nothing is outstanding in any process, and nothing is held."""
+    """Yield a fleet; at the end, check that no process has outstanding or held requests."""
     holding.most = dict.fromkeys(holding.most, 0)
     yield shared
     shared.hang_up()
@@ -52,7 +52,7 @@ def served(shared: Served, holding: Holding) -> Iterator[Served]:
 
 
 def test_every_process_spreads_its_requests_and_the_admin_plane_shows_the_sum(served: Served, holding: Holding) -> None:
-    """Each process counts its own requests, so between two instances each is at most one request out."""
+    """Each process counts its own requests, so each is at most one off between two instances."""
     holding.hold()
     connections = []
     for number in range(1, 13):
@@ -79,7 +79,7 @@ def test_metrics_are_sums_over_the_processes(served: Served) -> None:
 
 
 def test_drain_and_resume_reach_every_process(served: Served) -> None:
-    """No process sends anything new to an instance that drains."""
+    """No process sends new requests to a draining instance."""
     served.move("a", "drain")
     assert {served.ask() for _ in range(12)} == {"b"}
 
@@ -89,7 +89,7 @@ def test_drain_and_resume_reach_every_process(served: Served) -> None:
 
 
 def test_session_goes_on_through_any_process(served: Served) -> None:
-    """An id says where its session is; no process has to have seen it before."""
+    """A session continues through any process, because its id contains the instance."""
     session = make_session_id("b", endpoint="chat")
 
     answers = {served.ask(**{"X-Amzn-SageMaker-Session-Id": session}) for _ in range(12)}
@@ -98,7 +98,7 @@ def test_session_goes_on_through_any_process(served: Served) -> None:
 
 
 def test_killed_process_takes_only_its_own_with_it_and_comes_back(served: Served, holding: Holding) -> None:
-    """Its counts disappear, the others go on, no counter goes down, and soon there are as many as before."""
+    """A killed process's gauges disappear and no counter decreases; the others continue, and it is replaced."""
     holding.hold()
     connections = [served.send() for _ in range(12)]
     wait_until(lambda: holding.num_held == 12, "the instances have them")
@@ -148,14 +148,14 @@ def test_requests_under_load_survive_the_death_of_another_process(served: Served
                 connections[number] = served.connect()
     served.hang_up()
 
-    # One break a connection; two if the next went to the dying process's listener, before the kernel took it away.
+    # One break per connection; two if the next one reached the dying process's listener before the kernel removed it.
     assert num_broken <= 20
     wait_until(lambda: victim not in served.children() and len(served.children()) == PROCESSES, "it comes back")
 
 
 @pytest.mark.slow
 def test_term_lets_running_requests_end(config: Path, holding: Holding) -> None:
-    """SIGTERM to the parent: what runs is answered, nothing new is taken, exit status 0."""
+    """On SIGTERM the parent finishes running requests, accepts no new ones, and exits with 0."""
     with serving(config, 2) as served:
         holding.hold()
         connections = [served.send() for _ in range(6)]
@@ -171,7 +171,7 @@ def test_term_lets_running_requests_end(config: Path, holding: Holding) -> None:
 
 @pytest.mark.slow
 def test_nothing_outlives_a_killed_parent(config: Path) -> None:
-    """kill -9 of the parent: its processes end by themselves, and the port is free."""
+    """After kill -9 of the parent its processes end by themselves, and the port is free."""
     with serving(config, 2) as served:
         children = served.children()
         assert len(children) == 2
@@ -183,7 +183,7 @@ def test_nothing_outlives_a_killed_parent(config: Path) -> None:
 
 
 def test_late_binding_is_refused(holding: Holding, tmp_path: Path) -> None:
-    """With what to change, and without a trace of the processes."""
+    """The error says what to change, and no process is left."""
     result = serve_in_vain(write_config(tmp_path / "torchmoor.yaml", {"late": [holding.fakes["a"]]}))
 
     assert (result.returncode, result.stdout) == (1, "")
@@ -192,7 +192,7 @@ def test_late_binding_is_refused(holding: Holding, tmp_path: Path) -> None:
 
 
 def test_taken_port_is_refused_even_if_it_could_be_shared(config: Path, shared: Served, tmp_path: Path) -> None:
-    """Two proxies on one port would take each other's clients."""
+    """A taken port is refused even if it could be shared, because two proxies would take each other's clients."""
     path = tmp_path / "torchmoor.yaml"
     path.write_text(config.read_text().replace("  port: 0\n", f"  port: {shared.port}\n"))
 
@@ -210,7 +210,7 @@ def takes_connections(port: int) -> bool:
 
 
 def test_decisions_are_those_of_all_processes(served: Served) -> None:
-    """The newest come first, from all processes; a second query returns the same."""
+    """Decisions of all processes are listed, the newest first; a second query returns the same."""
     for _ in range(12):
         served.ask()
 

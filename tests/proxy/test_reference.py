@@ -137,7 +137,7 @@ def test_each_answer_has_its_own_schema() -> None:
 
 
 def test_each_route_of_the_data_plane_answers(planes: dict[str, Stage]) -> None:
-    """The served document is the table's; no route is unknown to all roles, and none is a fault."""
+    """The served document equals the table's, every route is known to some role, and none causes an internal error."""
     url = planes["plain"].proxy.runtime_url
     document = requests.get(f"{url}/openapi.json", timeout=60).json()
 
@@ -161,7 +161,7 @@ WITHOUT_ENDPOINT = {"/ping", "/health", "/v2/health/live", "/v2/health/ready", "
 
 
 def test_each_route_finds_its_endpoint_in_one_place(planes: dict[str, Stage], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule in Dispatchers.get_endpoints holds for every route, except those of probes and the document itself."""
+    """Dispatchers.get_endpoints finds the endpoint of every route, except for probes and the document itself."""
 
     def refuse(*of: object) -> None:
         raise AccessDenied("refused by the rule")
@@ -199,7 +199,7 @@ def test_no_value_of_a_documented_field_is_a_fault(planes: dict[str, Stage]) -> 
 
 
 def test_each_route_of_the_admin_plane_answers(stage: Stage) -> None:
-    """The same table as the data plane's, on the admin plane's own port."""
+    """Routes of the admin plane's own port are answered as in the data plane's table."""
     url = stage.proxy.admin_url
     document = requests.get(f"{url}/openapi.json", timeout=60).json()
 
@@ -258,7 +258,7 @@ def test_the_document_names_the_actions_that_a_model_has() -> None:
 
 
 def test_each_resource_of_openais_api_is_in_the_document() -> None:
-    """What the handler reads by its `match`, and what the proxy reads itself."""
+    """The document has each resource that the handler reads by its `match`, and those that the proxy reads itself."""
     source = (Path(__file__).parents[2] / "handlers/chat/dialects/resources.py").read_text()
     cases = [node.pattern for node in ast.walk(ast.parse(source)) if isinstance(node, ast.match_case)]
     read = {
@@ -308,5 +308,5 @@ def test_each_parameter_of_tgis_body_is_in_the_document() -> None:
     ("schema", "fields"), [(schemas.EMBEDDINGS, EMBEDDING_FIELDS), (schemas.RERANK, RERANK_FIELDS)]
 )
 def test_each_field_of_a_task_is_in_the_document(schema: dict[str, Any], fields: set[str]) -> None:
-    """And the document has no other."""
+    """The document has each field of a task and no other."""
     assert set(schema["properties"]) == fields

@@ -148,7 +148,10 @@ def test_messages_are_answered_in_order(stage: Stage, responses: Responses, open
 def test_unstored_response_is_sent_again_with_the_next_input(
     stage: Stage, responses: Responses, open_socket: OpenSocket
 ) -> None:
-    """A failed continuation drops it; a key keeps the connection's requests at one instance."""
+    """An unstored response is sent again with the next input; a failed continuation drops it.
+
+    A key keeps the connection's requests at one instance.
+    """
     connection = open_socket(stage)
     first = ask(connection, store=False)["response"]
     second = ask(connection, store=False, input="y", previous_response_id=first["id"])["response"]
@@ -176,7 +179,10 @@ def test_unstored_response_is_sent_again_with_the_next_input(
 def test_unstored_response_is_continued_without_input(
     stage: Stage, responses: Responses, open_socket: OpenSocket, left_out: dict[str, Any]
 ) -> None:
-    """As a stored one is over HTTP; an input of another type is refused."""
+    """An unstored response can be continued without input, like a stored one over HTTP.
+
+    Input of another type is refused.
+    """
     connection = open_socket(stage)
     first = ask(connection, store=False)["response"]
     wrong = ask(connection, store=False, input=7, previous_response_id=first["id"])
@@ -191,7 +197,7 @@ def test_unstored_response_is_continued_without_input(
 
 
 def test_held_bytes_are_limited(make_stage: MakeStage, open_socket: OpenSocket) -> None:
-    """A response that is too long is not kept; messages that are too long in total end their connection."""
+    """A response that is too long is not kept; a connection whose messages are too long in total ends."""
     stage = make_stage(websocket=WebSocketSettings(max_held_bytes=2_250))
     responses = Responses(stage)
     connection = open_socket(stage)
@@ -204,12 +210,12 @@ def test_held_bytes_are_limited(make_stage: MakeStage, open_socket: OpenSocket) 
 
 
 def test_long_and_binary_messages_end_the_connection(make_stage: MakeStage, open_socket: OpenSocket) -> None:
-    """In one frame or in several."""
+    """A message that is too long or binary ends the connection, in one frame or several."""
     stage = make_stage(websocket=WebSocketSettings(max_message_bytes=1_000))
     long: Any
     for long, code in (("x" * 1_001, 1009), (iter(["x" * 600] * 2), 1009), (b"{}", 1003)):
         connection = open_socket(stage)
-        with suppress(ConnectionClosed):  # perhaps before the whole is sent
+        with suppress(ConnectionClosed):  # maybe before everything is sent
             connection.send(long)
         error = closed(connection)
         assert isinstance(error, ConnectionClosedError)
@@ -219,7 +225,7 @@ def test_long_and_binary_messages_end_the_connection(make_stage: MakeStage, open
 
 
 def test_a_message_of_many_frames_takes_no_more_memory_than_its_bytes(stage: Stage, responses: Responses) -> None:
-    """16 MiB in frames of two bytes took 640 MB."""
+    """A message in many small frames takes no more memory than its bytes; 16 MiB in frames of two bytes took 640 MB."""
     num_frames = 50_000
     with stage.socket() as sock:
         sock.sendall(HANDSHAKE)
@@ -238,7 +244,7 @@ def test_a_message_of_many_frames_takes_no_more_memory_than_its_bytes(stage: Sta
 
 
 def test_a_frame_that_begins_behind_another_is_counted(stage: Stage, responses: Responses) -> None:
-    """A client that stalls in it holds bytes, which count towards the limit."""
+    """The bytes of a frame that stalls after another one count towards the limit."""
     with stage.socket() as sock:
         sock.sendall(HANDSHAKE)
         assert read_head(sock).startswith(b"HTTP/1.1 101")
@@ -301,7 +307,7 @@ def test_frames_before_the_handshake_is_answered_end_the_connection(stage: Stage
 
 
 def test_cut_connection_stops_its_answer(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
-    """The instance's connection closes, and nothing is left."""
+    """A cut connection closes the instance's connection, and nothing is left."""
     responses.gate = Gate()
     connection = open_socket(stage)
     send(connection)
@@ -344,7 +350,7 @@ def test_odd_message_is_refused_and_the_connection_goes_on(
 
 
 def test_values_of_messages_are_limited(make_stage: MakeStage, open_socket: OpenSocket) -> None:
-    """A parsed value takes many times its bytes: of one message, and of all messages that are being answered."""
+    """The values of one message, and of all in progress, are limited, because parsing multiplies their bytes."""
     stage = make_stage(websocket=WebSocketSettings(max_message_values=1_000, max_held_bytes=120_000))
     responses = Responses(stage)
     connection = open_socket(stage)
@@ -368,7 +374,7 @@ def test_values_of_messages_are_limited(make_stage: MakeStage, open_socket: Open
 
 
 def test_message_that_does_not_arrive_whole_ends_its_connection(make_stage: MakeStage, open_socket: OpenSocket) -> None:
-    """Its bytes count for all connections. The client keeps answering pings."""
+    """The bytes of an incomplete message count for all connections, also if the client keeps answering pings."""
     websocket = WebSocketSettings(ping_interval_s=1_000, idle_timeout_s=1_000)
     stage = make_stage(websocket=websocket, limits=LimitSettings(body_timeout_s=60))
     responses = Responses(stage)
@@ -411,7 +417,7 @@ def test_pings_between_messages_are_not_counted(stage: Stage, responses: Respons
 def test_odd_answer_is_an_error_and_the_connection_goes_on(
     stage: Stage, responses: Responses, data: bytes, open_socket: OpenSocket
 ) -> None:
-    """Such as that of a model that is not a chat."""
+    """An odd answer, such as that of a model without chat, becomes an error, and the connection stays open."""
     connection = open_socket(stage)
     for fake in stage.instances.values():
         fake.behave = streaming([data], "text/event-stream")
@@ -424,7 +430,7 @@ def test_odd_answer_is_an_error_and_the_connection_goes_on(
 
 
 def test_flooding_client_is_held_back(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
-    """While an answer is written, the proxy reads no further: what a client sends stays in its own socket."""
+    """While an answer is written the proxy does not read, so a flooding client's bytes stay in its own socket."""
     responses.gate = Gate()
     connection = open_socket(stage)
     send(connection)
@@ -440,7 +446,7 @@ def test_flooding_client_is_held_back(stage: Stage, responses: Responses, open_s
 
 
 def test_client_that_does_not_read_its_events_is_disconnected(make_stage: MakeStage) -> None:
-    """The instance is held back first."""
+    """A client that does not read is disconnected, after backpressure to the instance."""
     stage = make_stage(timeouts=TimeoutSettings(sweep_interval_s=0.02, stream_idle_timeout_s=1.0))
     sent: list[int] = []
 
@@ -484,7 +490,7 @@ def test_silent_client_is_pinged_and_then_disconnected(stage: Stage, responses: 
 def test_idle_and_old_connections_are_closed(
     make_stage: MakeStage, setting: str, code: int, first: str | None, open_socket: OpenSocket
 ) -> None:
-    """An old one gets the error by which clients know why."""
+    """Idle and old connections are closed, the old ones with the error that clients expect."""
     stage = make_stage(websocket=WebSocketSettings(**{setting: 10.0}))
     Responses(stage)
     connection = open_socket(stage)
@@ -522,7 +528,7 @@ def stop_and_look(stage: Stage, open_socket: OpenSocket) -> None:
 
 
 def test_open_connections_are_a_metric(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
-    """It falls when a client ends its connection, breaks the rules, or vanishes; refused ones never count."""
+    """The metric falls when a connection ends, breaks the rules or vanishes; refused connections never count."""
 
     def count() -> float:
         return value(scrape(stage), "WebSocketConnections", "WebSocketConnections")
@@ -548,7 +554,7 @@ def test_open_connections_are_a_metric(stage: Stage, responses: Responses, open_
 
 
 def test_callers_need_a_token_which_is_checked_for_each_message(make_stage: MakeStage, open_socket: OpenSocket) -> None:
-    """A token that is no longer there ends the access of connections, too."""
+    """A revoked token ends the access of open connections, because it is checked for each message."""
     stage = make_stage(credentials=CREDENTIALS)
     responses = Responses(stage)
     with pytest.raises(InvalidStatus) as caught:
@@ -571,7 +577,7 @@ def test_callers_need_a_token_which_is_checked_for_each_message(make_stage: Make
 
 
 def test_connections_are_encrypted_with_tls(make_stage: MakeStage, tmp_path: Path, open_socket: OpenSocket) -> None:
-    """A long message and a clean end, too."""
+    """TLS connections carry long messages and end orderly."""
     certificate, key = make_certificate(tmp_path, "tls")
     listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
     stage = make_stage(listen=listen, websocket=WebSocketSettings(max_lifetime_s=10.0))

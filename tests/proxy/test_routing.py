@@ -32,7 +32,7 @@ INVOKE = "POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\n"
 
 
 def where(answer: Any) -> tuple[str, str]:
-    """Which instance answered, and why it was chosen."""
+    """Return the instance that answered and the reason."""
     headers = answer["ResponseMetadata"]["HTTPHeaders"]
     return headers["x-torchmoor-instance"], headers["x-amzn-sagemaker-invoked-routing-reason"]
 
@@ -47,7 +47,7 @@ def ask(client: Any, body: bytes, **members: Any) -> tuple[str, str]:
 
 
 def test_requests_with_one_prefix_go_to_one_instance(make_stage: Callable[..., Stage]) -> None:
-    """However many instances there are, and whatever comes after the prefix; another prefix may go elsewhere."""
+    """Requests with one prefix go to one instance, whatever follows; another prefix may go to another one."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a", "b", "c"))
     client = stage.client()
 
@@ -65,7 +65,7 @@ def test_requests_with_one_prefix_go_to_one_instance(make_stage: Callable[..., S
 
 
 def test_prefix_id_of_the_client_counts(make_stage: Callable[..., Stage]) -> None:
-    """boto3 sends it as PrefixAwareId."""
+    """boto3's PrefixAwareId is part of the prefix."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a", "b", "c"))
     client = stage.client()
 
@@ -76,7 +76,7 @@ def test_prefix_id_of_the_client_counts(make_stage: Callable[..., Stage]) -> Non
 
 
 def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage: Callable[..., Stage]) -> None:
-    """Two are in flight there: the third goes on to the next, and the reason says so."""
+    """With two requests in flight at its instance, the third goes to the next one with that reason."""
     stage = make_stage(variants=(PREFIX_AWARE,))
     client = stage.client()
     owner = stage.instances[ask(client, b"prompt")[0]]
@@ -105,7 +105,7 @@ def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_request_is_sent_on_once_its_body_has_come(make_stage: Callable[..., Stage], is_chunked: bool) -> None:
-    """Not before: an instance can do nothing with a part of it."""
+    """A request is sent once its whole body has arrived, because an instance cannot use a part of it."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
     framing = "Transfer-Encoding: chunked" if is_chunked else "Content-Length: 22000"
 
@@ -124,13 +124,13 @@ def test_request_is_sent_on_once_its_body_has_come(make_stage: Callable[..., Sta
 
 
 async def settle() -> None:
-    """Let everything that has been received be handled."""
+    """Run the event loop until everything received is handled."""
     for _ in range(20):
         await asyncio.sleep(0.001)
 
 
 def test_expected_body_is_asked_for_before_the_instance_is_known(make_stage: Callable[..., Stage]) -> None:
-    """The client sends its body only after `100 Continue`, and the prefix is in the body."""
+    """The proxy sends `100 Continue` before it chooses an instance, because the prefix is in the body."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
 
     with stage.socket() as sock:
@@ -143,7 +143,7 @@ def test_expected_body_is_asked_for_before_the_instance_is_known(make_stage: Cal
 
 
 def test_request_without_a_body_is_routed_too(make_stage: Callable[..., Stage]) -> None:
-    """Its prefix is empty."""
+    """A request without a body has an empty prefix."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
 
     assert stage.raw(f"{INVOKE}Content-Length: 0\r\n\r\n".encode()).startswith(b"HTTP/1.1 200")
@@ -151,7 +151,7 @@ def test_request_without_a_body_is_routed_too(make_stage: Callable[..., Stage]) 
 
 
 def test_client_that_leaves_before_its_prefix_has_come_was_never_sent(make_stage: Callable[..., Stage]) -> None:
-    """Nothing is leased for it."""
+    """A client that disconnects before its prefix has arrived causes no lease."""
     stage = make_stage(variants=(PREFIX_AWARE,))
 
     with stage.socket() as sock:
@@ -163,7 +163,7 @@ def test_client_that_leaves_before_its_prefix_has_come_was_never_sent(make_stage
 
 
 def test_body_that_outgrows_its_limit_before_its_prefix_has_come_is_refused(make_stage: Callable[..., Stage]) -> None:
-    """The limit may be smaller than the prefix."""
+    """A body beyond its limit is refused even if the limit is smaller than the prefix."""
     stage = make_stage(variants=(PREFIX_AWARE,), limits=LimitSettings(max_body_bytes=500))
 
     answer = stage.raw(f"{INVOKE}Transfer-Encoding: chunked\r\n\r\n3e8\r\n".encode() + b"a" * 1000 + b"\r\n")
@@ -173,7 +173,7 @@ def test_body_that_outgrows_its_limit_before_its_prefix_has_come_is_refused(make
 
 
 def test_no_instance_is_told_once_the_prefix_has_come(make_stage: Callable[..., Stage]) -> None:
-    """And the connection is kept for the next request, as the body was read whole."""
+    """Without an instance, the answer comes after the whole body, so that the connection can be reused."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
 
     async def set_state(state: InstanceState) -> None:
@@ -190,7 +190,7 @@ def test_no_instance_is_told_once_the_prefix_has_come(make_stage: Callable[..., 
 
 
 def test_instance_that_refuses_a_prefix_is_replaced_by_the_next(make_stage: Callable[..., Stage]) -> None:
-    """With the whole body."""
+    """If an instance refuses, the next one gets the whole body."""
     stage = make_stage(variants=(PREFIX_AWARE,))
     for fake in stage.instances.values():
         fake.behave = refusing(503, None, "no worker")
@@ -203,7 +203,7 @@ def test_instance_that_refuses_a_prefix_is_replaced_by_the_next(make_stage: Call
 
 
 def ask_refused(stage: Stage) -> str:
-    """Who was asked first when everybody refuses."""
+    """Return the instance that was asked first when all refuse."""
     client = stage.client()
     with pytest.raises(client.exceptions.ServiceUnavailable):
         client.invoke_endpoint(EndpointName="llava", Body=b"prompt" * 500)
@@ -214,7 +214,7 @@ def ask_refused(stage: Stage) -> str:
 
 
 def test_conversation_that_is_sent_again_goes_where_its_beginning_was_served(make_stage: Callable[..., Stage]) -> None:
-    """While others spread, each conversation stays; the reason tells which it was."""
+    """Each conversation stays at its instance while others spread, and the reason says so."""
     stage = make_stage(variants=(KV_AWARE,), names=("a", "b", "c"))
     client = stage.client()
     firsts = {name: ask(client, name.encode() * 300) for name in "uvw"}
@@ -227,7 +227,7 @@ def test_conversation_that_is_sent_again_goes_where_its_beginning_was_served(mak
 
 
 def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Callable[..., Stage]) -> None:
-    """The handler's receipt says that nothing of the prompt was held: older prompts are not looked for there either."""
+    """After a receipt without cached tokens, older prompts are not expected at that instance either."""
     stage = make_stage(variants=(KV_AWARE,))
     client = stage.client()
     receipt = {"X-Torchmoor-Context-Tokens": "100", "X-Torchmoor-Prefill-Tokens": "100"}
@@ -247,7 +247,7 @@ def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Calla
 
 
 def test_receipt_of_a_held_prompt_changes_nothing(make_stage: Callable[..., Stage]) -> None:
-    """The choice was right; the proxy ignores a receipt that is not a number."""
+    """A receipt of a cached prompt changes nothing, and one that is not a number is ignored."""
     stage = make_stage(variants=(KV_AWARE,), names=("a",))
     client = stage.client()
     for kept in ("40", "many"):
@@ -261,7 +261,7 @@ def test_receipt_of_a_held_prompt_changes_nothing(make_stage: Callable[..., Stag
 
 
 def test_instance_that_was_down_holds_nothing(make_stage: Callable[..., Stage]) -> None:
-    """Its process may be another."""
+    """An instance that was down, whose process may be new, holds no prompts."""
     stage = make_stage(variants=(KV_AWARE,), names=("a",))
     client = stage.client()
     ask(client, b"p" * 300)
@@ -284,7 +284,7 @@ HOMES = {"a": "blue", "b": "green"}
 
 
 def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_stage: Callable[..., Stage]) -> None:
-    """The answer names the variant, and the metrics are counted by it."""
+    """The answer names the variant, which the metrics count by."""
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     client = stage.client()
 
@@ -300,7 +300,7 @@ def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_s
 
 
 def test_target_variant_goes_before_weights(make_stage: Callable[..., Stage]) -> None:
-    """Even to a variant of weight 0; an unknown one is the client's error."""
+    """TargetVariant overrides weights, also for a variant of weight 0; an unknown one is a client error."""
     stage = make_stage(variants=(BLUE, GREEN.replace(weight=0)), homes=HOMES)
     client = stage.client()
 
@@ -324,7 +324,7 @@ def test_variant_without_a_ready_instance_gets_no_traffic_unless_it_is_named(mak
 
 
 def test_session_stays_with_its_variant(make_stage: Callable[..., Stage]) -> None:
-    """Its instance decides, not the weights and not TargetVariant; also where it is adopted."""
+    """The session's instance decides, also after an adoption, and neither weights nor TargetVariant do."""
     stage = make_stage(variants=(BLUE, GREEN), homes={**HOMES, "c": "green"}, names=("a", "b", "c"))
     client = stage.client()
     session = make_session_id("b")
@@ -336,7 +336,7 @@ def test_session_stays_with_its_variant(make_stage: Callable[..., Stage]) -> Non
 
 
 def test_session_of_a_forgotten_instance_goes_where_all_proxies_agree(make_stage: Callable[..., Stage]) -> None:
-    """To one instance of any variant, always the same."""
+    """A session of an unknown instance always goes to the same other one, of any variant."""
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     client = stage.client()
 
@@ -347,7 +347,7 @@ def test_session_of_a_forgotten_instance_goes_where_all_proxies_agree(make_stage
 
 
 def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[..., Stage]) -> None:
-    """A model's name in the path is a variant's model; the container's dialect goes by weights."""
+    """A model's name in TorchServe's path selects its variant; the container's dialect uses weights."""
     stage = make_stage(variants=(BLUE, GREEN.replace(weight=0)), homes=HOMES)
     connection = stage.http()
 
@@ -364,7 +364,7 @@ def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[.
 
 
 def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: Callable[..., Stage]) -> None:
-    """By their own last word, less what was sent there since; without it, by load."""
+    """The most room by instances' reports, less sessions sent since, decides; without reports the load does."""
     stage = make_stage(health=NO_PROBES.replace(status_interval_s=3600))
     a, b = stage.instance("a"), stage.instance("b")
     for fake, room in ((stage.a, 5), (stage.b, 7)):
@@ -382,7 +382,7 @@ def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: Callabl
 
 
 def test_metrics_name_the_variant(make_stage: Callable[..., Stage]) -> None:
-    """Every family of numbers has both labels; what waits is a gauge."""
+    """Every family of metrics has both labels; the number of waiting requests is a gauge."""
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     ask(stage.client(), b"{}", TargetVariant="green")
 
@@ -409,7 +409,7 @@ def turn(session: str, **more: object) -> bytes:
 def test_session_that_only_the_body_names_goes_to_its_instance(
     make_stage: Callable[..., Stage], path: str, journaled: bool
 ) -> None:
-    """A client that takes the id from the answer's body may well send it back there, and not in the header."""
+    """An id in the body instead of the header selects the session's instance."""
     stage = make_stage(names=("a", "b", "c"), are_journaled=journaled)
     connection = stage.http()
 
@@ -440,7 +440,7 @@ def test_session_that_only_the_body_names_goes_to_its_instance(
     ],
 )
 def test_body_without_a_session_of_ours_is_passed_on_like_any(make_stage: Callable[..., Stage], body: bytes) -> None:
-    """The instance says what is wrong with it; a body beyond the limit is not looked into."""
+    """A body without a known session is forwarded; one beyond the limit is not searched."""
     stage = make_stage(names=("a", "b"))
     client = stage.client()
 
@@ -453,7 +453,7 @@ def test_body_without_a_session_of_ours_is_passed_on_like_any(make_stage: Callab
 
 
 def test_session_that_only_the_body_names_chooses_its_variant(make_stage: Callable[..., Stage]) -> None:
-    """Like one in the header, whatever the weights say."""
+    """A session in the body selects its variant, whatever the weights, like one in the header."""
     variants = (VariantSettings(model="one", name="one", weight=1), VariantSettings(model="two", name="two", weight=1))
     stage = make_stage(variants=variants, homes={"a": "one", "b": "two"})
     client = stage.client()
@@ -464,7 +464,7 @@ def test_session_that_only_the_body_names_chooses_its_variant(make_stage: Callab
 
 
 def test_session_in_the_body_of_a_signed_request_counts(make_stage: Callable[..., Stage]) -> None:
-    """Once its signature is verified, and only if it is the caller's own."""
+    """A session in a signed body counts once the signature is verified, and only if it is the caller's own."""
     credentials = Credentials(keys={"AKIAEXAMPLE": AccessKey(secret="a-secret-of-sixteen")})
     stage = make_stage(names=("a", "b", "c"), credentials=credentials)
     client = stage.client(secret="a-secret-of-sixteen")
@@ -490,7 +490,10 @@ def open_session(stage: Stage, invocation_id: str) -> tuple[str, str]:
 
 
 def test_opening_that_is_sent_again_goes_to_its_instance(make_stage: Callable[..., Stage]) -> None:
-    """Without a journal only that one can answer with the session that it opened; if it is away, another opens one."""
+    """Without a journal a repeated opening goes to its instance, which has its session.
+
+    If that is away, another opens one.
+    """
     stage = make_stage(names=("a", "b", "c"))
 
     first, _ = open_session(stage, "one")
@@ -507,7 +510,10 @@ def test_opening_that_is_sent_again_goes_to_its_instance(make_stage: Callable[..
 def test_openings_that_are_remembered_are_bounded(
     make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The oldest is forgotten; with a journal none is remembered, since any instance knows what was opened."""
+    """Remembered openings are limited, the oldest first.
+
+    With a journal none is remembered, as all instances know them.
+    """
     monkeypatch.setattr("torchmoor.proxy.dispatch.chooser.MAX_REMEMBERED_OPENINGS", 2)
     stage, journaled = make_stage(), make_stage(are_journaled=True)
 

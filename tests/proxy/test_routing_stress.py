@@ -1,4 +1,4 @@
-"""Everything at once: whatever clients and instances do, each request ends once, and nothing is left."""
+"""All events at once: each request ends once and nothing is left, whatever clients and instances do."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ NUM_REQUESTS = 8
 
 
 async def steps(number: int) -> None:
-    """Let the event loop go round this many times."""
+    """Run the event loop for this many iterations."""
     for _ in range(number):
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("strategy", ["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE", "KV_AWARE"])
 def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..., Stage], strategy: str) -> None:
-    """Clients that leave, instances that refuse, reset, go down and come back, turns, chunked bodies, a small queue.
+    """Clients disconnect; instances refuse, reset, go down and return; turns, chunked bodies and a small queue mix.
 
-    No instance is ever given more than its capacity, each client that stays gets one whole answer to each of its
-    requests, and the fixture finds no lease, place in the queue, kept byte or task left.
+    No instance exceeds its capacity, each client that stays gets one whole answer to each request, and the fixture
+    finds
+    no lease, place in the queue, kept byte or task left.
     """
     rng = Random(f"stress {strategy}")
     stage = make_stage(
@@ -49,7 +50,7 @@ def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..
         timeouts=TimeoutSettings(sweep_interval_s=0.02, model_timeout_s=30.0),
         are_journaled=True,
     )
-    most: Counter[str] = Counter()  # requests at an instance at a time, by the proxy's leases
+    most: Counter[str] = Counter()  # concurrent requests at an instance, by the proxy's leases
 
     async def behave(request: Received, wire: Wire) -> None:
         fate = rng.random()
@@ -88,12 +89,12 @@ def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..
                 data = head.encode() + (b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body)
                 cut = rng.randrange(1, len(data))
                 writer.write(data[:cut])
-                if rng.random() < 0.15:  # leaves before all is sent
+                if rng.random() < 0.15:  # disconnects before all is sent
                     await steps(rng.randrange(40))
                     continue
                 await asyncio.sleep(0)
                 writer.write(data[cut:])
-                if rng.random() < 0.1:  # leaves before the answer
+                if rng.random() < 0.1:  # disconnects before the answer
                     await steps(rng.randrange(40))
                     continue
                 answer = await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""`torchmoor serve`, as a process, before instances that run already."""
+"""`torchmoor serve` as a process with instances that already run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def fakes() -> Iterator[list[FakeInstance]]:
-    """Two instances in a loop of their own."""
+    """Yield two instances in their own loop."""
     instances = [FakeInstance("a"), FakeInstance("b")]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="instances", daemon=True)
@@ -85,7 +85,7 @@ def wait_healthy(admin: str) -> None:
 
 
 def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeInstance], tmp_path: Path) -> None:
-    """Variants, session keys of the environment, one line of JSON, a log that is moved away, exit status 0."""
+    """Variants and session keys apply, one line of JSON is printed, the log can rotate, and the exit status is 0."""
     log = tmp_path / "access.jsonl"
     path = write_config(tmp_path / "torchmoor.yaml", fakes, observe={"access_log": str(log)})
     environment = {**os.environ, "TORCHMOOR_SESSION_KEYS": f"k1:{KEY.hex()}"}
@@ -138,7 +138,10 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
 def test_what_is_wrong_is_told_before_anything_listens(
     fakes: list[FakeInstance], tmp_path: Path, changes: dict[str, Any], message: str, is_check: bool
 ) -> None:
-    """Exit status 1, one line on standard error, nothing on standard output; the same when it is only checked."""
+    """A wrong configuration gives exit status 1 and one line on standard error before listening.
+
+    --check does the same.
+    """
     path = write_config(tmp_path / "torchmoor.yaml", fakes, **changes)
 
     result = CliRunner().invoke(main, ["serve", "--config", str(path), *(["--check"] if is_check else [])])
@@ -151,7 +154,7 @@ def test_what_is_wrong_is_told_before_anything_listens(
 def test_check_tells_what_would_be_served_and_what_is_probably_not_meant(
     fakes: list[FakeInstance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing listens: the port may be in use by the proxy that runs."""
+    """The check does not listen, because a running proxy may use the port."""
     monkeypatch.delenv("TORCHMOOR_SESSION_KEYS", raising=False)
     path = write_config(tmp_path / "torchmoor.yaml", fakes, listen={"port": fakes[0].port, "admin_port": 0})
     content = yaml.safe_load(path.read_text())
@@ -171,7 +174,7 @@ def test_check_tells_what_would_be_served_and_what_is_probably_not_meant(
 
 
 def test_taken_port_is_an_error(fakes: list[FakeInstance], tmp_path: Path) -> None:
-    """In the system's words."""
+    """The error for a taken port is the system's."""
     path = write_config(tmp_path / "torchmoor.yaml", fakes, listen={"port": fakes[0].port, "admin_port": 0})
 
     result = subprocess.run(
@@ -187,7 +190,7 @@ def test_taken_port_is_an_error(fakes: list[FakeInstance], tmp_path: Path) -> No
 def serving(
     path: Path, log: Path, *, within: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """The process, and where it serves; its standard error goes to the log. within: a command that runs it."""
+    """Run the process; yield it and its address. Its standard error goes to the log. within: a command that runs it."""
     environment = {**os.environ, "TORCHMOOR_SESSION_KEYS": f"k1:{KEY.hex()}"}
     with (
         log.open("w") as errors,
@@ -208,7 +211,7 @@ def serving(
 
 
 def test_few_descriptors_serve_the_clients_that_fit(fakes: list[FakeInstance], tmp_path: Path) -> None:
-    """The proxy raises its limit of open files, and leaves enough of them to its connections to instances."""
+    """The proxy raises its limit of open files, and reserves enough for connections to instances."""
     path = write_config(tmp_path / "serve.yaml", fakes, limits={"reserved_descriptors": 100})
     log = tmp_path / "log"
     within = ("sh", "-c", 'ulimit -S -n 128 && ulimit -H -n 300 && exec "$@"', "sh")
@@ -237,7 +240,7 @@ def test_few_descriptors_serve_the_clients_that_fit(fakes: list[FakeInstance], t
 
 
 def hang_up(process: subprocess.Popen[str], log: Path, message: str) -> None:
-    """Have the file read again; returns when a new line of the log says so."""
+    """Make the proxy read the file again; return when the log reports it."""
     num_lines = len(log.read_text().splitlines())
     process.send_signal(signal.SIGHUP)
     wait_until(
@@ -248,7 +251,7 @@ def hang_up(process: subprocess.Popen[str], log: Path, message: str) -> None:
 
 
 def invoke(where: dict[str, Any], token: str) -> tuple[int, str]:
-    """Status, and which instance answered."""
+    """Return the status and the instance that answered."""
     request = urllib.request.Request(
         f"{where['runtime']}/endpoints/chat/invocations", b"{}", {"Authorization": f"Bearer {token}"}
     )
@@ -317,7 +320,7 @@ def test_sighup_changes_instances_and_keys_and_harms_no_request(fakes: list[Fake
 
 
 class Held(Gate):
-    """Answers once the test says so."""
+    """Answers when the test permits."""
 
     async def __call__(self, request: Received, wire: Wire) -> None:
         await self.pass_through()

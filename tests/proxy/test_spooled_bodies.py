@@ -29,7 +29,7 @@ MakeStage = Callable[..., Stage]
 
 
 def spooling(make_stage: MakeStage, **options: object) -> Stage:
-    """Two instances behind a proxy that keeps 64 KiB of a body in memory."""
+    """Return two instances behind a proxy that keeps 64 KiB of a body in memory."""
     return make_stage(**{"limits": LIMITS, **options})
 
 
@@ -38,7 +38,7 @@ def spool(stage: Stage) -> Spool:
 
 
 def begin(stage: Stage, *, num_left: int = 1) -> socket.socket:
-    """Send all of a request but its last bytes, and return once the rest is in a file."""
+    """Send all but the last bytes of a request; return once the rest is in a file."""
     sock = stage.socket()
     stage.close_later(sock)
     sock.sendall(ask(BODY)[:-num_left])
@@ -48,7 +48,7 @@ def begin(stage: Stage, *, num_left: int = 1) -> socket.socket:
 
 @pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/predictions/llava"])
 def test_long_body_reaches_its_instance_unchanged(make_stage: MakeStage, path: str) -> None:
-    """Of declared and of undeclared length; the files are gone with the answers."""
+    """Bodies of declared and undeclared length arrive unchanged, and their files are closed with the answers."""
     stage = spooling(make_stage)
     chunked = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     chunked += chunk(BODY[:100_000]) + chunk(BODY[100_000:]) + b"0\r\n\r\n"
@@ -63,7 +63,7 @@ def test_long_body_reaches_its_instance_unchanged(make_stage: MakeStage, path: s
 
 
 def test_long_body_is_counted_while_it_arrives(make_stage: MakeStage) -> None:
-    """In the account of all that arrive; a client that leaves frees it, and the file."""
+    """A body in a file counts in the account of arriving bodies; a disconnect frees it and the file."""
     stage = spooling(make_stage)
     sock = begin(stage)
     assert arriving(stage) == len(BODY) - 1
@@ -75,7 +75,7 @@ def test_long_body_is_counted_while_it_arrives(make_stage: MakeStage) -> None:
 
 
 def test_slow_long_bodies_make_room(make_stage: MakeStage) -> None:
-    """At the limit of all bodies that arrive, the file of the one that is dropped is gone."""
+    """At the limit of arriving bodies, a dropped body's file is closed."""
     limits = LimitSettings(
         max_body_bytes=len(BODY),
         max_passthrough_body_bytes=len(BODY),
@@ -93,7 +93,7 @@ def test_slow_long_bodies_make_room(make_stage: MakeStage) -> None:
 
 
 def test_another_instance_gets_a_long_body_whose_instance_dies(make_stage: MakeStage) -> None:
-    """In the middle of it, however long it is: it begins again from the file."""
+    """If an instance dies during a long body, another one gets it from the beginning of the file."""
     stage = spooling(make_stage)
     died = die_in_body(stage.a, stage.b)
 
@@ -106,7 +106,7 @@ def test_another_instance_gets_a_long_body_whose_instance_dies(make_stage: MakeS
 
 
 def die_in_body(*instances: FakeInstance) -> list[str]:
-    """Let the first of these that gets a long body reset the connection after a part of it."""
+    """Make the first instance that gets a long body reset the connection after a part of it."""
     died: list[str] = []
 
     def patch(fake: FakeInstance) -> None:
@@ -130,7 +130,7 @@ def die_in_body(*instances: FakeInstance) -> list[str]:
 
 
 def test_turn_with_a_long_body_ends_with_its_instance(make_stage: MakeStage) -> None:
-    """Without a journal, it is not sent elsewhere; its file is gone."""
+    """Without a journal, a turn is not sent to another instance, and its file is closed."""
     stage = spooling(make_stage)
     died = die_in_body(stage.a)
 
@@ -143,7 +143,7 @@ def test_turn_with_a_long_body_ends_with_its_instance(make_stage: MakeStage) -> 
 
 
 def test_long_body_waits_in_its_file(make_stage: MakeStage) -> None:
-    """For an instance that is free."""
+    """A request waits for a free instance with its long body in the file."""
     stage = spooling(make_stage, late_binding=LATE, names=("a",), max_inflight_body_bytes=2 * len(BODY) + KEPT)
     held = Held(stage, stage.a)
     first = send(stage, BODY)
@@ -160,7 +160,7 @@ def test_long_body_waits_in_its_file(make_stage: MakeStage) -> None:
 
 
 def test_client_that_leaves_while_its_body_is_sent_frees_all(make_stage: MakeStage) -> None:
-    """The file, and the instance, which does not read it."""
+    """A client's disconnect frees the file and the instance, which does not read the body."""
     body = bytes(32 << 20)
     stage = spooling(make_stage, names=("a",), max_inflight_body_bytes=4 * len(body))
     begun = asyncio.Event()
@@ -183,7 +183,7 @@ def test_client_that_leaves_while_its_body_is_sent_frees_all(make_stage: MakeSta
 
 
 def test_connection_with_an_unsent_body_is_not_used_again(make_stage: MakeStage) -> None:
-    """An instance may answer before it has the whole body."""
+    """A connection is not reused if its instance answered before it read the whole body."""
     stage = spooling(make_stage, names=("a",))
     long = bytes(6 << 20)
     read = stage.a.read
@@ -213,7 +213,7 @@ def test_connection_with_an_unsent_body_is_not_used_again(make_stage: MakeStage)
 
 
 def test_without_free_space_long_bodies_stay_in_memory(make_stage: MakeStage, caplog: pytest.LogCaptureFixture) -> None:
-    """They are served; the log has one line until a file can be made again."""
+    """Long bodies are served from memory, with one log line until a file can be created again."""
     stage = spooling(make_stage, limits=LimitSettings(max_replay_body_bytes=KEPT, min_spool_free_bytes=1 << 60))
 
     with caplog.at_level(logging.WARNING):
@@ -226,7 +226,7 @@ def test_without_free_space_long_bodies_stay_in_memory(make_stage: MakeStage, ca
 
 
 def test_body_whose_file_can_no_longer_grow_is_dropped(make_stage: MakeStage) -> None:
-    """With 503 and when to try again, which stays in memory then."""
+    """A body whose file cannot grow gets 503 with Retry-After; a retry then stays in memory."""
     stage = spooling(make_stage)
     sock = begin(stage)
     spool(stage).min_free_bytes = 1 << 60  # as if others had filled the disk
@@ -241,14 +241,14 @@ def test_body_whose_file_can_no_longer_grow_is_dropped(make_stage: MakeStage) ->
 
 
 def test_full_disk_leaves_the_rest_of_the_proxy_alone(make_stage: MakeStage, tmp_path: Path) -> None:
-    """A folder that cannot be written, too."""
+    """A full disk, or a folder that cannot be written, does not affect other requests."""
     stage = spooling(make_stage, limits=LimitSettings(max_replay_body_bytes=KEPT, spool_folder=str(tmp_path / "gone")))
 
     assert stage.raw(ask(BODY)).startswith(b"HTTP/1.1 200")
 
 
 def test_files_have_no_names(make_stage: MakeStage, tmp_path: Path) -> None:
-    """Nothing is left of them when the proxy is killed."""
+    """Files have no names, so that nothing is left of them when the proxy is killed."""
     stage = spooling(make_stage, limits=LimitSettings(max_replay_body_bytes=KEPT, spool_folder=str(tmp_path)))
 
     sock = begin(stage)
@@ -259,7 +259,7 @@ def test_files_have_no_names(make_stage: MakeStage, tmp_path: Path) -> None:
 
 
 def test_signed_body_stays_in_memory(make_stage: MakeStage) -> None:
-    """Its signature covers it, and is verified before any of it is used; the length of such bodies is limited."""
+    """A signed body stays in memory until its signature is verified; the length of such bodies is limited."""
     stage = spooling(make_stage, credentials=CREDENTIALS)
 
     answer = stage.client(secret=SECRET).invoke_endpoint(EndpointName="llava", Body=BODY)
@@ -269,7 +269,7 @@ def test_signed_body_stays_in_memory(make_stage: MakeStage) -> None:
 
 
 def test_body_of_undeclared_length_counts_at_its_instance(make_stage: MakeStage) -> None:
-    """With its whole length, although the proxy reads only its beginning."""
+    """A body of undeclared length counts at its instance with its whole length."""
     stage = spooling(make_stage, names=("a",), max_inflight_body_bytes=2 * len(BODY) - 2)
     sock = begin_chunked(stage, BODY)
 
@@ -279,7 +279,7 @@ def test_body_of_undeclared_length_counts_at_its_instance(make_stage: MakeStage)
 
 
 def test_metric_counts_bodies_that_fill_the_disk(make_stage: MakeStage) -> None:
-    """By the setting of the limit."""
+    """Dropped bodies are counted by the setting of the limit that they exceed."""
     stage = spooling(make_stage)
     sock = begin(stage)
     spool(stage).min_free_bytes = 1 << 60
@@ -293,13 +293,16 @@ def test_metric_counts_bodies_that_fill_the_disk(make_stage: MakeStage) -> None:
 
 @pytest.fixture
 def few_files(monkeypatch: pytest.MonkeyPatch) -> LimitSettings:
-    """Limits of a proxy with descriptors for four client connections, their instances and two files."""
+    """Return limits of a proxy with descriptors for four client connections, their instances and two files."""
     monkeypatch.setattr("torchmoor.run.data_plane.find_limit", lambda: 266)
     return LimitSettings(max_replay_body_bytes=KEPT, reserved_descriptors=256)
 
 
 def test_long_body_above_the_files_that_fit_is_refused(make_stage: MakeStage, few_files: LimitSettings) -> None:
-    """With 503 and when to try again; short bodies are served, and long ones once a file is gone."""
+    """A long body without a free file gets 503 with Retry-After.
+
+    Short ones are served, and long ones once a file is closed.
+    """
     stage = spooling(make_stage, limits=few_files)
     held = [begin_another(stage, number) for number in (1, 2)]
     assert stage.proxy.data.server.parts.max_connections == 4
@@ -319,7 +322,7 @@ def test_long_body_above_the_files_that_fit_is_refused(make_stage: MakeStage, fe
 
 
 def begin_another(stage: Stage, number: int) -> socket.socket:
-    """Send all of a request but its last byte, and return once that number of bodies is in files."""
+    """Send all but the last byte of a request; return once this number of bodies is in files."""
     sock = stage.socket()
     stage.close_later(sock)
     sock.sendall(ask(BODY)[:-1])
@@ -329,7 +332,7 @@ def begin_another(stage: Stage, number: int) -> socket.socket:
 
 @pytest.mark.parametrize("end", ["client leaves", "body too slow", "disk full", "instance dies", "instance refuses"])
 def test_file_counts_until_it_is_closed(make_stage: MakeStage, few_files: LimitSettings, end: str) -> None:
-    """However its request ends."""
+    """A file counts until it is closed, however its request ends."""
     stage = spooling(make_stage, limits=few_files, names=("a",))
     sock = begin(stage)
     assert spool(stage).num_files == 1
@@ -353,6 +356,6 @@ def test_file_counts_until_it_is_closed(make_stage: MakeStage, few_files: LimitS
 
 
 def expire(stage: Stage) -> None:
-    """Let the deadlines of all connections pass."""
+    """Make the deadlines of all connections pass."""
     for connection in list(stage.proxy.data.server.connections):
         connection.expire()

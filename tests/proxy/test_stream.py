@@ -26,7 +26,7 @@ def parts(answer: dict[str, object]) -> list[bytes]:
 
 
 def test_each_flushed_piece_is_one_part(stage: Stage) -> None:
-    """Parts arrive while the instance is still writing, and the content type is in a header of its own."""
+    """Parts are sent while the instance still writes, and the content type has its own header."""
     gates = [Gate(), Gate()]
 
     async def paced(request: Received, wire: Wire) -> None:
@@ -56,7 +56,7 @@ def test_each_flushed_piece_is_one_part(stage: Stage) -> None:
 
 
 def test_whole_answer_is_framed_too(stage: Stage) -> None:
-    """An answer with Content-Length comes as an event stream as well."""
+    """An answer with Content-Length becomes an event stream, too."""
     stage.a.behave = stage.b.behave = answering(body=b'{"response_text": "red"}')
 
     answer = invoke(stage)
@@ -66,7 +66,7 @@ def test_whole_answer_is_framed_too(stage: Stage) -> None:
 
 
 def test_empty_answer_is_an_empty_stream(stage: Stage) -> None:
-    """No part at all, and a clean end."""
+    """An empty answer becomes a stream without parts and with an orderly end."""
     stage.a.behave = stage.b.behave = answering(body=b"")
 
     assert parts(invoke(stage)) == []
@@ -81,7 +81,7 @@ def test_accept_travels_under_its_other_name(stage: Stage) -> None:
 
 
 def test_a_session_can_be_opened_and_continued_by_stream(stage: Stage) -> None:
-    """The stream operation has no NewSessionId member, so the header tells it."""
+    """The session's id is in a header, because the stream operation has no NewSessionId member."""
     value = make_session_id("b") + "; Expires=2030-01-01T00:00:00Z"
     stage.a.behave = stage.b.behave = answering(headers={"X-Amzn-SageMaker-Session-Id": value})
 
@@ -121,7 +121,7 @@ def test_handlers_late_error_is_a_model_stream_error(stage: Stage, tail: list[by
 
 @pytest.mark.parametrize("tail", [[b"some text" + mark("boom")], [b"some text", mark("boom")[:9], mark("boom")[9:]]])
 def test_handlers_late_error_is_one_for_who_did_not_ask_for_a_stream(stage: Stage, tail: list[bytes]) -> None:
-    """InvokeEndpoint of what the handler streams: the body ends too early, which every client takes for a failure."""
+    """A late error under InvokeEndpoint truncates the body, which every client treats as a failure."""
     stage.a.behave = stage.b.behave = streaming(tail)
 
     with pytest.raises(ConnectionClosedError):
@@ -129,21 +129,21 @@ def test_handlers_late_error_is_one_for_who_did_not_ask_for_a_stream(stage: Stag
 
 
 def test_text_without_an_error_is_whole_for_who_did_not_ask_for_a_stream(stage: Stage) -> None:
-    """Also with the byte in it."""
+    """Text with the mark's byte but without an error arrives whole under InvokeEndpoint."""
     stage.a.behave = stage.b.behave = streaming([b"some ", b"te\x1ext"])
 
     assert stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")["Body"].read() == b"some te\x1ext"
 
 
 def test_mark_in_another_content_type_is_data(stage: Stage) -> None:
-    """Only plain text has the convention."""
+    """The error mark applies to plain text only."""
     stage.a.behave = stage.b.behave = streaming([b"\x1ebinary"], "application/octet-stream")
 
     assert b"".join(parts(invoke(stage))) == b"\x1ebinary"
 
 
 def test_mark_without_an_error_behind_it_is_text(stage: Stage) -> None:
-    """Nothing is lost if a handler sends the byte all the same."""
+    """The byte of the mark without an error after it is text."""
     stage.a.behave = stage.b.behave = streaming([b"a\x1eb", b"c"])
 
     assert b"".join(parts(invoke(stage))) == b"a\x1ebc"
@@ -155,13 +155,13 @@ def dying(after: list[bytes]) -> Behaviour:
         for piece in after:
             await wire.chunk(piece)
         await wire.writer.drain()
-        wire.writer.close()  # in the middle of the answer, after what was written
+        wire.writer.close()  # in mid-answer, after what was written
 
     return behave
 
 
 def test_death_in_mid_stream_is_a_model_stream_error(stage: Stage) -> None:
-    """What came is delivered, then the error names StreamBroken; nothing is sent twice."""
+    """The client gets the pieces so far, once, then an error with StreamBroken."""
     stage.a.behave = stage.b.behave = dying([b"half an ans"])
     text: list[bytes] = []
 
@@ -194,7 +194,7 @@ def test_silence_in_mid_stream_is_a_model_stream_error(make_stage: Callable[...,
 
 
 def test_whole_operation_cuts_the_connection_when_the_instance_dies(stage: Stage) -> None:
-    """Without frames there is no way to say so, but the answer must not look complete."""
+    """Without frames a cut connection is the only way to show that the answer is incomplete."""
     stage.a.behave = stage.b.behave = dying([b"half"])
 
     answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
@@ -203,7 +203,7 @@ def test_whole_operation_cuts_the_connection_when_the_instance_dies(stage: Stage
 
 
 def test_http10_client_gets_a_stream_until_close(stage: Stage) -> None:
-    """Chunks are unknown to it."""
+    """An HTTP/1.0 client, which does not know chunks, gets the stream until the connection's end."""
     stage.a.behave = stage.b.behave = streaming([b"one ", b"two"])
 
     answer = stage.raw(b"POST /predictions/llava HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}")

@@ -21,14 +21,14 @@ GOOD = HEAD + b"Content-Length: 2\r\n\r\n{}"
 
 
 def refused(answer: bytes, status: int = 400) -> None:
-    """One refusal, then the end of the connection."""
+    """Assert that there is one refusal, and then the end of the connection."""
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"connection: close" in answer.lower()
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
 def connections_of(stage: Stage) -> set[ClientConnection]:
-    """The clients' connections, as the proxy has them."""
+    """Return the clients' connections on the proxy's side."""
     return stage.proxy.data.server.connections
 
 
@@ -41,7 +41,7 @@ def shared() -> object:
 
 
 def test_an_offer_of_http_2_is_ignored(shared: Stage) -> None:
-    """Java's client makes it with each request, and nothing of it reaches an instance."""
+    """Java's client offers HTTP/2 with each request; the proxy ignores it and forwards nothing of it."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\nUpgrade: h2c\r\n"
     with shared.socket() as sock:
         for _ in range(2):
@@ -71,7 +71,7 @@ def test_an_offer_of_http_2_is_ignored(shared: Stage) -> None:
     ],
 )
 def test_bad_request_is_refused_once_and_closes(shared: Stage, request_bytes: bytes, status: int) -> None:
-    """Whatever follows in the same bytes is not served either. tests/unit/torchmoor/http has each rule."""
+    """A bad request is refused and nothing after it is served. tests/unit/torchmoor/http has each rule."""
     num_before = [len(fake.received) for fake in (shared.a, shared.b)]
     with shared.socket() as sock:
         sock.sendall(request_bytes + (b"" if request_bytes.endswith((b"aa", b"\x03")) else GOOD))
@@ -85,7 +85,7 @@ def test_bad_request_is_refused_once_and_closes(shared: Stage, request_bytes: by
 
 
 def test_smuggled_request_never_reaches_an_instance(stage: Stage) -> None:
-    """CL.TE, TE.CL and TE.TE in their usual spellings."""
+    """CL.TE, TE.CL and TE.TE smuggling in the usual spellings reaches no instance."""
     smuggled = b"GET /predictions/llava/secret HTTP/1.1\r\nHost: x\r\n\r\n"
     attacks = [
         HEAD + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (len(smuggled) + 5) + smuggled,
@@ -107,7 +107,7 @@ def test_smuggled_request_never_reaches_an_instance(stage: Stage) -> None:
 
 
 def test_connection_header_cannot_remove_what_the_proxy_adds(stage: Stage) -> None:
-    """Headers named by Connection are stripped from the client's, not from ours."""
+    """Headers named by Connection are removed from the client's headers, not from the proxy's."""
     with stage.socket() as sock:
         sock.sendall(
             HEAD + b"Connection: X-Torchmoor-Endpoint, X-Amzn-SageMaker-Session-Id\r\n"
@@ -121,7 +121,7 @@ def test_connection_header_cannot_remove_what_the_proxy_adds(stage: Stage) -> No
 
 
 def test_trailers_of_a_request_are_dropped(stage: Stage) -> None:
-    """They reach neither this request nor the next."""
+    """Trailers reach neither their request nor the next one."""
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Torchmoor-Principal: evil\r\n\r\n"
     with stage.socket() as sock:
         for request in (chunked, GOOD):
@@ -134,7 +134,7 @@ def test_trailers_of_a_request_are_dropped(stage: Stage) -> None:
 
 
 def test_chunked_body_over_the_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
-    """The limit holds for bodies without a declared length."""
+    """The limit also applies to bodies without a declared length."""
     stage = make_stage(limits=LimitSettings(max_body_bytes=1000))
 
     with stage.socket() as sock:
@@ -148,7 +148,7 @@ def test_chunked_body_over_the_limit_is_refused(make_stage: Callable[..., Stage]
 
 
 def test_chunk_extensions_are_dropped(stage: Stage) -> None:
-    """The body arrives without them."""
+    """A body arrives without its chunk extensions."""
     with stage.socket() as sock:
         sock.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0;c\r\n\r\n")
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
@@ -158,7 +158,7 @@ def test_chunk_extensions_are_dropped(stage: Stage) -> None:
 
 
 def test_slow_head_is_timed_out(make_stage: Callable[..., Stage]) -> None:
-    """Slowloris: 408 and the end, however the bytes drip."""
+    """A slow head gets 408 and the end of the connection, however its bytes arrive."""
     stage = make_stage(limits=LimitSettings(header_timeout_s=30))
 
     with stage.socket() as sock:
@@ -171,7 +171,7 @@ def test_slow_head_is_timed_out(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_silent_connection_is_closed(make_stage: Callable[..., Stage]) -> None:
-    """A connection that never says anything ends without an answer."""
+    """A connection without a byte is closed without an answer."""
     stage = make_stage(limits=LimitSettings(header_timeout_s=30))
 
     with stage.socket() as sock:
@@ -181,7 +181,7 @@ def test_silent_connection_is_closed(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_slow_body_is_timed_out(make_stage: Callable[..., Stage]) -> None:
-    """The instance's connection closes too: it never takes half a body for a whole one."""
+    """The instance's connection is closed, too, so that a partial body is never taken for a whole one."""
     stage = make_stage(limits=LimitSettings(body_timeout_s=30))
 
     with stage.socket() as sock:
@@ -195,7 +195,7 @@ def test_slow_body_is_timed_out(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_idle_connection_is_closed_after_its_time(make_stage: Callable[..., Stage]) -> None:
-    """keep_alive_timeout_s."""
+    """An idle connection is closed after keep_alive_timeout_s."""
     stage = make_stage(limits=LimitSettings(keep_alive_timeout_s=30))
 
     with stage.socket() as sock:
@@ -206,7 +206,7 @@ def test_idle_connection_is_closed_after_its_time(make_stage: Callable[..., Stag
 
 
 def test_expectation_is_met_before_the_body_comes(stage: Stage) -> None:
-    """100 Continue, then the answer; the instance does not see the expectation."""
+    """The client gets 100 Continue and then the answer; the instance does not see the expectation."""
     with stage.socket() as sock:
         sock.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
         assert sock.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -218,7 +218,7 @@ def test_expectation_is_met_before_the_body_comes(stage: Stage) -> None:
 
 
 def test_expectation_of_a_refused_request_is_not_met(stage: Stage) -> None:
-    """The client learns before it has sent its body."""
+    """A refused client gets its error before it has sent the body."""
     with stage.socket() as sock:
         sock.sendall(HEAD.replace(b"llava", b"nobody") + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
         answer = read_answer(sock, to_end=True)
@@ -228,7 +228,7 @@ def test_expectation_of_a_refused_request_is_not_met(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("path", "status"), [(b"/ping", 200), (b"/predictions/llava", 404), (b"/nothing", 404)])
 def test_head_is_answered_without_a_body(stage: Stage, path: bytes, status: int) -> None:
-    """And the connection goes on: the next answer is not taken for its body."""
+    """HEAD gets an answer without a body, and the connection's next answer is read correctly."""
     with stage.socket() as sock:
         sock.sendall(b"HEAD %b HTTP/1.1\r\nHost: x\r\n\r\n" % path)
         sock.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -241,7 +241,7 @@ def test_head_is_answered_without_a_body(stage: Stage, path: bytes, status: int)
 
 
 def test_keep_alive_serves_many_requests_on_one_connection(stage: Stage) -> None:
-    """Bodies and heads may be cut anywhere."""
+    """One connection serves many requests, with heads and bodies cut anywhere."""
     with stage.socket() as sock:
         for cut in range(1, len(GOOD), 7):
             sock.sendall(GOOD[:cut])
@@ -250,7 +250,7 @@ def test_keep_alive_serves_many_requests_on_one_connection(stage: Stage) -> None
 
 
 def test_connection_close_is_honoured(stage: Stage) -> None:
-    """The answer says so, and the connection ends."""
+    """The answer has Connection: close, and the connection ends."""
     with stage.socket() as sock:
         sock.sendall(GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         answer = read_answer(sock, to_end=True)
@@ -260,7 +260,7 @@ def test_connection_close_is_honoured(stage: Stage) -> None:
 
 
 def test_pipelined_request_is_refused_by_closing(stage: Stage) -> None:
-    """The first request is answered; what came before its answer is not served, and the client may send it again."""
+    """Only the first of two pipelined requests is answered, and the client may repeat the other."""
     gate = Gate()
 
     async def slow(request: Received, wire: Wire) -> None:
@@ -280,7 +280,7 @@ def test_pipelined_request_is_refused_by_closing(stage: Stage) -> None:
 
 
 def test_pipelined_replies_of_the_proxy_come_in_order(stage: Stage) -> None:
-    """What the proxy answers itself needs no waiting."""
+    """Pipelined requests that the proxy answers itself are answered in order."""
     with stage.socket() as sock:
         sock.sendall(
             b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n" * 3
@@ -293,14 +293,14 @@ def test_pipelined_replies_of_the_proxy_come_in_order(stage: Stage) -> None:
 
 
 def test_absolute_target_is_a_path(stage: Stage) -> None:
-    """RFC 9112 3.2.2: a server takes it; the authority is ours anyway."""
+    """An absolute target is accepted (RFC 9112 3.2.2); its authority is ignored."""
     with stage.socket() as sock:
         sock.sendall(GOOD.replace(b"/endpoints", b"http://elsewhere/endpoints", 1))
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
 
 
 def test_reset_in_every_phase_leaves_nothing_behind(stage: Stage) -> None:
-    """A client may leave after any byte."""
+    """A reset after any byte leaves nothing behind."""
     for cut in range(0, len(GOOD), 5):
         with stage.socket() as sock:
             sock.sendall(GOOD[:cut])
@@ -330,7 +330,7 @@ GARBAGE = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=40))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=GARBAGE, cuts=st.lists(st.integers(0, 400), max_size=6))
 def test_no_bytes_crash_the_proxy_or_cross_requests(shared: Stage, data: bytes, cuts: list[int]) -> None:
-    """Any bytes in any pieces: the connection is answered or closed, and the next client is served rightly."""
+    """After any bytes in any pieces, the connection is answered or closed and the next client is served correctly."""
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     with shared.socket() as sock, shared.socket() as other:
         try:
@@ -350,7 +350,7 @@ def test_no_bytes_crash_the_proxy_or_cross_requests(shared: Stage, data: bytes, 
 
 
 def test_a_connection_of_http10_ends_with_its_answer(stage: Stage) -> None:
-    """Its client reads to the end of the connection."""
+    """The connection of an HTTP/1.0 request ends with its answer, which the client reads to the end."""
     with stage.socket() as client:
         client.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
 

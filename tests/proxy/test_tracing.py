@@ -1,4 +1,4 @@
-"""Spans of a running proxy, as a collector gets them."""
+"""Spans of a running proxy, as received by a collector."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNSAMPLED = PARENT[:-2] + "00"
 
 
 class Collector:
-    """An OTLP receiver: takes spans by HTTP, as protobuf."""
+    """An OTLP receiver for spans in protobuf over HTTP."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -80,7 +80,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 def post(stage: Stage, headers: dict[str, str]) -> str:
-    """Send a request as it is, and return the traceparent that its instance was given."""
+    """Send a request; return the traceparent that its instance received."""
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/invocations", b"{}", headers)
     assert connection.getresponse().read() == b"{}"
@@ -89,7 +89,7 @@ def post(stage: Stage, headers: dict[str, str]) -> str:
 
 
 def test_invocation_is_a_span_of_its_callers_trace(stage: Stage, collector: Collector) -> None:
-    """The caller's span is its parent, and the worker receives it as the parent of its own spans."""
+    """The caller's span is the parent of the proxy's, which is the parent of the worker's."""
     given = post(stage, {"traceparent": PARENT, "tracestate": "other=1", "X-Amzn-SageMaker-Inference-Id": "order-7"})
 
     [span] = collector.get()
@@ -109,7 +109,7 @@ def test_invocation_is_a_span_of_its_callers_trace(stage: Stage, collector: Coll
 
 
 def test_traced_requests_take_the_general_path(stage: Stage, collector: Collector) -> None:
-    """Each request is a span, those that the fast path would serve too."""
+    """Every request gives a span, so traced requests take the general path."""
     taken = CountingPath(stage)
     for _ in range(4):
         stage.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
@@ -119,7 +119,7 @@ def test_traced_requests_take_the_general_path(stage: Stage, collector: Collecto
 
 
 def test_request_without_a_trace_begins_one(stage: Stage, collector: Collector) -> None:
-    """A request with an invalid or repeated traceparent begins a trace, too."""
+    """A request without a valid traceparent, or with several, begins a trace."""
     first = post(stage, {})
     second = post(stage, {"traceparent": "nonsense"})
 
@@ -132,7 +132,7 @@ def test_request_without_a_trace_begins_one(stage: Stage, collector: Collector) 
 def test_tracestate_that_is_none_is_not_logged(
     stage: Stage, collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client could fill the log, with whatever it likes."""
+    """An invalid tracestate is not logged, since clients could fill the log with it."""
     post(stage, {"traceparent": PARENT, "tracestate": "secret words"})
 
     assert collector.get()
@@ -140,7 +140,7 @@ def test_tracestate_that_is_none_is_not_logged(
 
 
 def test_callers_decision_not_to_trace_counts(stage: Stage, collector: Collector) -> None:
-    """The worker hears it too."""
+    """A caller's decision not to trace is passed to the worker."""
     assert post(stage, {"traceparent": UNSAMPLED}).endswith("-00")
     post(stage, {"traceparent": PARENT})
 
@@ -148,7 +148,7 @@ def test_callers_decision_not_to_trace_counts(stage: Stage, collector: Collector
 
 
 def test_stream_and_error_are_told(stage: Stage, collector: Collector) -> None:
-    """A stream has its first byte, a failure its kind."""
+    """A stream's span has the time of its first byte, and a failure's span its kind."""
     stage.a.behave = stage.b.behave = streaming([b"one ", b"two"])
     answer = stage.client().invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
     assert list(answer["Body"])
@@ -167,7 +167,7 @@ def test_stream_and_error_are_told(stage: Stage, collector: Collector) -> None:
 
 
 def test_receipts_are_told(stage: Stage, collector: Collector) -> None:
-    """What the handler says of the prompt's length."""
+    """A span has the prompt's length from the handler's receipt."""
     stage.a.behave = stage.b.behave = answering(headers={"X-Torchmoor-Context-Tokens": "612"})
     post(stage, {})
 
@@ -175,7 +175,7 @@ def test_receipts_are_told(stage: Stage, collector: Collector) -> None:
 
 
 def test_collector_that_is_gone_fails_no_request(make_stage: Callable[..., Stage], collector: Collector) -> None:
-    """Traces are lost, answers are not."""
+    """Without a collector traces are lost and requests are served."""
     collector.server.server_close()
     stage = make_stage(observe=ObserveSettings(traces_url=collector.url))
 
@@ -183,12 +183,12 @@ def test_collector_that_is_gone_fails_no_request(make_stage: Callable[..., Stage
 
 
 def test_without_tracing_a_trace_passes_by(make_stage: Callable[..., Stage]) -> None:
-    """The worker gets the caller's own traceparent."""
+    """Without tracing the worker gets the caller's own traceparent."""
     assert post(make_stage(), {"traceparent": PARENT}) == PARENT
 
 
 def test_without_opentelemetry_the_setting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an extra: the proxy runs without it."""
+    """Without OpenTelemetry, an extra, the setting's error says what to install."""
     monkeypatch.setitem(sys.modules, "torchmoor.proxy.observe.tracing", None)
 
     with pytest.raises(ConfigError, match=re.escape("pip install 'torchmoor[otel]'")):
@@ -204,14 +204,14 @@ async def enter(settings: ObserveSettings) -> None:
 def test_every_proxy_process_sends_its_spans(
     collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that a process still holds when it is asked to end too; no two of them have one id."""
+    """Each process exports its spans, also those that it holds at its end, and no two spans share an id."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
     with Holding(("a",)) as instances:
         observe = {"traces_url": collector.url}
         config = write_config(tmp_path / "torchmoor.yaml", {"chat": (instances.fakes["a"],)}, observe=observe)
         with serving(config, 2) as served:
             num_sent, processes = 0, set()
-            while len(processes) < 2 and num_sent < 100:  # which process takes a connection is the kernel's choice
+            while len(processes) < 2 and num_sent < 100:  # the kernel chooses the process of a connection
                 served.ask()
                 num_sent += 1
                 request = instances.fakes["a"].received[-1]

@@ -54,7 +54,7 @@ def ask(stage: Stage, method: str = "POST", path: str = "/endpoints/llava/invoca
     ],
 )
 def test_pages_of_other_sites_are_refused(make_stage: MakeStage, headers: dict[str, str]) -> None:
-    """On every path, before anything reaches an instance."""
+    """Pages of other sites are refused on every path, before an instance gets a request."""
     stage = make(make_stage)
     for method, path in PATHS:
         answer = ask(stage, method, path, **headers)
@@ -76,7 +76,7 @@ def test_names_of_loopback_are_served(make_stage: MakeStage, host: str) -> None:
 
 
 def test_clients_and_the_chat_page_are_served(make_stage: MakeStage) -> None:
-    """boto3, a page's own requests, and a link from another site to the page."""
+    """boto3, the chat page's own requests, and a link from another site to the page are served."""
     stage = make(make_stage)
     answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
     assert json.load(answer["Body"]) == {"answer": 1}
@@ -90,7 +90,7 @@ def test_clients_and_the_chat_page_are_served(make_stage: MakeStage) -> None:
 
 
 def test_allowed_names_are_served(make_stage: MakeStage) -> None:
-    """Behind a proxy that keeps the Host, and behind one that replaces it; also on the admin plane."""
+    """Allowed names work behind a proxy that keeps the Host and one that replaces it, also on the admin plane."""
     stage = make(make_stage, "chat.example", "10.1.2.3")
 
     assert ask(stage, Host="Chat.example:443", Origin="https://chat.example:443").status_code == 200

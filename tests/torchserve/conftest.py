@@ -1,4 +1,4 @@
-"""Run fleets for this folder, with `torchmoor up` as a user starts it: `fleet`, and others, which tests kill."""
+"""Fleets for this folder, run with `torchmoor up` as a user does: `fleet`, and others that tests kill."""
 
 import json
 import os
@@ -53,7 +53,7 @@ class Fleet:
         return found
 
     def settled(self) -> set[str]:
-        """Return the instances that get all turns of their sessions, which one that has just come back does not."""
+        """Return the instances that get all turns of their sessions, without those that have just returned."""
         return {i["name"] for i in self.instances() if i["state"] == "ready" and i["share"] == 1.0}
 
     def status(self, name: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class LongStream(threading.Thread):
             self._error = error
 
     def finish(self) -> str:
-        """Return what the client has got, without log probabilities. Raises what the client did."""
+        """Return the client's text without log probabilities. Raises the client's exception."""
         self.join(120)
         assert not self.is_alive()
         if self._error is not None:

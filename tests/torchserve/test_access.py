@@ -102,7 +102,7 @@ def test_openai_comes_in_with_its_token(guarded: Fleet, certificate: tuple[Path,
 
 
 def test_responses_belong_to_their_callers(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
-    """Another caller's id is not found, for whatever it is used."""
+    """Another caller's id is not found by any method."""
     with openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=certificate[0])) as http:
         alice, bob = (
             openai.OpenAI(base_url=f"{guarded.runtime}/v1", api_key=key, max_retries=0, http_client=http)
@@ -135,7 +135,7 @@ def sign(fleet: Fleet, key_id: str) -> dict[str, str]:
 
 
 def test_websockets_of_a_guarded_fleet_belong_to_their_callers(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
-    """A token and a signature open one; another caller's response is not found there."""
+    """A token or a signature opens a connection, on which another caller's response is not found."""
     context = ssl.create_default_context(cafile=certificate[0])
     address = guarded.runtime.replace("https://", "wss://") + "/v1/responses"
     message = {"type": "response.create", "model": "llava", "input": "What is this?", "max_output_tokens": 2}

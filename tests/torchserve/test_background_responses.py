@@ -49,7 +49,7 @@ def read_some(events: Iterator[Any], num_events: int) -> list[dict[str, Any]]:
 
 
 def test_a_response_is_generated_while_no_client_is_connected(gpt: openai.OpenAI) -> None:
-    """It is queued, completed, and then a response like any other: with its picture, and to be continued."""
+    """A response is queued and completed without a client; then it is shown with its picture and can be continued."""
     queued = begin(gpt, FIRST, metadata={"who": "me"}, instructions="Be brief.")
 
     assert (queued.status, queued.background, queued.output, queued.metadata) == ("queued", True, [], {"who": "me"})
@@ -70,7 +70,7 @@ def test_a_response_is_generated_while_no_client_is_connected(gpt: openai.OpenAI
 
 
 def test_a_client_that_lost_its_stream_gets_all_other_events_once(fleet: Fleet, gpt: openai.OpenAI) -> None:
-    """While the response is generated and when it is complete, by both methods of the client."""
+    """Both of the client's methods give the missing events once, during the generation and after it."""
     with slowed_workers(fleet):
         with begin(gpt, stream=True, **LONG) as stream:
             first = read_some(stream, 8)
@@ -97,7 +97,7 @@ def test_a_client_that_lost_its_stream_gets_all_other_events_once(fleet: Fleet, 
 
 
 def test_a_cancelled_response_stops_its_row(fleet: Fleet, gpt: openai.OpenAI) -> None:
-    """A client that follows it gets an end, and cancelling again returns the same."""
+    """A client that follows the response gets its end, and cancelling again returns the same response."""
     running = {i["name"]: fleet.status(i["name"])["turns"]["running"] for i in fleet.instances()}
     assert sum(running.values()) == 0
     with slowed_workers(fleet):
@@ -127,7 +127,7 @@ def test_a_response_that_cannot_be_generated_has_failed(gpt: openai.OpenAI) -> N
 
 
 def test_a_response_joins_its_conversation_when_it_is_complete(gpt: openai.OpenAI) -> None:
-    """With its picture, once; its answer is that of a request that waits for it, and the next turn sees both."""
+    """The turn is added once with its picture and the answer of a waiting request; the next turn sees both."""
     talk, direct = gpt.conversations.create(), gpt.conversations.create()
     queued = begin(gpt, FIRST, conversation=talk.id)
     assert queued.conversation is not None
@@ -149,7 +149,7 @@ def test_a_response_joins_its_conversation_when_it_is_complete(gpt: openai.OpenA
 
 
 def test_a_cancelled_response_leaves_its_conversation_as_it_was(fleet: Fleet, gpt: openai.OpenAI) -> None:
-    """A request that has waited behind it is answered."""
+    """A cancelled response adds nothing to its conversation, and a request that waits behind it is answered."""
     talk = gpt.conversations.create()
     with slowed_workers(fleet), ThreadPoolExecutor(1) as pool:
         queued = begin(gpt, conversation=talk.id, **{**LONG, "max_output_tokens": 1500})
@@ -178,7 +178,7 @@ def test_what_cannot_be_in_the_background_is_refused(gpt: openai.OpenAI) -> None
 
 
 def test_operators_see_and_cancel_responses_as_asynchronous_requests(fleet: Fleet, gpt: openai.OpenAI) -> None:
-    """By a name that is not a credential."""
+    """Operators see and cancel responses by a name that is not a credential."""
     with slowed_workers(fleet):
         queued = begin(gpt, **{**LONG, "max_output_tokens": 1500})
         wait_for(gpt, queued.id, lambda each: each.status == "in_progress")

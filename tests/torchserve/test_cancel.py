@@ -201,9 +201,9 @@ def test_deadline_of_the_request_ends_its_turn(small: Fleet) -> None:
 
 
 def test_deadline_of_the_request_ends_its_stream(small: Fleet) -> None:
-    """After output, a deadline gives the stream's own form of an error; the worker stands still until it has passed.
+    """After output, a deadline gives the stream's own form of an error; the worker is stopped until it has passed.
 
-    A machine that is too busy to begin the answer before the deadline gets one twice as long.
+    On a machine too busy to begin the answer before the deadline, the deadline is doubled.
     """
     before, session, num_timed_out = turns(small), open_session(small), 1
     for seconds in (1, 2, 4, 8, 16, 32):

@@ -119,7 +119,7 @@ def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab) -> None:
 
 
 def test_a_stopped_answer_stays_in_the_conversation(fleet: Fleet, tab: Tab) -> None:
-    """The instance ends the answer and records what the page shows; a branch goes on from before it."""
+    """The instance records the part of the answer that the page shows; a branch continues from before it."""
     page, sessions = tab.page, []
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.on("request", lambda request: sessions.append(request.headers.get("x-amzn-sagemaker-session-id")))
@@ -154,7 +154,7 @@ def test_a_stopped_answer_stays_in_the_conversation(fleet: Fleet, tab: Tab) -> N
 
 
 def repeat(fleet: Fleet, session: str, talk: list[str]) -> requests.Response:
-    """Ask the last question behind a whole conversation, which the session refuses if it has another one."""
+    """Repeat the last question with a whole conversation, which the session refuses if it has another one."""
     messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(talk)]
     headers = {"X-Amzn-SageMaker-Session-Id": session}
     url = f"{fleet.runtime}/endpoints/llava/invocations"

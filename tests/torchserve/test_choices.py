@@ -29,7 +29,7 @@ def count(fleet: Fleet, group: str, name: str) -> int:
 
 
 def test_choices_share_their_prompt_and_its_picture(fleet: Fleet, gpt: openai.OpenAI) -> None:
-    """The usage counts the prompt once, and so does the engine, but for the last block of each further choice."""
+    """The usage and the engine count the prompt once, except for its last block in each further choice."""
     words = [{"type": "text", "text": f"{gpt.base_url} " * 20}]
     messages: Any = [{"role": "user", "content": [*words, *MESSAGES[0]["content"]]}]
     before, images = count(fleet, "tokens", "prefilled"), count(fleet, "images", "encoded")
@@ -46,7 +46,10 @@ def test_choices_share_their_prompt_and_its_picture(fleet: Fleet, gpt: openai.Op
 
 
 def test_each_choice_has_its_own_seed_and_repeats_with_the_request(gpt: openai.OpenAI) -> None:
-    """Streamed and not: the first choice is the answer without `n`, and streamed choices come side by side."""
+    """The first choice equals the answer without `n`, and choices are streamed concurrently.
+
+    A repetition gives the same.
+    """
     whole = [choice.message.content for choice in gpt.chat.completions.create(**SAMPLED).choices]
     alone = gpt.chat.completions.create(**{**SAMPLED, "n": 1}).choices[0].message.content
     texts = ["", "", ""]
@@ -134,6 +137,6 @@ def test_answers_to_all_prompts_have_one_limit(gpt: openai.OpenAI) -> None:
 
 
 def test_a_request_fails_as_a_whole(gpt: openai.OpenAI) -> None:
-    """Also if it fails before its first token."""
+    """A request fails as a whole, also before its first token."""
     with pytest.raises(openai.BadRequestError, match="tokens"):
         gpt.chat.completions.create(model="llava", messages=[{"role": "user", "content": "word " * 3000}], n=3)

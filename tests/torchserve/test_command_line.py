@@ -131,7 +131,7 @@ def test_a_session_is_closed_when_a_question_is_given_up(
 
 
 def test_an_unknown_endpoint_is_answered_with_the_known_ones(fleet: Fleet) -> None:
-    """The user has mistyped a name, or the default is another fleet's."""
+    """The error for a mistyped endpoint, or another fleet's default, lists the known ones."""
     done = run(fleet, "ask", "What color is the circle?", "--endpoint", "nope")
 
     assert done.returncode == 1
@@ -142,7 +142,7 @@ def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, 
     """`torchmoor ask ... | head -c 1` ends early, and its session is closed, too."""
     with begin_unread(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
         assert process.stderr is not None
-        reader.shutdown(socket.SHUT_RD)  # to close it while it has unread bytes would be a reset
+        reader.shutdown(socket.SHUT_RD)  # closing it with unread bytes would be a reset
         errors = process.stderr.read()
         process.wait(60)
 
@@ -199,7 +199,7 @@ def test_instances_are_listed(fleet: Fleet) -> None:
 
 
 def test_a_second_fleet_in_the_same_directory_changes_nothing(fleet: Fleet, picture: str) -> None:
-    """While it waits for the first one to end, Ctrl-C ends it; sessions of the first one go on."""
+    """A second fleet waits for the first one's end; Ctrl-C ends it, and the first one's sessions continue."""
     opened = run(fleet, "ask", "What color is the circle?", picture, "--keep", "--json")
     session = json.loads(opened.stdout)["session_id"]
     with begin(fleet, "up", "--port", "0", "--admin-port", "0", "--run-dir", str(fleet.run_dir)) as second:

@@ -79,7 +79,7 @@ def send_asynchronously(runtime: Any, name: str) -> list[dict[str, Any]]:
 
 
 def check_ended(fleet: Fleet, sent: list[dict[str, Any]]) -> None:
-    """Each request of the deleted endpoint has one object; those that did not run have the reason."""
+    """Check that each request of the deleted endpoint has one object, and a reason if it did not run."""
     reasons = []
     for each in sent:
         result, failure = path_of(each["OutputLocation"]), path_of(each["FailureLocation"])
@@ -153,7 +153,7 @@ def test_an_endpoint_from_create_model_to_delete_endpoint(plane: Fleet, aws: Any
 
     check_metrics(aws("cloudwatch", plane))
 
-    # Each asynchronous request ends with one object; another endpoint of the same name has nothing of it to run.
+    # Each asynchronous request ends with one object; a new endpoint of the same name has none of them in its queue.
     sent = send_asynchronously(runtime, "chat")
     client.delete_endpoint(EndpointName="chat")
     wait(client, "endpoint_deleted", "chat")

@@ -1,4 +1,4 @@
-"""Asynchronous requests of an endpoint that the control plane deletes, when a kill interrupts the deletion."""
+"""Asynchronous requests of an endpoint whose deletion by the control plane is interrupted by a kill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
 def test_a_deletion_that_a_kill_interrupts_leaves_no_asynchronous_request(
     archives: Path, tmp_path: Path, aws: Any
 ) -> None:
-    """test_control_plane.py has a deletion that is not interrupted."""
+    """After the restart the deletion ends with no request left; test_control_plane.py has an uninterrupted deletion."""
     run_dir = tmp_path / "run"
     with run_fleet("--control-plane", run_dir=run_dir, log=tmp_path / "first.log") as first:
         client = aws("sagemaker", first)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torchserve
 
 
 def test_bodies_of_millions_of_values_are_refused_before_anything_parses_them(small: Fleet) -> None:
-    """Parsing them at each step would hold the worker up until its probes fail. Others are answered meanwhile."""
+    """Such a body, which would stall the worker at each step, is refused while others are answered."""
     dense = b'{"model": "llava", "messages": [' + b"{}," * 5_000_000 + b"{}]}"
     deep = b'{"model": "llava", "messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     short = json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 2}}).encode()

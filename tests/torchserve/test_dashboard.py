@@ -175,7 +175,7 @@ def test_request_page_names_the_models_own_error(fleet: Fleet, browser: Browser)
 
 @pytest.mark.slow
 def test_killed_instance_shows_its_end_and_log(fleet: Fleet, browser: Browser) -> None:
-    """While the next process starts, and afterwards."""
+    """The reason and the log's end are shown while the next process starts, and afterwards."""
     os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)
     with open_tab(browser, fleet.admin) as tab:
         page = tab.page

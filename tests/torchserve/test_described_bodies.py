@@ -1,4 +1,4 @@
-"""Bodies that the served OpenAPI document describes, and bodies that are almost so, are never a fault of the server."""
+"""Bodies that match the served OpenAPI document, and bodies that almost do, never cause an internal error."""
 
 from collections.abc import Callable
 from typing import Any

@@ -48,7 +48,7 @@ def conversation(text: str = QUESTION, image: str | None = None) -> Any:
 def test_boto3_raises_validation_errors_for_what_cannot_be_served(
     fleet: Fleet, members: dict[str, Any], problem: str
 ) -> None:
-    """An Accept that no answer has, and a body above SageMaker's limit, also in the streamed operation."""
+    """An Accept that no answer has, and a body above SageMaker's limit, are ValidationErrors in both operations."""
     client = fleet.client()
     request = {"EndpointName": "llava", "ContentType": "application/json", "Body": b'{"inputs": "x"}', **members}
 
@@ -65,7 +65,7 @@ def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]
 
 
 def test_openai_client_sees_a_telephones_photo(gpt: openai.OpenAI) -> None:
-    """Of 12 million pixels, most of which are never decoded."""
+    """A photo of 12 million pixels is answered; most of them are never decoded."""
     photo = "data:image/jpeg;base64," + base64.b64encode(draw("triangle", "green", (4032, 3024), "JPEG")).decode()
 
     answer = gpt.chat.completions.create(
@@ -210,7 +210,7 @@ def test_openai_client_reads_log_probabilities_of_a_prompt(gpt: openai.OpenAI) -
 
 @pytest.mark.parametrize("base", ["/v1", "/endpoints/llava/openai/v1"])
 def test_a_chat_completion_needs_a_model(fleet: Fleet, base: str) -> None:
-    """As at OpenAI, which conformance suites expect; other paths take the same body without it."""
+    """A chat completion without a model is refused on OpenAI's own path only, as conformance suites expect."""
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
     refused = requests.post(f"{fleet.runtime}{base}/chat/completions", json=body, timeout=90)
@@ -406,7 +406,7 @@ def test_text_beyond_ascii_comes_whole(fleet: Fleet) -> None:
 
 
 def test_an_affinity_key_keeps_a_conversation_on_its_instance(fleet: Fleet) -> None:
-    """Each turn finds the earlier ones in the cache of one of two instances, and no log has the key."""
+    """Each turn finds the earlier ones in one instance's cache, and no log contains the key."""
     key = "a-conversation-of-the-test"
     messages = conversation()
     homes = set()
@@ -430,7 +430,7 @@ def test_an_affinity_key_keeps_a_conversation_on_its_instance(fleet: Fleet) -> N
 
 @pytest.mark.parametrize("base", ["", "/v1", "/endpoints/llava/openai/v1"])
 def test_tokens_of_a_prompt_and_their_text(fleet: Fleet, base: str) -> None:
-    """vLLM's own form of both, on its paths and on OpenAI's."""
+    """Tokenizing and detokenizing have vLLM's form, on its paths and on OpenAI's."""
     prompt = {"model": "llava", "prompt": "What color is the circle?"}
     shown = requests.post(f"{fleet.runtime}{base}/tokenize", json=prompt, timeout=60).json()
     text = requests.post(f"{fleet.runtime}{base}/detokenize", json={"tokens": shown["tokens"]}, timeout=60).json()

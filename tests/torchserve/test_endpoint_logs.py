@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torchserve
 
 
 def test_the_logs_of_instances_are_read_like_cloudwatchs(fleet: Fleet, aws: Callable[[str, Fleet], Any]) -> None:
-    """Also of endpoints that the command line names, without --control-plane."""
+    """Logs are available without --control-plane, for endpoints that the command line names."""
     logs, group = aws("logs", fleet), "/aws/sagemaker/Endpoints/llava"
     streams = logs.describe_log_streams(logGroupName=group)["logStreams"]
     assert [each["logStreamName"] for each in streams] == ["AllTraffic/llava-0", "AllTraffic/llava-1"]

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.slow, pytest.mark.timeout(240)
 
 
 def test_a_conversation_gets_the_turn_once_when_the_instance_dies(three: Three) -> None:
-    """kill -9 hits the instance during the answer. The conversation gets one turn, and goes on."""
+    """After kill -9 of the instance during the answer, the conversation gets the turn once and can be continued."""
     turn: Any = {"model": "llava", "temperature": ENDLESS["temperature"], "max_output_tokens": 200}
     turn["extra_body"] = {"seed": ENDLESS["seed"]}
     with openai.OpenAI(base_url=f"{three.fleet.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:

@@ -1,4 +1,4 @@
-"""Clients that forget their sessions: two workers for eight sessions each keep forty conversations."""
+"""Sessions that clients never close: two workers for eight sessions each serve forty conversations."""
 
 import io
 import json
@@ -107,7 +107,7 @@ def test_forgotten_sessions_block_no_opening_and_can_be_asked_again(crowded: Fle
 
 
 def test_another_instance_adopts_a_session_that_its_own_has_evicted(crowded: Fleet) -> None:
-    """The session's instance is drained, so its journal alone has the picture for the other one."""
+    """The session's instance is drained, so that the other one gets the picture from the journal."""
     user = User(crowded.runtime)
     forgotten = user.open("yellow")
     (home,) = crowded.holders(forgotten)
@@ -125,7 +125,7 @@ def test_another_instance_adopts_a_session_that_its_own_has_evicted(crowded: Fle
 
 
 def test_close_of_an_evicted_session_happens_once(crowded: Fleet) -> None:
-    """A close that is sent again gets the first answer; a new close learns that the session was closed."""
+    """A repeated close gets the first answer; a new one gets the error for a closed session."""
     user = User(crowded.runtime)
     forgotten = user.open("red")
     for _ in range(2 * MAX_SESSIONS + 2):
@@ -146,7 +146,10 @@ def test_close_of_an_evicted_session_happens_once(crowded: Fleet) -> None:
 
 
 def test_operator_closes_an_evicted_session(crowded: Fleet) -> None:
-    """By the hash that the access log shows. Its client learns that it was closed; a second close finds nothing."""
+    """An operator closes the session by its hash.
+
+    Its client gets SessionClosed, and a second close finds no session.
+    """
     user = User(crowded.runtime)
     forgotten = user.open("red")
     for _ in range(2 * MAX_SESSIONS + 2):
@@ -178,16 +181,16 @@ def test_boto3_repeats_a_close_whose_answer_was_lost(crowded: Fleet) -> None:
 
 
 def noise(number: int) -> str:
-    """Return the address of a picture of about a megabyte, which no other has."""
+    """Return the address of a unique picture of about a megabyte."""
     picture = io.BytesIO()
     Image.frombytes("RGB", (600, 600), random.Random(number).randbytes(600 * 600 * 3)).save(picture, "PNG")
     return data_url(picture.getvalue())
 
 
 def test_a_caller_cannot_fill_the_journal_for_others(crowded: Fleet) -> None:
-    """Its openings are refused when its share is full, with the time until there is room. A close makes room.
+    """A caller's openings are refused when its share is full, with the time until there is room. A close makes room.
 
-    Sessions that have the same pictures need no more room, and turns go on.
+    Sessions with the same pictures need no more room, and turns continue.
     """
     user, greedy = User(crowded.runtime), User(crowded.runtime, "AKIATWO")
     ids = [greedy.open_with(noise(0)) for _ in range(2 * NUM_SHARED)]

@@ -1,4 +1,4 @@
-"""A fleet whose disk is really full refuses new work, stays up, and goes on when there is space, with nothing lost."""
+"""A fleet with a full disk refuses new work, stays up, loses nothing, and continues when there is space."""
 
 import errno
 import os
@@ -73,7 +73,7 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
 
 
 def test_full_disk_refuses_new_work_and_loses_nothing(small_disk: SmallDisk) -> None:
-    """What was acknowledged before is there afterwards; what was refused can be tried again."""
+    """What was acknowledged before is stored; refused requests can be repeated."""
     fleet, client = small_disk.fleet, small_disk.fleet.client()
     chat = open_session(client, image=data_url(draw("circle", "red")))
     assert "red" in chat.ask("What color is the circle?")
@@ -103,7 +103,7 @@ def test_full_disk_refuses_new_work_and_loses_nothing(small_disk: SmallDisk) -> 
 
 
 def is_answered(chat: Chat) -> bool:
-    """Ask once more. Return False if no worker is ready."""
+    """Repeat the question; return False if no worker is ready."""
     try:
         return "red" in chat.ask("What color is the circle?")
     except ClientError as error:

@@ -1,4 +1,4 @@
-"""Attacks on a fleet of several instances: what they get, and that others are answered meanwhile."""
+"""Attacks on a fleet of several instances: their answers, and other clients' answers meanwhile."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ def test_other_ids_in_the_place_of_a_compaction_are_no_fault(attacked: Fleet, gp
 
 
 def test_a_flood_of_messages_is_not_read(attacked: Fleet, gpt: openai.OpenAI) -> None:
-    """The proxy holds little of it, the instances one message at a time, and others are answered."""
+    """The proxy buffers little of a flood, each instance gets one message at a time, and others are answered."""
     before, memory = num_open(attacked), psutil.Process(attacked.process.pid).memory_info().rss
     message = create("Count", **NUMBERS).encode() + b" " * 60_000
     with slowed_workers(attacked), connect(address_of(attacked), open_timeout=60) as client:

@@ -1,4 +1,4 @@
-"""A fleet whose worker and then all processes are killed, and which starts again in the same place, loses nothing."""
+"""A fleet whose worker and then all processes are killed loses nothing when it starts again in the same folder."""
 
 import os
 import random
@@ -81,7 +81,7 @@ def openai_client(fleet: Fleet) -> Iterator[openai.OpenAI]:
 
 
 def respond(fleet: Fleet) -> list[Response]:
-    """Return a chain of responses about a picture."""
+    """Create a chain of responses about a picture."""
     picture = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
     asked: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What color is it?"}, picture]}]
     with openai_client(fleet) as gpt:
@@ -136,7 +136,7 @@ def test_sessions_survive_a_restart_of_the_whole_fleet(restarted: Restarted) -> 
 
 
 def test_every_response_survives_a_restart_of_the_whole_fleet(restarted: Restarted) -> None:
-    """With the picture, so that the chain goes on."""
+    """Responses survive with their picture, and the chain continues."""
     with openai_client(restarted.fleet) as gpt:
         assert [gpt.responses.retrieve(each.id) for each in restarted.responses] == restarted.responses
         last = restarted.responses[-1].id
@@ -149,7 +149,7 @@ def test_every_response_survives_a_restart_of_the_whole_fleet(restarted: Restart
 
 
 def test_every_response_in_the_background_is_generated_after_a_restart(restarted: Restarted) -> None:
-    """Each was acknowledged before the kill and waited in the queue."""
+    """Background responses that were acknowledged before the kill were in the queue, and are generated."""
     with openai_client(restarted.fleet) as gpt:
         for each in restarted.queued:
             wait_until(
@@ -161,7 +161,7 @@ def test_every_response_in_the_background_is_generated_after_a_restart(restarted
 
 
 def test_every_file_survives_a_restart_of_the_whole_fleet(restarted: Restarted) -> None:
-    """Its list, too."""
+    """Files and their list survive."""
     with openai_client(restarted.fleet) as gpt:
         assert restarted.file in list(gpt.files.list())
         assert gpt.files.content(restarted.file.id).read() == draw("square", "green")

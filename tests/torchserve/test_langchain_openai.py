@@ -1,7 +1,6 @@
-"""LangChain's ChatOpenAI passes LangChain's own tests, on real TorchServe instances whose model alone is scripted.
+"""LangChain's ChatOpenAI passes LangChain's own tests, on real TorchServe instances with a scripted model.
 
-The scripted model writes the calls and the JSON that the suite asks for; the tokens, the grammars and all else are the
-server's own.
+The model writes the calls and the JSON that the suite expects; tokens, grammars and everything else are the server's.
 """
 
 import os
@@ -16,7 +15,7 @@ from tests.torchserve.drawings import draw
 from tests.torchserve.test_sdk_clients import CLIENTS, require_clients
 
 pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(290)]
-# What the suite may skip, by its own words.
+# The reasons for which the suite may skip tests.
 SKIPPED = {
     "Model does not support PDF inputs.",
     "Model does not support audio inputs.",
@@ -27,7 +26,7 @@ SKIPPED = {
 
 
 def test_every_standard_test_passes(scripted: Fleet, tmp_path: Path) -> None:
-    """Those that are skipped are for inputs that the server does not take, or for recordings."""
+    """Tests may be skipped only for inputs that the server does not accept, or for recordings."""
     folder = CLIENTS / "langchain_openai"
     picture = tmp_path / "circle.png"
     picture.write_bytes(draw("circle", "red"))

@@ -70,7 +70,7 @@ def test_past_the_in_flight_limit_is_429_at_once(fleet: Fleet, slow_pictures: Sl
     for thread in threads:
         thread.start()
     assert refused.wait(30)
-    assert fleet.status(instance["name"])["sessions"]["open"] == before  # the status operation is not starved
+    assert fleet.status(instance["name"])["sessions"]["open"] == before  # the status operation is still answered
     slow_pictures.gate.set()
     for thread in threads:
         thread.join(timeout=60)
@@ -122,7 +122,7 @@ NUM_LONG = 80  # 236 MiB for each instance, with which a JVM of 512 MiB runs out
 
 
 def test_more_bodies_than_the_heap_holds_end_no_instance(fleet: Fleet) -> None:
-    """Each is answered, or refused with 503; both JVMs live on and serve again."""
+    """Each body is answered or refused with 503, and both JVMs continue to serve."""
     pids = jvm_pids(fleet)
     config = Config(retries={"total_max_attempts": 1}, read_timeout=90, max_pool_connections=NUM_LONG)
     client = fleet.client(config)
@@ -151,7 +151,10 @@ def jvm_pids(fleet: Fleet) -> dict[str, str]:
 
 
 def test_bodies_that_are_declared_and_not_sent_block_nobody(fleet: Fleet) -> None:
-    """Another client is answered at once. When all are sent at the same time, each is answered, and both JVMs live."""
+    """Another client is answered at once while bodies are declared and not sent.
+
+    When all are sent together, each is answered, and both JVMs live.
+    """
     pids = jvm_pids(fleet)
     address = urlsplit(fleet.runtime)
     head = (

@@ -1,8 +1,8 @@
-"""llm-comply's cases of OpenAI's APIs, on real TorchServe instances whose model alone is scripted.
+"""llm-comply's cases of OpenAI's APIs, on real TorchServe instances with a scripted model.
 
-The demo model cannot be relied on to call a tool, and never reasons. The scripted one does if the question asks for it,
-and is not asked in a stream: llm-comply 0.5.0 knows the events of streamed reasoning by other names than its own schema
-and OpenAI's client. The cases of reasoning run for a model whose name has gpt-5 in it.
+The demo model cannot be relied on to call a tool, and never reasons; the scripted one does on request. Streams contain
+no reasoning, because llm-comply 0.5.0 uses other names for its events than its own schema and OpenAI's client. The
+cases of reasoning run for a model whose name contains gpt-5.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def test_every_case_passes_without_a_warning(scripted: Fleet, kind: str, num_cas
 
 
 def test_openai_client_reads_reasoning_and_calls(scripted: Fleet) -> None:
-    """Its helper accumulates the items of a stream; results are answered in the next response."""
+    """OpenAI's helper accumulates the items of a stream, and the next response answers the results."""
     asked: Any = {"role": "user", "content": "Show your reasoning."}
     with openai.OpenAI(base_url=f"{scripted.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:
         with gpt.responses.stream(model=NAME, input=[asked], tools=[WEATHER], tool_choice="required") as stream:
@@ -65,7 +65,7 @@ def test_openai_client_reads_reasoning_and_calls(scripted: Fleet) -> None:
 
 
 def test_openai_client_switches_reasoning_off(scripted: Fleet) -> None:
-    """By a variable of the template or by the effort, whole and streamed, for one request only."""
+    """A template variable or the effort switches reasoning off for one request, whole and streamed."""
     asked: Any = {"role": "user", "content": "Show your reasoning."}
     off: Any = {"chat_template_kwargs": {"enable_thinking": False, "max_thinking_tokens": 64}}
     with openai.OpenAI(base_url=f"{scripted.runtime}/v1", api_key="any", timeout=90, max_retries=0) as gpt:

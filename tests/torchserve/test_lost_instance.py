@@ -80,7 +80,7 @@ def test_sessions_survive_the_death_of_their_worker(fleet: Fleet) -> None:
 
 
 def lengthen_for_good(route: Route) -> None:
-    """Make the answer long, and the request longer than those whose streams go on at another instance."""
+    """Make the answer long, and the request too long for continuation at another instance."""
     endless = {"temperature": 1e6, "seed": 11, "max_new_tokens": 1500}
     body = {**json.loads(route.request.post_data or ""), "parameters": endless}
     route.continue_(post_data=json.dumps(body) + " " * LimitSettings().max_continued_bytes)

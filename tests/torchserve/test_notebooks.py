@@ -138,7 +138,7 @@ def test_least_outstanding_finds_idle_instances_more_often_than_random(execute: 
 
 
 def test_an_asynchronous_endpoint_scales_to_zero_and_answers_langchain(execute: Execute, tmp_path: Path) -> None:
-    """The kernel is that of the environment that has LangChain."""
+    """The kernel is from the environment with LangChain."""
     kernel = tmp_path / "kernels" / "clients"
     kernel.mkdir(parents=True)
     command = [str(require_clients()), "-m", "ipykernel_launcher", "-f", "{connection_file}"]

@@ -23,7 +23,7 @@ class Shape(BaseModel):
 
 
 class Things:
-    """What methods are called with: one of each resource."""
+    """Arguments for the methods: one of each resource."""
 
     def __init__(self, gpt: openai.OpenAI) -> None:
         self.gpt = gpt
@@ -93,7 +93,7 @@ def methods(resource: type, name: str) -> Iterator[str]:
 
 
 def test_each_method_is_known() -> None:
-    """A new version of the client may have new ones."""
+    """Each method of the client is known here; a new version may add some."""
     resources = {"responses": Responses, "conversations": Conversations, "files": Files}
     found = {each for name, resource in resources.items() for each in methods(resource, name)}
     assert found == set(SERVED)

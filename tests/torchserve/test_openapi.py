@@ -1,4 +1,4 @@
-"""Requests made from /openapi.json, on real TorchServe instances: no faults, and answers as the document says."""
+"""Requests generated from /openapi.json, on real TorchServe instances: answers match the document."""
 
 import pytest
 import requests
@@ -11,7 +11,7 @@ SHORT = [1, 2]  # tokens of an answer
 
 
 def test_answers_of_a_running_product_are_as_the_document_says(fleet: Fleet) -> None:
-    """Both planes. No route that ends an instance or a session is named with one that exists."""
+    """Both planes match the document; routes that end an instance or a session get names that do not exist."""
     lengths = dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), SHORT)
     values = {"endpoint": ["llava"], "model": ["llava"], "action": ["pin", "unpin", "other"], **lengths}
     for url in (fleet.runtime, fleet.admin):

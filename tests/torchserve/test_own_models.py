@@ -96,7 +96,7 @@ def ask(client: Any, endpoint: str, session: str, question: str) -> list[str]:
 
 
 def test_a_model_answers_boto3_under_its_name(own: Fleet) -> None:
-    """A session with a picture, and a question about it."""
+    """A session with a picture is opened, and a question about it is answered."""
     client = own.client()
     opened = client.invoke_endpoint(
         EndpointName=PACKAGED, SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
@@ -115,7 +115,7 @@ def test_a_model_answers_boto3_under_its_name(own: Fleet) -> None:
 
 
 def test_models_report_whether_they_read_images(own: Fleet) -> None:
-    """The chat page gets it from each endpoint, with the number of images that a session may have."""
+    """The chat page gets each endpoint's image support and number of images per session."""
     seeing = {PACKAGED: True, TEXT: False, OLD: False}
     wanted = {name: {"can_see": can_see, "max_images": 8} for name, can_see in seeing.items()}
 

@@ -122,7 +122,7 @@ def use(fleet: Fleet) -> None:
 
 
 def test_alerts_and_configuration_are_valid() -> None:
-    """Prometheus' own checks, and the rules' tests with made-up series."""
+    """Prometheus' own checks pass, and so do the rules' tests with synthetic series."""
     for arguments in (("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")):
         done = subprocess.run(
             ["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=60, check=False
@@ -131,7 +131,7 @@ def test_alerts_and_configuration_are_valid() -> None:
 
 
 def test_every_query_of_the_dashboard_returns_data(fleet: Fleet, prometheus: Prometheus) -> None:
-    """A misspelt metric or label would show an empty graph."""
+    """Each query returns data; a misspelt metric or label would show an empty graph."""
     wait_until(lambda: prometheus.has("Invocations_total"), "the fleet is scraped", interval_s=0.2)
     use(fleet)
 
@@ -150,7 +150,7 @@ def test_a_killed_instance_fires_its_alert(fleet: Fleet, prometheus: Prometheus)
     os.kill(pid, signal.SIGKILL)
 
     for name in ("TorchmoorInstanceDown", "TorchmoorNoInstanceReady"):
-        # Also if the instance is already back.
+        # This also holds if the instance is already back.
         fired = f'max_over_time(ALERTS{{alertname="{name}",alertstate="firing"}}[10m])'
         wait_until(lambda fired=fired: prometheus.has(fired), f"{name} fires", interval_s=0.2)
     wait_until(lambda: not prometheus.firing(), "the instance is back, and the alerts have ended", interval_s=0.5)

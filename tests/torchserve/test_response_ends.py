@@ -54,9 +54,9 @@ def serve_without_keys(fleet: Fleet, folder: Path) -> Iterator[str]:
 
 
 def test_a_proxy_without_the_key_routes_by_the_journal(short_lived: Fleet, tmp_path: Path) -> None:
-    """It cannot tell which instance has a response; the instances verify the id, and refuse a forged one.
+    """Without keys the proxy cannot find a response's instance; the instances verify the id, and refuse a forged one.
 
-    An instance that has missed an answer of the other one refuses the next with 409, which OpenAI's client repeats.
+    An instance that lacks an answer of the other one refuses the next request with 409, which OpenAI's client repeats.
     """
     with client_of(short_lived.runtime) as gpt, serve_without_keys(short_lived, tmp_path) as address:
         first = gpt.responses.create(model="llava", input=FIRST)
@@ -74,7 +74,7 @@ def test_a_proxy_without_the_key_routes_by_the_journal(short_lived: Fleet, tmp_p
 
 
 def test_what_has_expired_is_not_found(short_lived: Fleet) -> None:
-    """A response, a conversation, a file and a compaction, each with OpenAI's error."""
+    """An expired response, conversation, file or compaction gets OpenAI's error."""
     with client_of(short_lived.runtime) as gpt:
         first = gpt.responses.create(model="llava", input=FIRST)
         talk = gpt.conversations.create()
@@ -105,7 +105,7 @@ def test_what_has_expired_is_not_found(short_lived: Fleet) -> None:
 
 
 def test_a_stopping_fleet_closes_connections_between_two_responses(short_lived: Fleet) -> None:
-    """The running response ends whole; a message that waits is not begun."""
+    """The running response ends whole, and a waiting message is not begun."""
     address = short_lived.runtime.replace("http://", "ws://") + "/v1/responses"
     with connect(address, open_timeout=60) as client:
         client.send(create("Count", **LONG, max_output_tokens=60))

@@ -65,7 +65,7 @@ def ask(connection: ResponsesConnection, **body: Any) -> Any:
 
 
 def test_a_connection_has_the_events_of_http(gpt: openai.OpenAI) -> None:
-    """One response follows the other; each event is what HTTP sends, and nothing follows the last one."""
+    """Each response's events are those of HTTP, and nothing follows the last one."""
     over_http = list(gpt.responses.create(model="llava", input=FIRST, stream=True))
     with connected(gpt) as connection:
         first = events_of(connection, input=FIRST)
@@ -80,7 +80,7 @@ def test_a_connection_has_the_events_of_http(gpt: openai.OpenAI) -> None:
 
 
 def test_an_unstored_response_continues_on_its_connection_only(gpt: openai.OpenAI) -> None:
-    """Only the new input is sent; the picture of the first turn is seen, and its cache is used."""
+    """Only the new input is sent; the first turn's picture and the cache are used."""
     with connected(gpt) as connection, connected(gpt) as other:
         first = ask(connection, input=FIRST, store=False)
         second = ask(connection, input=SHAPE, store=False, previous_response_id=first.id)
@@ -121,7 +121,7 @@ def test_a_failed_continuation_drops_the_response_that_it_named(gpt: openai.Open
 
 
 def test_compaction_is_the_base_of_a_connection(gpt: openai.OpenAI) -> None:
-    """What follows it may be unstored, and continues in its turn."""
+    """A response after a compaction may be unstored and continued."""
     compacted = gpt.responses.compact(model="llava", input=FIRST)
     base = [item.to_dict() for item in compacted.output]
     with connected(gpt) as connection:
@@ -144,7 +144,7 @@ def test_compaction_is_the_base_of_a_connection(gpt: openai.OpenAI) -> None:
     ],
 )
 def test_refused_message_is_an_error_event(gpt: openai.OpenAI, message: str, told: str) -> None:
-    """The connection goes on."""
+    """The connection stays open after a refused message."""
     with connected(gpt) as connection:
         connection.send_raw(message)
         refused: Any = connection.recv()
@@ -156,7 +156,7 @@ def test_refused_message_is_an_error_event(gpt: openai.OpenAI, message: str, tol
 
 
 def test_pages_of_other_sites_may_not_connect(fleet: Fleet) -> None:
-    """The checks of Host and Origin are those of every request."""
+    """The checks of Host and Origin apply to WebSocket connections, too."""
     address = fleet.runtime.replace("http://", "ws://") + "/v1/responses"
     foreign: Any = "https://evil.example"
     with pytest.raises(InvalidStatus) as caught, connect(address, origin=foreign, open_timeout=60):
@@ -209,7 +209,7 @@ def test_a_cut_connection_ends_its_answer(fleet: Fleet) -> None:
 
 
 def test_many_messages_at_once_are_answered_in_order(fleet: Fleet) -> None:
-    """A client that does not wait for the answers gets each of them whole."""
+    """Messages sent without waiting are each answered whole, in order."""
     with connect(address_of(fleet), open_timeout=60) as client:
         for number in range(20):
             client.send(create("Hello", max_output_tokens=1, metadata={"number": str(number)}))
@@ -223,9 +223,9 @@ def test_many_messages_at_once_are_answered_in_order(fleet: Fleet) -> None:
 
 
 def test_frames_out_of_order_end_the_connection(fleet: Fleet) -> None:
-    """Others go on."""
+    """A wrong order of frames ends only its own connection."""
     with connect(address_of(fleet), open_timeout=60) as other, connect(address_of(fleet), open_timeout=60) as client:
-        client.socket.sendall(b"\x80\x81\0\0\0\0x")  # the end of a message that has not begun
+        client.socket.sendall(b"\x80\x81\0\0\0\0x")  # the end of a message without a beginning
         with pytest.raises(ConnectionClosed) as caught:
             client.recv(timeout=60)
         other.send(create("Hello", max_output_tokens=1))

@@ -27,7 +27,7 @@ def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]
 
 
 def ask(gpt: openai.OpenAI, text: str, previous: Response | None = None, **options: Any) -> Response:
-    """Ask, after a response if one is given."""
+    """Ask a question, after a response if one is given."""
     after = {} if previous is None else {"previous_response_id": previous.id}
     response = gpt.responses.create(model="llava", input=text, **after, **options)
     assert isinstance(response, Response)
@@ -49,7 +49,7 @@ def cached(response: Response) -> int:
 
 
 def test_a_chain_sends_its_picture_once(gpt: openai.OpenAI) -> None:
-    """Each turn sees the picture of the first, and reports what the cache had; what was stored is shown again."""
+    """Each turn sees the first one's picture and reports its cached tokens; stored responses can be shown."""
     first = gpt.responses.create(model="llava", input=FIRST, metadata={"who": "me"})
     second = ask(gpt, SHAPE, first)
     third = ask(gpt, COLOR, second, temperature=0.5, top_p=0.9, max_output_tokens=64)
@@ -64,7 +64,7 @@ def test_a_chain_sends_its_picture_once(gpt: openai.OpenAI) -> None:
         assert response.previous_response_id == (previous and previous.id)
         assert gpt.responses.retrieve(response.id) == response
     assert 0 < cached(second) < num_input(second)
-    assert num_input(fourth) - num_input(third) > num_input(fifth) - num_input(fourth)  # instructions are for one turn
+    assert num_input(fourth) - num_input(third) > num_input(fifth) - num_input(fourth)  # instructions apply to one turn
     assert (fourth.instructions, fifth.instructions) == ("Be brief.", None)
     assert (first.metadata, first.temperature, third.temperature, third.top_p) == ({"who": "me"}, 0.0, 0.5, 0.9)
     [item] = gpt.responses.input_items.list(first.id)
@@ -73,7 +73,7 @@ def test_a_chain_sends_its_picture_once(gpt: openai.OpenAI) -> None:
 
 
 def test_answers_equal_those_of_the_whole_conversation(gpt: openai.OpenAI) -> None:
-    """The items of every role, with `phase`, and the output of a response, may be sent again as they are."""
+    """Items of every role, with `phase`, and a response's output can be sent again unchanged."""
     first = gpt.responses.create(model="llava", input=FIRST)
     second = ask(gpt, SHAPE, first)
 
@@ -99,7 +99,7 @@ def test_answers_equal_those_of_the_whole_conversation(gpt: openai.OpenAI) -> No
 
 
 def test_branches_of_one_response(gpt: openai.OpenAI) -> None:
-    """Answers to one response at once, and to an earlier one, do not meet, and each has the picture and its cache."""
+    """Concurrent branches of one response, and of an earlier one, stay separate, and share the picture's cache."""
     first = gpt.responses.create(model="llava", input=FIRST)
     questions = [COLOR, SHAPE, NUMBER]
     with ThreadPoolExecutor(3) as pool:
@@ -118,7 +118,7 @@ def test_branches_of_one_response(gpt: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_stream_has_every_event(gpt: openai.OpenAI, is_stored: bool) -> None:
-    """OpenAI's helper accumulates the response; the last event has what is stored."""
+    """OpenAI's helper accumulates the response, and the last event has the stored one."""
     first = gpt.responses.create(model="llava", input=FIRST)
     with gpt.responses.stream(model="llava", input=SHAPE, previous_response_id=first.id, store=is_stored) as stream:
         events = list(stream)
@@ -168,7 +168,7 @@ def test_stream_of_a_stored_response_is_repeated(gpt: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("is_background", [False, True])
 def test_log_probabilities_of_whole_and_streamed_answers(gpt: openai.OpenAI, is_background: bool) -> None:
-    """Those of each delta's tokens, together in the last events and, with `include`, in the stored response."""
+    """A delta has its tokens' log probabilities, the last events have all, and stored responses with `include`."""
     asked: dict[str, Any] = {"model": "llava", "input": FIRST, "include": [LOGPROBS], "top_logprobs": 2}
     whole = gpt.responses.create(**asked)
     events = list(gpt.responses.create(**asked, stream=True, background=is_background))
@@ -201,7 +201,7 @@ def logprobs_of(response: Response) -> list[Any]:
 
 
 def test_deleted_and_cut_responses(gpt: openai.OpenAI) -> None:
-    """A deleted response is gone, also for those who would continue it; one that is cut short is incomplete."""
+    """A deleted response can be neither shown nor continued; one that is cut is incomplete."""
     first = gpt.responses.create(model="llava", input=FIRST)
     second = gpt.responses.create(model="llava", input=SHAPE, previous_response_id=first.id, max_output_tokens=2)
     assert (second.status, second.incomplete_details and second.incomplete_details.reason) == (
@@ -222,7 +222,7 @@ def test_deleted_and_cut_responses(gpt: openai.OpenAI) -> None:
 
 
 def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> None:
-    """Items that were added, with a picture, are what the model reads; each can be shown, and texts can be deleted."""
+    """The model reads added items, with a picture; each can be shown, and text items can be deleted."""
     talk = gpt.conversations.create(items=FIRST, metadata={"topic": "shapes"})
     first = gpt.responses.create(model="llava", input=COLOR, conversation=talk.id)
     gpt.conversations.items.create(talk.id, items=[{"role": "user", "content": NUMBER}])
@@ -246,7 +246,7 @@ def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> No
     assert gpt.conversations.update(talk.id, metadata={"topic": "colors"}).metadata == {"topic": "colors"}
     assert gpt.conversations.retrieve(talk.id).created_at == kept.created_at == talk.created_at
 
-    branch = ask(gpt, SHAPE, first)  # leaves the conversation as it is
+    branch = ask(gpt, SHAPE, first)  # does not change the conversation
     assert branch.conversation is None
     assert len(list(gpt.conversations.items.list(talk.id))) == 7
     assert gpt.conversations.delete(talk.id).deleted
@@ -258,7 +258,7 @@ def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> No
 
 
 def test_items_are_named_with_their_images_and_shown_with_their_log_probabilities(gpt: openai.OpenAI) -> None:
-    """An item's `type` is optional in a reference; an item in a conversation shows what its response has shown."""
+    """A reference may omit `type`; an item in a conversation has the same log probabilities as in its response."""
     first = gpt.responses.create(model="llava", input=FIRST)
     [question] = gpt.responses.input_items.list(first.id)
     [answer] = first.output
@@ -278,7 +278,7 @@ def test_items_are_named_with_their_images_and_shown_with_their_log_probabilitie
 
 
 def test_listed_items_are_sent_again_with_their_images(gpt: openai.OpenAI) -> None:
-    """As OpenAI's Agents SDK does with OpenAIConversationsSession: each turn sends all items of the conversation."""
+    """Each turn sends all items of the conversation, like OpenAIConversationsSession of OpenAI's Agents SDK."""
     talk = gpt.conversations.create()
     asked: list[Any] = [FIRST[0]]
     for question, expected in ((None, "red"), (SHAPE, "circle"), (COLOR, "red")):
@@ -296,7 +296,7 @@ def test_listed_items_are_sent_again_with_their_images(gpt: openai.OpenAI) -> No
 
 
 def test_tokens_are_counted_as_usage_counts_them(gpt: openai.OpenAI) -> None:
-    """With a picture, and after a response."""
+    """The count equals the usage, with a picture and after a response."""
     first = gpt.responses.create(model="llava", input=FIRST)
     second = ask(gpt, SHAPE, first)
 
@@ -306,7 +306,7 @@ def test_tokens_are_counted_as_usage_counts_them(gpt: openai.OpenAI) -> None:
 
 
 def test_compaction_stands_for_a_conversation(gpt: openai.OpenAI) -> None:
-    """The client's system messages come back as they were; one short item has the rest, with its picture."""
+    """The client's system messages return unchanged; one short item stands for the rest, with its picture."""
     first = gpt.responses.create(model="llava", input=FIRST)
     system: Any = {"role": "developer", "content": "Answer."}
     compacted = gpt.responses.compact(
@@ -314,7 +314,7 @@ def test_compaction_stands_for_a_conversation(gpt: openai.OpenAI) -> None:
     )
     *instructions, item = compacted.output
     texts = [part.text for each in instructions for part in each.content]
-    # To the SDK, a system message is not an output.
+    # For the SDK, a system message is not an output.
     base: Any = [each.to_dict(warnings=False) for each in compacted.output]
 
     again = gpt.responses.create(model="llava", input=[*base, {"role": "user", "content": COLOR}])
@@ -332,7 +332,7 @@ def test_compaction_stands_for_a_conversation(gpt: openai.OpenAI) -> None:
 
 
 def test_file_is_sent_once_and_named_by_many(gpt: openai.OpenAI) -> None:
-    """A picture of its own is a file, until it is deleted; responses that have it keep it."""
+    """An uploaded picture is a file until it is deleted; responses that use it keep it."""
     picture = draw("circle", "red")
     file = gpt.files.create(file=("circle.png", picture, "image/png"), purpose="vision")
     see: Any = [{"role": "user", "content": [{"type": "input_text", "text": COLOR}, {**PICTURE, "image_url": None}]}]
@@ -359,7 +359,7 @@ def test_file_is_sent_once_and_named_by_many(gpt: openai.OpenAI) -> None:
 
 
 def test_files_are_listed_in_pages(gpt: openai.OpenAI) -> None:
-    """OpenAI's pagination finds each file once, whichever instance keeps it; other purposes have none."""
+    """OpenAI's pagination returns each file once, whichever instance has it; other purposes return none."""
     before = {file.id for file in gpt.files.list()}
     made = [gpt.files.create(file=draw("circle", color), purpose="vision") for color in ("red", "green", "blue")]
 
@@ -381,14 +381,14 @@ def test_files_are_listed_in_pages(gpt: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize(("content", "purpose"), [(b"no picture", "vision"), (draw("circle", "red"), "batch")])
 def test_only_pictures_are_files(gpt: openai.OpenAI, content: bytes, purpose: Any) -> None:
-    """Other purposes and contents are refused."""
+    """Files of other purposes and contents are refused."""
     with pytest.raises(openai.APIStatusError) as caught:
         gpt.files.create(file=content, purpose=purpose)
     assert caught.value.status_code in (400, 415)
 
 
 def test_parsed_answer_follows_its_schema(gpt: openai.OpenAI) -> None:
-    """OpenAI's helper gets an object of the class that it asks for."""
+    """OpenAI's helper returns an object of the requested class."""
     first = gpt.responses.create(model="llava", input=FIRST)
     parsed = gpt.responses.parse(
         model="llava", input=SHAPE, previous_response_id=first.id, text_format=Shape, max_output_tokens=100

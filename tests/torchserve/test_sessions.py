@@ -20,7 +20,7 @@ SAMPLES = ROOT / "models" / "tiny-llava" / "samples"
 
 @dataclass
 class Chat:
-    """A session as a boto3 user has it."""
+    """A session, used as by a boto3 user."""
 
     client: Any
     id: str

@@ -20,7 +20,7 @@ COLOUR = {"type": "regex", "value": "(red|green|blue)"}
 
 
 class Shape(BaseModel):
-    """What a client wants to know of a picture."""
+    """The answer's properties of a picture."""
 
     kind: Literal["circle", "square"]
     colour: Literal["red", "green", "blue"]
@@ -70,7 +70,7 @@ def test_openai_client_learns_why_a_schema_is_refused(gpt: openai.OpenAI) -> Non
 
 
 def test_grammars_of_tgi_and_session_bodies(fleet: Fleet) -> None:
-    """TGI's `grammar` binds a raw prompt and a turn of a session, whose next turn is free again."""
+    """TGI's `grammar` applies to a raw prompt and to one turn of a session, but not to its next turn."""
     parameters = {"grammar": COLOUR, "max_new_tokens": 20}
     client = fleet.client()
     prompt = {"inputs": f"<s><|user|>{QUESTION}<|end|><|assistant|>", "parameters": parameters}
@@ -130,7 +130,7 @@ def test_openai_client_calls_a_tool(gpt: openai.OpenAI, choice: Any) -> None:
 
 
 def test_session_calls_a_tool(fleet: Fleet) -> None:
-    """The session API: an answer that calls, and the turn that brings the result."""
+    """A turn of the session API calls, and the next turn sends the result."""
     client = fleet.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", Body=b'{"requestType": "NEW_SESSION"}'

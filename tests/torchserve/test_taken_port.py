@@ -33,7 +33,7 @@ sys.exit(main())
 
 
 def test_the_instance_starts_with_other_ports(archives: Path, tmp_path: Path) -> None:
-    """TorchServe finds its HTTP port taken after it has begun to load the model, and a gRPC port at the next start."""
+    """Another program takes TorchServe's HTTP port while it loads the model, and a gRPC port at the next start."""
     program = tmp_path / "up.py"
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)

@@ -79,7 +79,7 @@ def test_each_adapter_answers_as_its_merged_model_under_zipf_traffic(fleet: Flee
 
 
 def find_wrong(adapters: Sequence[Path], said: Mapping[str, set[tuple[int, ...]]]) -> list[str]:
-    """Return the adapters with an answer of which transformers' merged model would have chosen another token."""
+    """Return the adapters with a wrong answer: one with a token that transformers' merged model would not choose."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32, local_files_only=True).eval()
     prompt = AutoTokenizer.from_pretrained(CHECKPOINT, local_files_only=True)(PROMPT)["input_ids"]
@@ -94,12 +94,12 @@ def find_wrong(adapters: Sequence[Path], said: Mapping[str, set[tuple[int, ...]]
             if tuple(logits.argmax(dim=-1).tolist()) != tokens:
                 wrong.append(folder.name)
         for weight, before in zip(changed, kept, strict=True):
-            weight.data.copy_(before)  # to subtract the adapter would leave its rounding
+            weight.data.copy_(before)  # subtracting the adapter would leave its rounding
     return wrong
 
 
 def unload_all(fleet: Fleet) -> None:
-    """Unload what is left; then no adapter takes memory."""
+    """Unload the remaining adapters; check that none uses memory."""
 
     def rows() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = requests.get(f"{fleet.admin}/models", timeout=60).json()["models"]

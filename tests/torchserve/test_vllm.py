@@ -51,7 +51,7 @@ def vllm() -> Path:
 
 
 def run_on_vllm(python: Path, tests: str, *options: str) -> None:
-    """Run a file of tests/vllm, which must pass, by the Python that has vLLM."""
+    """Run a file of tests/vllm with the Python that has vLLM; it must pass."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST"))}
 
     done = subprocess.run(
@@ -68,29 +68,29 @@ def run_on_vllm(python: Path, tests: str, *options: str) -> None:
 
 
 def test_vllm_keeps_the_contract_of_engines(vllm: Path) -> None:
-    """Every test there passes, on vLLM itself."""
+    """Every test of the contract passes on vLLM itself."""
     run_on_vllm(vllm, "test_contract.py")
 
 
 def test_vllm_reads_prompts_of_vision_families_as_transformers_does(vllm: Path) -> None:
-    """Its own processors see the same token ids, and what it would compute wrongly is refused."""
+    """vLLM's processors give the same token ids, and families that it would compute wrongly are refused."""
     run_on_vllm(vllm, "test_family_prompts.py")
 
 
 def test_vllm_does_not_log_requests(vllm: Path) -> None:
-    """The handler's configuration reaches vLLM's loggers."""
+    """The handler's log configuration applies to vLLM's loggers."""
     run_on_vllm(vllm, "test_logging.py")
 
 
 @pytest.mark.parametrize("family", ANSWERING)
 def test_vision_families_on_vllm_answer_as_transformers_does(vllm: Path, family: str) -> None:
-    """A tiny random checkpoint of each family, each with a vLLM of its own."""
+    """A tiny random checkpoint of each family gives transformers' answers, each in its own vLLM."""
     run_on_vllm(vllm, "test_model_families.py", "-k", family)
 
 
 @pytest.fixture(scope="module")
 def two(archives: Path, vllm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Run two instances; at the end, no process of theirs or of vLLM is left."""
+    """Run two instances; at the end, none of their processes or vLLM's is left."""
     folder = tmp_path_factory.mktemp("vllm")
     checkpoint = copy_renamed(ROOT / "models" / "tiny-llava", folder / "tiny-llava")
     make_adapters(CHECKPOINT, folder / "adapters", NUM_ADAPTERS, strength=1.0)
@@ -112,7 +112,7 @@ def home_of(chat: Chat) -> str:
 
 
 def test_a_session_on_vllm_answers_and_streams(two: Fleet) -> None:
-    """A picture is sent once; later questions reuse what vLLM has computed, and the receipts say so."""
+    """A picture is sent once; later questions reuse vLLM's cache, as their receipts state."""
     chat = open_session(two.client(), path=data_url(draw("circle", "red")))
 
     assert chat.ask(QUESTION) == "The circle is red."
@@ -130,7 +130,7 @@ def test_a_session_on_vllm_answers_and_streams(two: Fleet) -> None:
 
 
 def test_adapters_on_vllm_answer_as_merged_models(two: Fleet) -> None:
-    """Those of one question run together; a session keeps its adapter."""
+    """Adapters of one question run together, and a session keeps its adapter."""
     expected = find_expected(sorted((two.run_dir.parent / "adapters").iterdir()))
     adapted = Adapted(two, two.run_dir, two.run_dir.parent / "adapters", expected)
     names = [name for name in expected if name]
@@ -168,7 +168,7 @@ def wait_for_restart(fleet: Fleet, instance: str, worker: int) -> None:
 
 
 def test_vllm_that_dies_between_answers_is_started_again(two: Fleet) -> None:
-    """The worker notices without a request, and the session continues."""
+    """The worker detects the end of vLLM without a request, and the session continues."""
     wait_until(lambda: len(two.settled()) == 2, "both instances at work", **PATIENTLY)
     chat = open_at(two, "llava-1", "llava-0")
     assert chat.ask(QUESTION) == "The circle is red."
@@ -183,7 +183,7 @@ def test_vllm_that_dies_between_answers_is_started_again(two: Fleet) -> None:
 
 
 def test_a_greedy_stream_continues_when_vllm_dies(two: Fleet) -> None:
-    """kill -9 of vLLM in the middle of an answer: the client gets each character of it once."""
+    """After kill -9 of vLLM in mid-answer, the client gets each character once."""
     wait_until(lambda: len(two.settled()) == 2, "both instances at work", **PATIENTLY)
     asked: Any = {"model": "llava", "prompt": "a", "temperature": 0, "max_tokens": 100}
     with (
@@ -208,7 +208,7 @@ def test_a_greedy_stream_continues_when_vllm_dies(two: Fleet) -> None:
 
 
 def test_another_instance_adopts_the_session_of_a_killed_one(two: Fleet) -> None:
-    """kill -9 of TorchServe and its worker: vLLM ends with them, and the other instance knows the picture."""
+    """After kill -9 of TorchServe and its worker vLLM ends, too, and the other instance has the picture."""
     chat = open_session(two.client(), path=data_url(draw("circle", "red")))
     assert chat.ask(QUESTION) == "The circle is red."
     home = home_of(chat)

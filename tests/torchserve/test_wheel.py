@@ -1,7 +1,7 @@
-"""The wheel and the sdist: what they contain, and that the wheel serves and asks where there is no checkout.
+"""The wheel and the sdist: their content, and serving and asking without a checkout.
 
-The virtual environments get the wheel and find its dependencies among those of the test's own environment, because
-torch is too large to be installed again.
+The virtual environments get the wheel and find its dependencies in the test's own environment, because torch is too
+large to be installed again.
 """
 
 import json
@@ -45,7 +45,7 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the sdist from a copy of the checkout, so that the checkout stays as it is."""
+    """Build the sdist from a copy of the checkout, which stays unchanged."""
     folder = tmp_path_factory.mktemp("sdist")
     source = folder / "source"
     for name in SOURCES:
@@ -102,7 +102,7 @@ def asking(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         name = wanted.pop()
         try:
             found = distribution(name)
-        except PackageNotFoundError:  # of another system
+        except PackageNotFoundError:  # for another system
             continue
         if name in linked:
             continue
@@ -132,7 +132,7 @@ def installed(serving: Path, empty: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_the_wheel_has_all_that_serving_needs_and_nothing_else(wheel: Path) -> None:
-    """Every handler and the demo model, below the package itself, and no test, script or sample."""
+    """The wheel has every handler and the demo model, inside the package, and no tests, scripts or samples."""
     tracked = subprocess.run(
         ["git", "ls-files", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout.splitlines()
@@ -148,7 +148,7 @@ def test_the_wheel_has_all_that_serving_needs_and_nothing_else(wheel: Path) -> N
 
 
 def test_the_client_needs_little_and_pins_nothing(metadata: Message) -> None:
-    """Packages of the client stand in no user's way: ranges, and none that only instances or the proxy import."""
+    """The client's requirements are ranges, without packages that only instances or the proxy import."""
     requirements = metadata.get_all("Requires-Dist") or []
     base = [each for each in requirements if "extra ==" not in each]
 
@@ -184,7 +184,7 @@ def test_the_wheel_serves_the_demo_model_in_an_empty_folder(installed: Fleet, em
 
 
 def test_the_client_asks_without_torch(installed: Fleet, asking: Path, tmp_path: Path) -> None:
-    """`torchmoor ask` answers; `up` says which packages it lacks."""
+    """`torchmoor ask` works; `up` names the missing packages."""
     (tmp_path / "circle.png").write_bytes(draw("circle", "red"))
     asked = [asking / "torchmoor", "ask", "--url", installed.runtime, "What color is the circle?", "circle.png"]
 
@@ -209,7 +209,7 @@ def test_doctor_finds_the_packages_and_the_demo_model(serving: Path, empty: Path
 
 
 def test_a_users_own_model_is_served_from_the_wheel(serving: Path, tmp_path: Path) -> None:
-    """A checkpoint beside nothing else, under its own name."""
+    """A checkpoint is served under its own name, with only the wheel installed."""
     shutil.copytree(ROOT / "models" / "tiny-llava", tmp_path / "mine")
     with run_fleet(
         *("./mine", "--name", "mine"),

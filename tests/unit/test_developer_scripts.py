@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_wording_is_checked_only_where_that_was_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A file without prose is not replaced by all files, and one that is not in the checkout is refused."""
+    """If the given files have no prose, others are not checked instead; a file outside the checkout is refused."""
     monkeypatch.setattr(check_prose, "find_habits", lambda path: [f"{path.name} is checked"])
     monkeypatch.setattr("sys.argv", ["check_prose.py", "LICENSE"])
     monkeypatch.chdir(ROOT)
@@ -30,7 +30,7 @@ def test_wording_is_checked_only_where_that_was_asked(
 
 
 def test_recorded_run_has_its_last_line() -> None:
-    """A command may end without the end of a line."""
+    """A recorded run includes a last line without a line end."""
     assert [text for _, text in record(["printf", "first\\nlast"])] == ["first", "last"]
 
 

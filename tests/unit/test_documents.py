@@ -63,7 +63,7 @@ def test_modules_that_the_architecture_names_exist() -> None:
 
 
 def test_pages_and_docstrings_name_modules_that_exist() -> None:
-    """A path from the root, such as handlers/requests/reply.py, in a page, a docstring or a comment."""
+    """Pages, docstrings and comments name existing paths, such as handlers/requests/reply.py."""
     sources = [path for folder in ("docs", "handlers", "torchmoor") for path in (ROOT / folder).rglob("*.*")]
     texts = [path.read_text(encoding="utf-8") for path in sources if path.suffix in (".md", ".py")]
     named = {name for text in texts for name in re.findall(r"(?<![\w/.])(?:handlers|torchmoor)/[\w/]+\.py\b", text)}

@@ -63,7 +63,7 @@ def test_sessions_that_nobody_closed_make_room_when_they_are_over(monkeypatch: p
 
 
 def test_a_sessions_notes_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size of a session's notes is limited, so that one client cannot use all the memory."""
+    """The notes of a session are limited in size, so that one client cannot use all the memory."""
     monkeypatch.setattr(notebook_handler, "MAX_NOTES", 1)
     notebook = Notebook()
     _, session = notebook.open()

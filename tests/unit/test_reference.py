@@ -20,7 +20,7 @@ from torchmoor.container.environment import ContainerEnvironment
 
 
 class Example(BaseModel):
-    """Of an example."""
+    """Settings of an example."""
 
     first: int = Field(1 << 20, description="Bytes.")
     second: str = Field("", description="one | two")

@@ -128,7 +128,7 @@ def test_a_dry_run_prints_and_sends_nothing(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("names", [["--endpoint", "my_llava"], ["--endpoint", "llava", "--variant", "a/b"]])
 def test_a_dry_run_refuses_what_sagemaker_refuses(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Application Auto Scaling takes any ResourceId, and finds no variant for it."""
+    """A dry run refuses a wrong ResourceId, which Application Auto Scaling accepts without finding a variant."""
     assert main([*names, "--dry-run"]) == 1
 
     told = capsys.readouterr()

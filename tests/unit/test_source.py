@@ -105,7 +105,7 @@ def test_package_imports_nothing_but_the_standard_library(package: str) -> None:
 
 
 def test_no_module_imports_relatively() -> None:
-    """Absolute imports work in an archive, where the entry file is a module of its own."""
+    """Imports are absolute, because an archive's entry file is a top-level module."""
     for path in modules(*PACKAGES):
         imports(path)
 
@@ -130,5 +130,5 @@ def private_names(path: Path) -> list[str]:
 
 
 def test_tests_read_no_private_names() -> None:
-    """Tests drive what a module offers, so that its inside can change."""
+    """Tests use public names only, so that a module's internals can change."""
     assert [each for path in modules("tests") for each in private_names(path)] == []

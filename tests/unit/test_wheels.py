@@ -30,7 +30,7 @@ def make_wheel() -> bytes:
 
 @pytest.fixture
 def gate() -> threading.Event:
-    """The second half of the wheel waits for it."""
+    """A gate before the second half of the wheel."""
     return threading.Event()
 
 

@@ -1,4 +1,4 @@
-"""Give a LLaVA checkpoint's weights the names that vLLM loads: those of the checkpoints that llava-hf has published.
+"""Renames a LLaVA checkpoint's weights as vLLM loads them: to the names in the checkpoints of llava-hf.
 
 transformers 5.23 writes others (`vision_tower.embeddings` for `vision_tower.vision_model.embeddings`).
 """

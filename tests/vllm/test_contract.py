@@ -31,7 +31,7 @@ SETTINGS = HandlerSettings(
 
 
 def start(folder: Path) -> Contender:
-    """Start vLLM on the demo's vision checkpoint, of which a copy is written to the folder."""
+    """Start vLLM on a copy of the demo's vision checkpoint."""
     torch.set_num_threads(1)
     prompts, engine = open_engine(SETTINGS, copy_renamed(CHECKPOINT, folder / "tiny-llava"), None)
     reference = AutoModelForImageTextToText.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
@@ -48,7 +48,7 @@ class TestVllm(EngineContract):
         return start(tmp_path_factory.mktemp("checkpoint"))
 
     def test_stop_ends_answers_and_refuses_more(self, contender: Contender) -> None:
-        """Nothing is left of vLLM's processes and their memory."""
+        """After the stop, none of vLLM's processes and memory is left."""
         assert multiprocessing.active_children()
 
         super().test_stop_ends_answers_and_refuses_more(contender)
@@ -57,9 +57,9 @@ class TestVllm(EngineContract):
 
 
 def test_a_worker_whose_vllm_dies_ends_before_its_answers(tmp_path: Path) -> None:
-    """So that the proxy lets another instance give or continue them, instead of passing an error on."""
+    """A worker whose vLLM dies ends before its answers do, so that another instance gives or continues them."""
     contender = start(tmp_path)
-    errors: list[Exception | None] = []  # of the answer when the worker ends
+    errors: list[Exception | None] = []  # tokens of the answer when the worker ends
     asked = contender.ask("Hello there", max_new_tokens=1000, **ENDLESS).wait(1)
     contender.engine.on_dead = lambda: errors.append(asked.events[-1].error)
 

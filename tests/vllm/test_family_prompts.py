@@ -1,4 +1,4 @@
-"""What vLLM computes for a prompt with pictures has the token ids of transformers' own processor, in every family."""
+"""Prompts with pictures have the token ids of transformers' own processor on vLLM, in every family."""
 
 import os
 import time
@@ -49,7 +49,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("num_pictures", [0, 1, 2])
 def test_prompts_have_the_token_ids_of_transformers(family: Family, num_pictures: int) -> None:
-    """Marks around a picture, and the number of its tokens, which depends on its size in some families."""
+    """Marks around a picture and its number of tokens, which may depend on its size, equal transformers'."""
     pictures = [draw("ellipse", "red"), draw("rectangle", "blue").resize((160, 96))][:num_pictures]
     messages = conversation(num_pictures)
     encoded = [family.encode(picture) for picture in pictures]
@@ -75,7 +75,7 @@ def test_a_picture_in_a_raw_prompt_has_the_marks_of_a_template(family: Family) -
 
 
 def test_pictures_whose_tokens_attend_to_each_other_are_refused_on_a_cpu(tmp_path: Path) -> None:
-    """vLLM's attention there would compute other answers without an error."""
+    """Such a family is refused on a CPU, where vLLM's attention would give other answers without an error."""
     FAMILIES["gemma3"](tmp_path)
 
     with pytest.raises(SettingsError, match=r"gemma3.* needs a GPU"):

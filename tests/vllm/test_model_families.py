@@ -64,7 +64,7 @@ def compare(
 
 
 def test_answers_with_pictures_are_those_of_transformers(family: Contender) -> None:
-    """Token for token, without a picture, with one, and with two of different sizes; each depends on its pictures."""
+    """Answers with none, one, or two pictures of different sizes equal transformers', and depend on the pictures."""
     red, blue = draw("ellipse", "red"), draw("rectangle", "blue").resize((160, 96))
 
     answers = [compare(family, pictures) for pictures in ([], [red], [blue], [red, blue], [blue, red])]

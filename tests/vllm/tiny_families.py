@@ -28,7 +28,7 @@ SIGLIP = {
     "num_attention_heads": 4,
     "patch_size": 14,
 }
-# vLLM's tests of memory read a picture of the largest size that a processor allows, so that is small.
+# vLLM's memory profiling reads a picture of the largest size that a processor allows, so this size is small.
 QWEN_SIZE = {"shortest_edge": 28 * 28 * 4, "longest_edge": 28 * 28 * 64}
 
 

@@ -53,7 +53,7 @@ def test_nvidias_client_asks_and_infers(many: ManyFleet) -> None:
 
 
 def test_raw_tensors_by_plain_http(many: ManyFleet) -> None:
-    """A client with no library, and a model without tensors, which is ready and has no inputs."""
+    """A client without a library sends raw tensors; a model without tensors is ready and has no inputs."""
     url = f"{many.fleet.runtime}/v2/models"
     length, body = binary_request()
 

@@ -1,4 +1,4 @@
-"""Requests made from /openapi.json, on real instances with many models: no faults, and answers as the document says."""
+"""Requests generated from /openapi.json, on real instances with many models: answers match the document."""
 
 import pytest
 import requests
@@ -11,7 +11,10 @@ MODELS = ["writes.tar.gz", "classifier-0.tar.gz", "absent.tar.gz"]
 
 
 def test_answers_of_a_running_product_are_as_the_document_says(many: ManyFleet) -> None:
-    """Both planes, with OpenAI's tasks, the container and the open inference protocol. None is pinned."""
+    """Both planes match, with OpenAI's tasks, the container's API and the open inference protocol.
+
+    No model is pinned.
+    """
     named = dict.fromkeys(("model", "name", TARGET_MODEL.lower()), MODELS)
     values = {**named, "endpoint": ["many"], "action": ["load", "unload", "other"], "max_tokens": [1, 2]}
     for url in (many.fleet.runtime, many.fleet.admin):

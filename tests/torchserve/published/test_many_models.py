@@ -21,7 +21,7 @@ output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 8, 4 ] } ]
 
 
 class Encoder(torch.nn.Module):
-    """Stand for BERT: hidden states, and a pooled output that no one names."""
+    """A stand-in for BERT: hidden states, and a pooled output that is not named."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Encoder(torch.nn.Module):
 
 
 def test_copies_of_a_traced_model_answer_from_create_to_delete(run_client: RunClient, tmp_path: Path) -> None:
-    """Each answer is the one output that the configuration names, in float32's own digits."""
+    """Each answer is the single output that the configuration names, with the digits of float32."""
     torch.manual_seed(0)
     encoder, ids = Encoder(), torch.arange(8, dtype=torch.int32).unsqueeze(0)
     (tmp_path / "1").mkdir()

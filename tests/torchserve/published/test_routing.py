@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.s3, pytest.mark.slow]
 
 
 def test_strategies_change_under_load_from_create_to_delete(run_client: RunClient, archives: Path) -> None:
-    """No request fails right after the waiter has ended; metric math makes the table of the example."""
+    """No request fails right after the waiter has ended; metric math gives the example's table."""
     told = run_client("routing.py", str(archives / "llava.mar"))
 
     for strategy in ("RANDOM", "LEAST_OUTSTANDING_REQUESTS"):

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.s3, pytest.mark.slow]
 
 
 def test_an_uncompressed_archive_keeps_sessions_on_two_instances(run_client: RunClient, tmp_path: Path) -> None:
-    """Each of the two instances has two sequence slots, and nothing but the sessions takes them."""
+    """Each of the two instances has two sequence slots, which only the sessions occupy."""
     make_archive(tmp_path, "--archive-format", "no-archive")
 
     told = run_client("sticky.py", str(tmp_path / NAME))

@@ -1,6 +1,6 @@
-"""A model that writes what its scripts say: a call if it has tools, an answer, with reasoning if it is asked for it.
+"""A model that follows scripts: a call if it has tools, an answer, with reasoning if the question requests it.
 
-Where the script ends, or a grammar forbids it, the model ends as soon as it may.
+At the script's end, or where a grammar forbids the script, the model ends as soon as it may.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ REASONED = f"<think>\nTen times 37, and half of that.\n</think>\n\n{ANSWER}"
 NO_THOUGHT = "<think>\n\n</think>\n\n"  # the end of a prompt whose answer may not reason
 CALL = "<tool_call>"
 JOKE = '{"setup":"Why do cats purr?","punchline":"Purrhaps they are happy."}'
-# The call or answer to a question with these words, each as a name of a function and its arguments. LangChain asks so.
+# Calls or answers to questions with these words: a function's name and its arguments. LangChain's suite uses them.
 CALLS = {
     "magic_function(3)": ("magic_function", '{"input":3}'),
     "magic_function_no_args()": ("magic_function_no_args", "{}"),
@@ -32,9 +32,9 @@ NEXT, END, QUOTE, BRACE = 4.0, 3.0, 2.0, 1.0
 
 
 class ScriptedModel:
-    """The demo model, but its logits follow the script. It keeps tokens where the model keeps keys.
+    """The demo model with logits that follow the script. It stores tokens in place of keys.
 
-    So a conversation's prompt is read from the engine's KV cache, and an answer is wrong if that is.
+    So a conversation's prompt is read from the engine's KV cache, and a wrong cache gives a wrong answer.
     """
 
     def __init__(self, model: Any) -> None:

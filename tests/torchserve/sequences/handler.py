@@ -10,7 +10,7 @@ import json
 
 
 class Counters:
-    """TorchServe looks for a class with initialize and handle."""
+    """The handler's class, which TorchServe finds by its initialize and handle."""
 
     def initialize(self, context):
         self.minutes = context.model_yaml_config["handler"]["sessionExpiryInMinutes"]

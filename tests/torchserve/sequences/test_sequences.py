@@ -52,9 +52,9 @@ def invoke(fleet: Fleet, session_id: str, **body: Any) -> dict[str, Any]:
 
 
 def test_sessions_stay_with_their_instances_across_proxies(counters: Fleet) -> None:
-    """The id of the body is the header's, and every process sends its turns to the instance that opened it.
+    """The body has the same id as the header, and every process sends turns to the instance that opened the session.
 
-    Each instance has two slots, which nothing but the sessions takes; a closed session frees its slot.
+    Each instance has two slots, which only sessions occupy; a closed session frees its slot.
     """
     opened = [invoke(counters, "NEW_SESSION", type="start_session") for _ in range(4)]
     ids = [answer["json"]["session_id"] for answer in opened]
@@ -78,7 +78,7 @@ def test_sessions_stay_with_their_instances_across_proxies(counters: Fleet) -> N
 
 
 def test_operators_views_do_not_reach_the_handler(counters: Fleet) -> None:
-    """The dashboard, the list of sessions and a client that leaves cost the handler no request."""
+    """The dashboard, the list of sessions and a disconnecting client send no request to the handler."""
     sid = invoke(counters, "NEW_SESSION", type="start_session")["json"]["session_id"]
     before = len(invoke(counters, sid, type="seen")["json"]["seen"])
 
@@ -108,7 +108,7 @@ def test_a_closed_or_forged_session_is_an_error(counters: Fleet) -> None:
 
 @pytest.mark.slow
 def test_the_image_starts_with_the_samples_environment(tmp_path: Path) -> None:
-    """The role that SageMaker starts serves the sample's folder of a model with its notebook's variables."""
+    """The container's role for SageMaker serves the sample's model folder with its notebook's variables."""
     make_archive(tmp_path, "--archive-format", "no-archive")
     (port, admin_port) = free_ports(2)
     config = tmp_path / "config.properties"

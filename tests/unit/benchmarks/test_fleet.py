@@ -1,4 +1,4 @@
-"""What the processes of a fleet have used of the processor, and what explains a benchmark's failure."""
+"""CPU time of a fleet's processes, and the explanation of a benchmark's failure."""
 
 import socket
 import subprocess
@@ -22,7 +22,7 @@ WAITING = "import subprocess, sys; subprocess.run(sys.argv[1:])"
 
 
 def test_time_of_what_a_worker_has_started_is_the_workers(tmp_path: Path) -> None:
-    """A chat worker renders templates in a process of its own; its time is not the proxy's."""
+    """CPU time of a worker's child processes, such as its template process, is the worker's, not the proxy's."""
     java = tmp_path / "java"  # processes are known by this name
     java.symlink_to("/bin/sh")
     template_process = [sys.executable, "-c", BUSY]
@@ -40,7 +40,7 @@ def test_time_of_what_a_worker_has_started_is_the_workers(tmp_path: Path) -> Non
 
 
 def test_failure_is_explained_by_decisions_and_logs(tmp_path: Path) -> None:
-    """Decisions state how requests failed; of each instance's log the end is shown."""
+    """The explanation has the decisions, which state how requests failed, and the end of each instance's log."""
     log = tmp_path / "llava-0" / INSTANCE_LOG
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"line {each}\n" for each in range(100)))
@@ -58,7 +58,7 @@ def test_failure_is_explained_by_decisions_and_logs(tmp_path: Path) -> None:
 
 
 def test_failure_is_explained_without_an_admin_plane(tmp_path: Path) -> None:
-    """A fleet that has ended leaves its logs."""
+    """After the fleet has ended, the explanation has its logs."""
     with subprocess.Popen(["true"], text=True) as process, socket.create_server(("127.0.0.1", 0)) as server:
         admin = f"http://127.0.0.1:{server.getsockname()[1]}"
         server.close()

@@ -31,7 +31,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_phase_is_a_line_and_a_part_of_the_page(tmp_path: Path) -> None:
-    """Figures are measured with the product's engine; nothing fails or is left out."""
+    """Each phase is a line of output and a part of the page, with the product's own engine and no failure."""
     done = run("--out", str(tmp_path))
 
     assert done.returncode == 0, done.stderr
@@ -76,7 +76,7 @@ def test_output_of_tests_that_take_too_long_is_kept(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("arguments", [("--only", "decode,nothing"), ("--shape", "none")])
 def test_unknown_names_are_refused(arguments: tuple[str, str]) -> None:
-    """With the word that is wrong."""
+    """An unknown name is refused with the wrong word."""
     done = run(*arguments)
 
     assert done.returncode == 2

@@ -33,10 +33,10 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 
 def test_admin_plane_is_asked_directly(fleet: Fleet) -> None:
-    """Every benchmark of a fleet asks for its instances."""
+    """The admin plane, which every benchmark asks for its instances, is contacted without the proxy."""
     assert fleet.instances() == []
 
 
 def test_runtime_api_is_asked_directly(fleet: Fleet) -> None:
-    """By boto3, which reads the environment, too."""
+    """boto3, which reads the environment, too, contacts the runtime API without the proxy."""
     assert Client(fleet.runtime).open(b"") == "opened"

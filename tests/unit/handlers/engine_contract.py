@@ -100,7 +100,7 @@ class Contender:
         is_enough: Callable[[int], bool] = lambda number: False,
         **params: Any,
     ) -> Asked:
-        """Begin an answer to a question. Scopes that are not named are each the only one of their kind."""
+        """Begin an answer to a question. By default each question has a scope of its own."""
         cache = self.engine.pool.open(scope or f"scope-{next(self._keys)}")
         pictures = _listed(picture)
         encoded = [self.engine.encode(each) for each in pictures]
@@ -193,7 +193,7 @@ class EngineContract:
         return draw("rectangle", "blue") if self.can_see else None
 
     def test_greedy_answers_are_those_of_generate(self, contender: Contender, red: Any, blue: Any) -> None:
-        """Token for token, alone and beside others, with pictures and without."""
+        """Greedy answers equal those of transformers, alone and beside others, with pictures and without."""
         questions = [("What colour is it?", red), ("Which shape is this?", blue), ("Hello there", None)]
         expected = [contender.generate(text, picture, 16) for text, picture in questions]
 
@@ -215,14 +215,14 @@ class EngineContract:
         assert ended.num_wakes >= 1 or ended.is_over
 
     def test_an_answer_ends_where_its_reader_wants(self, contender: Contender) -> None:
-        """As at a stop sequence: no event follows, and the engine has nothing left to do."""
+        """A reader can end its answer, as at a stop sequence: no event follows, and the engine has no work left."""
         asked = contender.ask("Hello there", max_new_tokens=200, is_enough=lambda number: number == 4, **ENDLESS).wait()
 
         self.settle(contender)
         assert len(asked.events) == 4
 
     def test_a_cancelled_answer_ends_within_a_step(self, contender: Contender) -> None:
-        """Its last event has the error; answers beside it go on."""
+        """The last event of a cancelled answer has the error; answers beside it continue."""
         expected = contender.answer("Which shape is this?", max_new_tokens=40)
         asked = contender.ask("Hello there", max_new_tokens=200, **ENDLESS)
         beside = contender.ask("Which shape is this?", max_new_tokens=40)
@@ -246,7 +246,7 @@ class EngineContract:
         self.settle(contender)
 
     def test_log_probabilities_are_the_models(self, contender: Contender, red: Any) -> None:
-        """Of the chosen token, and of the likeliest ones in order."""
+        """An event has the log probabilities of the chosen token and, in order, of the likeliest ones."""
         expected = contender.logprobs("What colour is it?", red)
         asked = contender.ask("What colour is it?", red, max_new_tokens=2, top_n_tokens=4).wait()
         first = asked.events[0]
@@ -260,7 +260,7 @@ class EngineContract:
         assert plain.events[0].logprob == pytest.approx(float(values[0]), abs=2e-3)
 
     def test_a_seed_decides_a_sampled_answer(self, contender: Contender) -> None:
-        """Whatever runs beside it; other seeds give other answers."""
+        """A seed gives the same answer whatever runs beside it; other seeds give other answers."""
         sampled = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 12, **ENDLESS}
         first = contender.answer("Hello there", seed=7, **sampled)
         others = [contender.ask("Which shape is this?", seed=seed, **sampled) for seed in range(3)]
@@ -271,7 +271,7 @@ class EngineContract:
         assert len({tuple(asked.wait().tokens) for asked in others}) > 1
 
     def test_min_p_excludes_unlikely_tokens(self, contender: Contender) -> None:
-        """With 1 the likeliest token alone is left, whatever the seed; 0 excludes nothing."""
+        """min_p 1 leaves only the likeliest token, whatever the seed; 0 excludes nothing."""
         options = {"max_new_tokens": 12, **ENDLESS}
         sampled = {"do_sample": True, "temperature": 2.0, **options}
         greedy = contender.answer("Hello there", **options)
@@ -317,7 +317,7 @@ class EngineContract:
             contender.engine.compile_grammar(GrammarText("json_schema", '{"type": "nothing"}', "grammar"))
 
     def test_adapters_share_steps_but_no_beginnings(self, contender: Contender, tmp_path: Path) -> None:
-        """Each answers as the model with the adapter merged into its weights."""
+        """Sequences with different adapters run in one step and each match the model with that adapter merged in."""
         text = QUESTION[: self.max_question]
         folders = make_adapters(contender.checkpoint, tmp_path, 2, strength=1.0)
         adapters = [None, *(contender.engine.load_adapter(folder) for folder in folders)]
@@ -348,7 +348,7 @@ class EngineContract:
         contender.answer("Hello there")
 
     def test_numbers_are_those_of_the_work(self, contender: Contender) -> None:
-        """Steps go up; the pool has a capacity, whose parts fit into it."""
+        """Counts of steps only grow, and the parts of the pool fit into its capacity."""
         before = contender.engine.numbers().steps
         contender.answer("Hello there")
         pool = contender.engine.pool
@@ -366,7 +366,7 @@ class EngineContract:
             contender.answer("Hi", max_new_tokens=1)
 
     def test_stop_ends_answers_and_refuses_more(self, contender: Contender) -> None:
-        """The last test: running answers end with an error, and none is accepted after that."""
+        """A stopped engine ends running answers with an error and refuses new ones. This test must run last."""
         asked = contender.ask("Hello there", max_new_tokens=200, **ENDLESS).wait(num_events=1)
 
         contender.engine.stop()

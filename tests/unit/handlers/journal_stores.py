@@ -1,4 +1,4 @@
-"""The stores that journals are kept in, each with the test's own look at what lies behind it."""
+"""The stores of journals under test, each with direct access to the stored data."""
 
 import os
 import time
@@ -30,16 +30,16 @@ KINDS = (
 
 @dataclass
 class Store:
-    """A journal, and the test's own look at what lies behind it."""
+    """A journal, and the test's direct access to the stored data."""
 
     url: str
     journal: Journal
-    dump: Callable[[], bytes]  # everything that is kept, all names, and each content once
-    pass_time: Callable[[int], object]  # seconds, for a store that goes by its own clock
-    poison: Callable[[str, str, bytes], object]  # put bytes in place of a session's first event, or of the only image
+    dump: Callable[[], bytes]  # all stored contents and names, each content once
+    pass_time: Callable[[int], object]  # advance by these seconds, for a store that uses the test's clock
+    poison: Callable[[str, str, bytes], object]  # replace a session's first event, or the only image, by these bytes
 
     def reopened(self, **limits: Any) -> Journal:
-        """As another instance has it."""
+        """Open the journal again, as another instance does."""
         journal = open_journal(JournalSettings(url=self.url, **limits), TOMBSTONE_S)
         assert journal is not None
         return journal
@@ -47,7 +47,7 @@ class Store:
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """An empty one. On the way out nothing is under way."""
+    """Yield an empty store; at the end, check that no operation is in progress."""
     pass_time: Callable[[int], object] = int  # nothing to do
     if request.param == "directory":
         url, dump = tmp_path.as_uri(), lambda: dump_folder(tmp_path)
@@ -106,16 +106,16 @@ def dump_keys(server: RedisServer) -> bytes:
 
 
 def age_keys(server: RedisServer, seconds: int) -> None:
-    """Take this from what each key that expires has left, as if so much time had passed."""
+    """Shorten the remaining life of each key that expires, as if this time had passed."""
     with server.client() as client:
         for key in dict.fromkeys(client.scan_iter()):
             if client.type(key) == b"zset":  # with times
                 aged = {name: at - seconds for name, at in client.zrange(key, 0, -1, withscores=True)}
                 if aged:
-                    client.zadd(key, aged, xx=True)  # without it, a key that expires now would come back for good
+                    client.zadd(key, aged, xx=True)  # xx: an expiring key must not be created again
             left_ms = client.pttl(key)
             if left_ms > 0:
-                client.pexpire(key, left_ms - 1000 * seconds)  # at most 0: deletes it now
+                client.pexpire(key, left_ms - 1000 * seconds)  # 0 or less deletes the key now
 
 
 def poison_folder(folder: Path, sid: str, what: str, data: bytes) -> None:

@@ -15,7 +15,7 @@ LENGTHS = (1, 15, 16, 17, 200, 64, 65, 130)
 
 
 class Case(NamedTuple):
-    """size: of a head. window, scaling: None for none and for the usual one."""
+    """size: of a head. window and scaling: None for no window and for the usual scaling."""
 
     num_heads: int
     num_kv_heads: int

@@ -1,4 +1,4 @@
-"""LoRA adapters in the built-in engine: rows of several in one step, what they share, and which files are refused."""
+"""LoRA adapters in the built-in engine: several in one step, shared work, and files that are refused."""
 
 import json
 import shutil
@@ -104,7 +104,7 @@ def adapters(engine: ChatEngine, folders: list[Path]) -> list[Adapter]:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path, folders: list[Path]) -> list[list[int]]:
-    """What transformers answers with each adapter merged into the weights, and at the end without one."""
+    """Return transformers' answers with each adapter merged into the weights, and at last without one."""
     model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
     found = []
     for folder, prompt in zip(folders, PROMPTS, strict=True):
@@ -127,7 +127,7 @@ def test_rows_of_different_adapters_and_of_none_share_steps_and_answer_as_merged
 def test_rows_that_share_one_attention_call_answer_the_same(
     checkpoint: Path, folders: list[Path], expected: list[list[int]], one_thread: None
 ) -> None:
-    """As on a GPU: steps without adapters are decoding steps, which a GPU replays, and steps with them are not."""
+    """Rows with and without adapters share attention calls as on a GPU, which replays only steps without adapters."""
     model = load_model(checkpoint, torch.device("cpu"), "float32", max_rank=16)
     assert model.adapted is not None
     engine = Engine(ModelRunner(model, 64 << 20, is_row_batched=True), Scheduler(8, Pace(32, 2.0)), 1)
@@ -303,7 +303,7 @@ def test_models_outside_packed_steps_have_no_adapters(checkpoint: Path, tmp_path
 
 
 def test_compiled_models_have_no_adapters(checkpoint: Path, tmp_path: Path) -> None:
-    """They are refused before the checkpoint is read, whose weights are missing here."""
+    """Adapters for a compiled model are refused before the checkpoint's weights, which are missing here, are read."""
     shutil.copy(checkpoint / "config.json", tmp_path)
     compiled = WITH_ADAPTERS.model_copy(update={"model": ModelSettings(compile="layers", dtype="bfloat16")})
     with pytest.raises(SettingsError, match="compile must be off"):

@@ -176,7 +176,7 @@ def test_openai_stream_with_usage() -> None:
 
 
 def test_completions() -> None:
-    """OpenAI's text_completion, streamed with its usage at the end, and whole."""
+    """OpenAI's text completions are written whole, and as a stream with the usage at its end."""
     form = CompletionForm(id="cmpl-1", created=7, model="llava", has_usage=True)
 
     *chunks, last = read_openai(stream(form, finish_reason="length"))

@@ -53,7 +53,7 @@ def check(client: Any, resource: str, body: Any, schema: dict[str, Any]) -> Any:
 
 
 def test_resources_have_the_fields_of_their_schemas(client: Any, red: Image.Image) -> None:
-    """Responses, conversations, files and tokens: each that is created, shown, listed and deleted."""
+    """Responses, conversations, files and tokens have their schemas' fields when created, shown, listed and deleted."""
     page, response = schemas.page(schemas.ITEM), schemas.RESPONSE_ANSWER
     items = {"items": MESSAGES}
     named = {"model": "llava", **RESPONSE}

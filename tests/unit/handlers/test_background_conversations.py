@@ -45,7 +45,7 @@ class Talk:
         return str(answer.json["id"])
 
     def run(self, response_id: str) -> Any:
-        """Send what the queue sends, which does not wait."""
+        """Send the request with which the queue runs a response."""
         return self.send(background.run_resource(response_id))
 
     def ask(self, said: Any, invocation_id: str = "") -> Any:
@@ -64,7 +64,7 @@ class Talk:
         return listed
 
     def said(self) -> list[str]:
-        """Return the texts of the items of users."""
+        """Return the texts of the user's items."""
         return [item["content"][0]["text"] for item in self.items() if item["role"] == "user"]
 
 
@@ -86,7 +86,7 @@ def turns_in(journal: DirectoryJournal, talk: Talk) -> list[str]:
 
 
 def test_the_turn_is_added_once_however_often_the_queue_asks(make_client: Any, journal: DirectoryJournal) -> None:
-    """Also by a worker that takes the conversation over; the answer is that of a request that waits for it."""
+    """Repeated requests of the queue, also at another worker, add the turn once and get a waiting request's answer."""
     talk, direct = Talk(make_client(instance="llava-0", journal=journal)), Talk(make_client())
     response_id = talk.queue("hello")
     assert (talk.state(response_id), talk.items()) == ("queued", [])
@@ -105,7 +105,7 @@ def test_the_turn_is_added_once_however_often_the_queue_asks(make_client: Any, j
 
 
 def test_turns_are_in_the_order_in_which_they_begin(make_client: Any, endless_llava: Any) -> None:
-    """A turn that begins first comes first, and one that comes during another one waits for it."""
+    """Turns are added in the order in which they begin; one that arrives during another waits for it."""
     talk = Talk(make_client(endless_llava))
     before = talk.queue("one")
     late = talk.queue("three")
@@ -149,7 +149,7 @@ def test_what_ends_without_an_answer_adds_nothing(make_client: Any, red: Any, *,
 
 
 def test_a_picture_waits_for_its_own_question(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
-    """Other turns do not get it, neither here nor at a worker that takes the conversation over."""
+    """Only the response's own turn gets its picture, also at a worker that takes the conversation over."""
     first = make_client(instance="llava-0", journal=journal)
     talk, direct = Talk(first), Talk(make_client())
     asked = about(red)
@@ -169,7 +169,7 @@ def test_a_picture_waits_for_its_own_question(make_client: Any, journal: Directo
 
 
 def test_a_turn_about_the_same_picture_has_its_own(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
-    """A worker that takes the conversation over leaves the response its picture."""
+    """A worker that takes the conversation over gives the response its picture, although a turn has the same one."""
     talk = Talk(make_client(instance="llava-0", journal=journal))
     response_id = talk.queue(about(red))
     assert talk.ask(about(red)).wait().status == 200
@@ -185,7 +185,7 @@ def test_a_turn_about_the_same_picture_has_its_own(make_client: Any, journal: Di
 def test_a_turn_that_another_worker_answers_leaves_a_response_its_picture(
     make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any
 ) -> None:
-    """The picture that came with the turn is the same one."""
+    """If another worker answers a turn, the response keeps its own picture, even if both sent the same one."""
     talk = Talk(make_client(endless_llava, instance="llava-0", journal=journal))
     elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
     response_id = talk.queue(about(red))
@@ -204,7 +204,7 @@ def test_a_turn_that_another_worker_answers_leaves_a_response_its_picture(
 
 
 def test_a_cancel_stops_its_own_turn_and_no_other(make_client: Any, endless_llava: Any) -> None:
-    """It wins over an answer that is not recorded; the turn of another request goes on."""
+    """A cancelled response ends before its answer is recorded; the turn of another request goes on."""
     talk = Talk(make_client(endless_llava))
     response_id = talk.queue("one")
     hold = Hold(endless_llava)
@@ -222,7 +222,7 @@ def test_a_cancel_stops_its_own_turn_and_no_other(make_client: Any, endless_llav
 def test_a_cancel_before_its_turn_waits_ends_it_too(
     make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not wait for the turn before it, although there was nothing to stop when the cancel came."""
+    """A response that is cancelled before its turn is queued does not wait for the turn before it."""
     talk = Talk(make_client(endless_llava))
     response_id = talk.queue("one")
     hold = Hold(endless_llava)
@@ -243,7 +243,7 @@ def test_a_cancel_before_its_turn_waits_ends_it_too(
 def test_a_cancel_at_another_worker_wins_over_an_answer(
     make_client: Any, endless_llava: Any, journal: DirectoryJournal
 ) -> None:
-    """Only one of both is recorded."""
+    """A response that is cancelled at another worker is cancelled, although its answer completes later."""
     talk = Talk(make_client(endless_llava, instance="llava-0", journal=journal))
     elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
     response_id = talk.queue("one")
@@ -262,7 +262,7 @@ def test_a_cancel_at_another_worker_wins_over_an_answer(
 def test_a_worker_that_is_lost_leaves_the_conversation_free(
     make_client: Any, endless_llava: Any, journal: DirectoryJournal, *, is_changed: bool
 ) -> None:
-    """The next attempt gives the same answer, unless another turn has come between: then it fails, as a turn would."""
+    """The next attempt gives the same answer, or fails as a turn would if another turn was recorded meanwhile."""
     lost = Talk(make_client(endless_llava, instance="llava-0", journal=journal))
     talk = lost.on(make_client(instance="llava-1", journal=journal))
     response_id = lost.queue("one")
@@ -287,7 +287,7 @@ def test_a_worker_that_is_lost_leaves_the_conversation_free(
 
 
 def test_a_retry_queues_nothing_more(make_client: Any, journal: DirectoryJournal) -> None:
-    """At any worker; another request with the same text is another response."""
+    """A retry queues nothing at any worker; another request with the same text makes another response."""
     talk = Talk(make_client(instance="llava-0", journal=journal))
     elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
 
@@ -301,7 +301,7 @@ def test_a_retry_queues_nothing_more(make_client: Any, journal: DirectoryJournal
 def test_a_retry_that_two_workers_record_at_once_is_one_request(
     make_client: Any, journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch, resource: str
 ) -> None:
-    """The one that comes second answers as the first."""
+    """If two workers record a retry at once, the second one gives the first one's answer."""
     talk = Talk(make_client(instance="llava-0", journal=journal))
     elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
     body: dict[str, Any] = {"items": [{"role": "user", "content": "hello"}]}
@@ -325,7 +325,10 @@ def test_a_retry_that_two_workers_record_at_once_is_one_request(
 
 
 def test_a_deleted_response_leaves_its_conversation(make_client: Any) -> None:
-    """By its client, or by the proxy whose queue has refused it; one that is answered stays a turn."""
+    """A response that its client deletes, or that the queue refuses, leaves its conversation.
+
+    An answered one stays a turn.
+    """
     talk = Talk(make_client())
     deleted, refused, answered = talk.queue("one"), talk.queue("two"), talk.queue("three")
     assert talk.run(answered).wait().status == 200

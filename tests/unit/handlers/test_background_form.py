@@ -45,7 +45,7 @@ def end(feed: AnswerFeed, form: BackgroundForm, last: Token) -> list[dict[str, A
 
 @given(st.lists(st.text(max_size=4), min_size=1, max_size=8), st.data())
 def test_followers_get_the_events_of_the_stored_response(texts: list[str], data: st.DataObject) -> None:
-    """From any event on, whenever they come, before or while it is generated."""
+    """A client gets the stored response's events from any event on, whether it connects before or during generation."""
     tokens = [make_token(i, text) for i, text in enumerate(texts)]
     feed, form = AnswerFeed(), make_form()
     joins = data.draw(st.lists(st.tuples(st.integers(0, len(tokens)), st.integers(-1, 20)), max_size=5))
@@ -71,7 +71,7 @@ def test_followers_get_the_events_of_the_stored_response(texts: list[str], data:
 
 @given(st.lists(st.text(min_size=1, max_size=4), min_size=2, max_size=8), st.data())
 def test_a_second_attempt_repeats_no_event(texts: list[str], data: st.DataObject) -> None:
-    """The client has some events of the first one, and gets the others when the second one has caught up."""
+    """A client that has events of the first attempt gets only the others, once the second attempt has caught up."""
     tokens = [make_token(i, text) for i, text in enumerate(texts)]
     feed, reply = AnswerFeed(), make_reply()
     feed.follow(reply, make_form(), -1, {})

@@ -53,7 +53,7 @@ def test_a_retry_during_the_fetch_of_an_image_queues_nothing_more(make_client: A
 
 
 def test_another_attempt_has_the_same_ids_of_calls(make_client: Any, endless_llava: Any, clock: Any) -> None:
-    """A client that follows sends a call's result under the id that it got first."""
+    """Another attempt uses the same call ids, because a client that follows sends results under the first ids."""
     client = make_client(endless_llava)
     body = {"model": "llava", "background": True, "input": "hello", "max_output_tokens": 150}
     body |= {"tools": [WRITE], "tool_choice": "required"}
@@ -86,7 +86,7 @@ def delete(client: Any, clock: Any, response_id: str) -> None:
 
 @pytest.mark.parametrize("end", [expire, delete])
 def test_a_client_that_follows_learns_of_the_end_of_the_session(make_client: Any, clock: Any, end: Any) -> None:
-    """Its stream ends at once with an error, and not with the deadline of its request."""
+    """A client that follows gets an error as soon as the session ends, not at its deadline."""
     client = make_client()
     body = {"model": "llava", "background": True, "input": "hello"}
     response_id = client.call(body, {wire.RESOURCE: "POST responses"}).json["id"]
@@ -99,7 +99,7 @@ def test_a_client_that_follows_learns_of_the_end_of_the_session(make_client: Any
 
 
 def test_texts_of_what_is_queued_are_bounded(make_client: Any) -> None:
-    """They count as long as the session has them, however the response ends."""
+    """The texts of queued responses count while the session holds them, however the responses end."""
     client = make_client(session={"max_history_chars": 5_000, "max_total_history_chars": 5_000})
     body = {"model": "llava", "background": True, "input": "x" * 2_000}
 

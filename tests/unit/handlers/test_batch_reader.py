@@ -100,7 +100,10 @@ def test_batches_are_read_as_torchserve_reads_them(rows: list[Any], others: list
 
 
 def test_a_row_that_comes_again_is_not_parsed_again() -> None:
-    """The pump has its headers. A row with the same id and other bytes, or of an earlier batch, is parsed."""
+    """A repeated row is returned without its headers.
+
+    One with other bytes, or from an earlier batch, is parsed again.
+    """
     first, changed = (b"a", [b"name"], b"body"), (b"a", [b"name"], b"BODY")
     other = (b"b", [b"name"], b"")
     batches = [[first, other], [first], [changed, other], [changed]]
@@ -114,7 +117,7 @@ def test_a_row_that_comes_again_is_not_parsed_again() -> None:
 
 
 def test_nothing_is_remembered_of_another_connection() -> None:
-    """The front end of a new one has sent nothing before."""
+    """A new connection starts without remembered rows, because its front end has sent none."""
     message = encode_batch([(b"a", [b"name"], b"body")])
 
     with buffered():
@@ -135,7 +138,7 @@ def test_a_body_larger_than_a_part_is_whole() -> None:
 
 
 def test_a_large_body_takes_its_own_length() -> None:
-    """It is read into one block, although it arrives in parts."""
+    """A large body is read into one block of its length, although it arrives in parts."""
     body = bytes(64 * PART_BYTES)
     message = encode_batch([(b"a", [], body)])
     sender, connection = socket.socketpair()
@@ -172,7 +175,10 @@ def test_worker_ends_when_the_front_end_has_gone() -> None:
 
 
 def test_bodies_stay_as_they_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TorchServe tells its workers to parse JSON and text at each step; the handlers do it once, within limits."""
+    """Bodies are passed on unparsed.
+
+    The handlers parse them once, within limits, where TorchServe would at each step.
+    """
     monkeypatch.setenv("TS_DECODE_INPUT_REQUEST", "true")
     bodies = [(b"application/json", b'{"a": [1]}'), (b"text/plain", b"a")]
     message = b"I"

@@ -1,4 +1,4 @@
-"""What one caller's sessions may take of a journal: on every store, through a worker, and what the others notice."""
+"""A caller's share of a journal's budget: on every store, through a worker, and its effect on other callers."""
 
 import random
 import time
@@ -44,7 +44,7 @@ def is_full(journal: Any, owner: str) -> bool:
 
 
 def test_a_caller_has_room_up_to_its_share(store: Store) -> None:
-    """A full share concerns no other caller and no turn; a close makes room."""
+    """A full share affects neither other callers nor turns; a close makes room."""
     journal = store.reopened(max_caller_bytes=SHARE)
     first, _ = (open_session(journal, ALICE, picture_of(str(number))) for number in range(2))
     open_session(journal, ANYONE, picture_of("anyone"))
@@ -61,7 +61,7 @@ def test_a_caller_has_room_up_to_its_share(store: Store) -> None:
 
 
 def test_a_shared_picture_counts_once(store: Store) -> None:
-    """Also after a measurement; when its last session closes it counts no longer."""
+    """A shared picture counts once, also after a measurement, until its last session closes."""
     journal, other = store.reopened(max_caller_bytes=SHARE), store.reopened(max_caller_bytes=SHARE)
     sessions = [open_session(journal, ALICE, picture_of("all")) for _ in range(4)]
     more = picture_of("more")
@@ -85,7 +85,7 @@ def test_a_shared_picture_counts_once(store: Store) -> None:
 
 
 def test_another_instance_learns_the_share_and_its_end(store: Store) -> None:
-    """It measures what was written elsewhere, and knows when there is room: a minute after the first expiry."""
+    """Another instance counts what was written elsewhere, and has room again a minute after the first expiry."""
     journal, other = (store.reopened(max_caller_bytes=SHARE) for _ in range(2))
     now = int(time.time())
     sessions = [open_session(journal, ALICE, picture_of(str(lives_s)), lives_s) for lives_s in (600, 7200)]
@@ -125,7 +125,10 @@ def test_a_worker_refuses_openings_of_a_caller_with_a_full_share(make_client: An
 
 
 def test_client_addresses_have_shares_without_keys(make_client: Any, store: Store) -> None:
-    """The proxy names the address. A session that another address continues keeps its first one's share."""
+    """Without keys a caller is the client address from the proxy.
+
+    A session continued from another address keeps its share.
+    """
     client = make_client(journal=store.reopened(max_caller_bytes=15_000))
     one, two = ({"x-torchmoor-source": address} for address in ("192.0.2.1", "192.0.2.2"))
     opening = {"type": "start_session", "image": noise()}

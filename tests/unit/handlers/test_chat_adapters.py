@@ -182,7 +182,10 @@ def create(client: Client, adapter: str, **fields: Any) -> Exchange:
 
 
 def test_responses_in_the_background_are_their_adapters(start: Callable[..., Client], expected: dict[str, str]) -> None:
-    """In a session of their own and in a conversation, whose other turns are the base model's."""
+    """Responses in the background use their adapter.
+
+    This holds in their own session, and in a conversation whose other turns use the base model.
+    """
     client = start()
 
     def text_of_response(adapter: str, **fields: Any) -> str:
@@ -198,7 +201,7 @@ def test_responses_in_the_background_are_their_adapters(start: Callable[..., Cli
 
 
 def test_a_response_in_the_background_of_an_unknown_adapter_is_refused(start: Callable[..., Client]) -> None:
-    """As one that its client waits for."""
+    """A background response with an unknown adapter is refused at once, like one that its client waits for."""
     client = start()
 
     refused = [create(client, "nope", background=is_background) for is_background in (True, False)]

@@ -137,7 +137,7 @@ def test_system_message_takes_part(client: Any, reference: Any) -> None:
 
 
 def test_answers_name_the_weights(client: Any) -> None:
-    """The same in every answer and event, so that a client knows when a seed may give another answer."""
+    """Each answer and event identifies the weights, so that a client knows when a seed may give another answer."""
     streamed = client.call(chat(user(QUESTION), stream=True))
     found = {event["system_fingerprint"] for event in events(streamed.body)}
     found |= {client.call(body).json["system_fingerprint"] for body in (chat(user(QUESTION)), {"prompt": "a circle"})}
@@ -159,7 +159,7 @@ def test_same_seed_same_answer(client: Any) -> None:
 
 
 def test_truncate_keeps_the_last_tokens_of_a_prompt(client: Any, reference: Any, tiny_llava: Any) -> None:
-    """The conversation marks of a raw prompt count as tokens of it."""
+    """truncate keeps the last tokens of a prompt and counts its conversation marks as tokens."""
     prompt = "one two three<|end|><|user|>what is a circle?<|end|><|assistant|>"
     ids = tiny_llava.tokenizer(prompt, add_special_tokens=False)["input_ids"]
     kept = len(ids) - 3
@@ -634,7 +634,7 @@ def test_template_that_refuses_messages_is_a_clear_400(make_text_client: Any) ->
 
 
 def test_the_likeliest_tokens_stand_beside_the_chosen_one(client: Any) -> None:
-    """Each place has as many as were asked for, the likeliest first, by the model's own log probabilities."""
+    """Each position has the requested number of likely tokens, likeliest first, with the model's own probabilities."""
     asked = chat(user("What is it?"), logprobs=True, top_logprobs=3, max_tokens=5)
     greedy = client.call(asked).json["choices"][0]["logprobs"]["content"]
     penalized = client.call({**asked, "logit_bias": {"7": 90}}).json["choices"][0]["logprobs"]["content"]
@@ -649,7 +649,7 @@ def test_the_likeliest_tokens_stand_beside_the_chosen_one(client: Any) -> None:
 
 
 def test_tgi_bodies_get_the_likeliest_tokens(client: Any) -> None:
-    """A stream's events and a whole answer's details have them, where they are asked for."""
+    """A stream's events and a whole answer's details contain the likeliest tokens on request."""
     asked = raw("Once", 4, parameters={"top_n_tokens": 2, "details": True})
     [whole] = client.call(asked).json
     events = [json.loads(line[5:]) for line in client.call({**asked, "stream": True}).body.split(b"\n\n") if line]

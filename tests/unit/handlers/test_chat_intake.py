@@ -485,7 +485,7 @@ def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
 
 
 def test_an_image_may_have_as_many_bytes_as_are_allowed(web: WebServer) -> None:
-    """One byte more is refused, whether its length is declared or not, and also in base64."""
+    """An image of exactly the allowed size is accepted; one byte more is refused, with or without a declared length."""
     text = base64.b64encode(bytes(1000)).decode()
     assert read(intake(max_bytes=1000), text) == bytes(1000)
     with pytest.raises(ImageTooLarge):
@@ -561,7 +561,6 @@ def test_broken_answers_are_unreachable(web: WebServer, raw: bytes) -> None:
 
 
 def test_refused_connection_is_unreachable() -> None:
-    """A refused connection is reported as unreachable."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -673,7 +672,7 @@ def test_palette_grey_and_bilevel_become_rgb() -> None:
 
 @pytest.mark.parametrize("alphas", [(0,), (255,), (1,), (0, 128, 255)])
 def test_every_transparency_is_composed_as_pillow_does(alphas: tuple[int, ...]) -> None:
-    """Also pictures that are wholly transparent or opaque, which are not composed."""
+    """Every kind of transparency is composed as Pillow does; wholly transparent and opaque pictures take a shortcut."""
     picture = Image.new("RGBA", (30, 4))
     picture.putdata([(8 * i % 256, i, 255 - i, alphas[i % len(alphas)]) for i in range(120)])
     expected = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
@@ -712,7 +711,7 @@ def test_exif_rotation_is_applied() -> None:
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
 def test_a_damaged_exif_is_ignored(form: str) -> None:
-    """The picture itself is whole."""
+    """A damaged EXIF block does not prevent the decoding of an intact picture."""
     found = decode(intake(), encoded(Image.new("RGB", (8, 8), RED), form, exif=b"Exif\0\0garbage"))
 
     assert near(found.getpixel((4, 4)), RED)
@@ -734,7 +733,7 @@ def reduced(data: bytes, side: int | None, **values: Any) -> Image.Image:
 @pytest.mark.parametrize("form", [*FORMATS, "RGBA", "P", "L"])
 @pytest.mark.parametrize("size", [(1210, 803), (803, 1210), (400, 4000)])
 def test_a_photo_is_reduced_to_no_less_than_twice_the_models_size(form: str, size: tuple[int, int]) -> None:
-    """What the model's preprocessor makes of it hardly differs, whatever the format, mode and shape."""
+    """The preprocessor's result hardly differs from that of the whole photo, for every format, mode and shape."""
     photo = shapes(size)
     data = encoded(photo, form) if form in FORMATS else encoded(photo.convert(form))
 
@@ -751,14 +750,14 @@ def test_a_photo_is_reduced_to_no_less_than_twice_the_models_size(form: str, siz
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_image_below_four_times_the_models_size_keeps_each_pixel(form: str) -> None:
-    """Only larger ones are reduced, so models see all others as in transformers."""
+    """Only larger images are reduced; models get all others as in transformers."""
     data = encoded(shapes((500, 399)), form)
 
     assert reduced(data, 100).tobytes() == decode(intake(), data).tobytes()
 
 
 def test_a_reduced_photo_is_turned_upright() -> None:
-    """A telephone stores its orientation beside the pixels."""
+    """A reduced photo is turned by the orientation that cameras store beside the pixels."""
     exif = Image.Exif()
     exif[0x0112] = 6  # turn 90 degrees clockwise
     for form in ("JPEG", "PNG", "WEBP"):
@@ -769,7 +768,7 @@ def test_a_reduced_photo_is_turned_upright() -> None:
 
 
 def test_a_reduced_photo_takes_less_memory() -> None:
-    """Its share of the account is that of its decoded pixels, and a JPEG is decoded small."""
+    """A reduced photo takes the share of its decoded pixels, and a JPEG is decoded at a smaller scale."""
     photo = shapes((1200, 800))
     pixels = 1200 * 800
     with pytest.raises(ImageTooLarge, match="bytes of memory"):
@@ -796,7 +795,6 @@ def test_animation_gives_its_first_frame() -> None:
 
 
 def test_cmyk_jpeg_becomes_rgb() -> None:
-    """A CMYK JPEG is converted to RGB."""
     image = decode(intake(), encoded(Image.new("RGB", (8, 8), RED).convert("CMYK"), "JPEG", quality=95))
 
     assert near(image.getpixel((4, 4)), RED)

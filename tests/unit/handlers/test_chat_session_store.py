@@ -439,7 +439,7 @@ def test_images_added_while_a_turn_runs_wait_for_the_next_question(new_store: St
 
 
 def test_what_is_committed_stays_unless_the_session_is_over(new_store: Stores) -> None:
-    """Another request may catch a session up while its turn fails, or just after its end."""
+    """What is committed to an open session stays; a commit to an ended one keeps no image."""
     store = new_store()
     session, ended = opened(store), opened(store)
     mine, gone = image(store, 1), image(store, 2)
@@ -471,7 +471,7 @@ def test_images_of_a_failed_question_are_dropped(new_store: Stores) -> None:
 
 
 def test_an_image_that_is_dropped_is_not_an_equal_one_before_it(new_store: Stores) -> None:
-    """So that images wait in the order in which the journal has them."""
+    """An equal earlier image keeps its place, so that images wait in the order of the journal."""
     store = new_store()
     session = opened(store)
     early, between, mine = image(store, 1), image(store, 2), image(store, 1)
@@ -785,7 +785,7 @@ def test_a_full_store_visits_few_sessions(
 
 
 class Expiring:
-    """What the order needs of a session."""
+    """The fields of a session that the order uses."""
 
     def __init__(self, expires_at: int) -> None:
         self.id = SessionId("", "local", expires_at, "k0")
@@ -793,7 +793,7 @@ class Expiring:
 
 @given(times=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20), st.booleans()), max_size=30))
 def test_sessions_expire_in_their_order(times: list[tuple[int, int, bool]]) -> None:
-    """Whatever is added and removed, the order knows the first expiry, and returns what has expired once."""
+    """After any additions and removals, the order knows the first expiry and returns each expired session once."""
     order, now = ExpiryOrder(), 0
     model: dict[Any, int] = {}
     for waited, ttl_s, is_removed in times:
@@ -831,7 +831,7 @@ def test_a_session_that_is_not_used_expires(new_store: Stores, clock: Any) -> No
 
 
 def test_idle_sessions_expire_without_being_asked_for(new_store: Stores, clock: Any) -> None:
-    """The sessions in use and the pinned one stay, and the others release their memory."""
+    """Idle sessions expire and release their memory without a request; pinned ones and those in use stay."""
     store = new_store(ttl_s=100, idle_ttl_s=30)
     idle, busy, held, pinned = (opened(store) for _ in range(4))
     run_turn(store, idle, 20)
@@ -862,7 +862,7 @@ def test_with_a_journal_an_idle_session_does_not_expire(new_store: Stores, clock
 
 
 def test_a_refused_opening_states_when_an_idle_session_expires(new_store: Stores, clock: Any) -> None:
-    """Retry-After is the earlier of the two times."""
+    """Retry-After is the time until the first session expires, by idleness or by the expiry in its id."""
     store = new_store(max_sessions=2, idle_ttl_s=25)
     opened(store, 100)
     opened(store, 30)

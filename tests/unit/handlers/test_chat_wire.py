@@ -61,7 +61,7 @@ def test_sample_opens_with_a_path() -> None:
     ],
 )
 def test_a_body_for_another_model_is_told_what_to_send(body: Any, words: str) -> None:
-    """A model without images, and one that generates text."""
+    """The error for a body of another kind of model says what to send instead."""
     with pytest.raises(InvalidRequest) as caught:
         command(body)
     assert words in str(caught.value)
@@ -99,7 +99,10 @@ def test_guide_opens_without_an_image() -> None:
     ],
 )
 def test_openings_are_refused_if_the_caller_has_all_its_sessions(headers: dict[str, str], body: Any) -> None:
-    """The proxy says so in a header; requests that open no session do not care."""
+    """An opening is refused if the proxy's header says that the caller's share is used up.
+
+    Other requests are not affected.
+    """
     limit = {"x-torchmoor-session-limit": "reached"}
     assert isinstance(parse(Incoming(headers, body)), OpenSession)
 

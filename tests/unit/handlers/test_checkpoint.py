@@ -147,7 +147,7 @@ def test_new_content_is_downloaded_again(bucket: Any, tmp_path: Path) -> None:
 def test_a_killed_download_takes_no_room_from_the_next(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its remains are deleted before the free room is looked at; 64 MiB of it stay free."""
+    """The remains are deleted before the free space is checked; 64 MiB of it must stay free."""
     bucket.put_object(Bucket=BUCKET, Key="killed/config.json", Body=b"{}")
     where = settings(tmp_path, f"s3://{BUCKET}/killed")
     has_room = False
@@ -264,7 +264,7 @@ def test_a_path_with_a_revision_is_found_in_the_cache(options: Any, hub_cache: P
 
 
 def test_two_different_revisions_are_refused(hub_cache: Path, tmp_path: Path) -> None:
-    """The path and the setting each name one."""
+    """A path whose revision differs from the setting is refused."""
     with pytest.raises(SettingsError, match=r"handler\.model\.revision \(v9\) are different revisions"):
         find_checkpoint(ModelSettings(path="hf://someone/tiny@main", revision="v9"), tmp_path, {})
 
@@ -328,7 +328,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
 
 
 def test_a_checkpoint_without_some_of_its_weights_is_refused(tmp_path: Path, checkpoint: Path) -> None:
-    """Transformers would make them up, and the answers would be nonsense."""
+    """A checkpoint with missing weights is refused, because transformers would initialise them at random."""
     folder = tmp_path / "cut"
     shutil.copytree(checkpoint, folder)
     weights = load_file(folder / "model.safetensors")

@@ -137,7 +137,7 @@ def test_only_what_a_model_needs_is_downloaded(hub: Hub, tmp_path: Path) -> None
 
 
 def test_the_revision_of_the_path_is_downloaded(hub: Hub, tmp_path: Path) -> None:
-    """The hub is asked for that revision, and afterwards it alone is in the cache."""
+    """The revision in the path is requested from the hub, and only this one is in the cache afterwards."""
     [found] = find(hub, tmp_path, (f"{NAME}@v2", LIMIT))
 
     assert (Path(found) / "config.json").read_bytes() == b"{}"
@@ -166,7 +166,7 @@ def test_a_download_logs_its_progress(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_over_the_limit_is_not_downloaded(hub: Hub, tmp_path: Path) -> None:
-    """Files that a model does not need do not count."""
+    """A checkpoint over the limit is not downloaded; files that a model does not need do not count."""
     [refused] = find(hub, tmp_path, (NAME, 101))
     assert "more than handler.model.max_download_bytes (101)" in refused
     assert not [path for path in hub.asked if "resolve" in path]

@@ -63,7 +63,7 @@ def test_tool_calls_of_several_choices_have_their_own_ids(make_client: Any) -> N
 
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_each_prompt_is_answered_as_in_a_request_of_its_own(make_client: Any, is_streaming: bool) -> None:
-    """Its choices have the same seeds; the usage is the sum."""
+    """Each prompt has the seeds and choices of a request of its own; the usage is the sum."""
     client = make_client()
     prompts = ["A red circle", "Two green squares stand", "Describe"]
     alone = [client.call({**COMPLETION, "prompt": each}).json for each in prompts]
@@ -96,7 +96,7 @@ def read_stream(body: bytes, num_choices: int) -> tuple[list[str], Any]:
 @pytest.mark.parametrize("is_streaming", [False, True])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_prompt_that_is_too_long_fails_the_request(make_client: Any, place: int, is_streaming: bool) -> None:
-    """The other prompts' answers are stopped."""
+    """A prompt that is too long fails the request and stops the other prompts' answers."""
     prompts = ["A red circle", "Describe"]
     prompts.insert(place, "word " * 5000)
 
@@ -109,7 +109,7 @@ def test_one_prompt_that_is_too_long_fails_the_request(make_client: Any, place: 
 def test_a_prompt_that_fails_as_another_one_is_answered_fails_the_request(
     make_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other prompt's first token comes while the request's error is being written."""
+    """The request fails although another prompt's first token arrives while the error is being written."""
     is_answered, is_failing, has_begun = threading.Event(), threading.Event(), threading.Event()
     start, begin, finish = _SharedPrompt.start, Choices.begin, PendingReply.finish
 
@@ -161,7 +161,7 @@ class Loading:
 
 @pytest.mark.parametrize("end", [AdapterUse.try_end, AdapterUse.release])
 def test_an_answer_that_ends_withdraws_its_wait_for_an_adapter(end: Any) -> None:
-    """Otherwise the adapter would be fetched for no request, and the wait would count against the limit."""
+    """An ended answer stops its wait for an adapter, so that it is not fetched in vain and no longer counts."""
     loading = Loading()
     use = AdapterUse(loading)
     use.wait("adapter-000", lambda: None, lambda error: None)

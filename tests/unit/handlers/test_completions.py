@@ -19,7 +19,7 @@ def command(headers: dict[str, str] | None = None, **body: Any) -> Any:
 
 
 def test_a_prompt_is_continued_as_it_is() -> None:
-    """Spaces stay; 16 tokens by default; a list may have one prompt or more."""
+    """Spaces stay; the default is 16 tokens; a list may have one prompt or more."""
     found = command(model="llm", stop="x", temperature=0.5, user="bob", suffix="", n=1)
 
     assert (found.prompt, found.messages, found.is_streaming) == ("Once ", (), False)
@@ -63,7 +63,7 @@ def test_a_request_has_a_limit_of_answers_to_all_its_prompts(num_prompts: int, n
 
 
 def test_openais_path_needs_a_model() -> None:
-    """The proxy says that the request came over that path."""
+    """A request over OpenAI's path, which the proxy marks, must name a model."""
     with pytest.raises(InvalidRequest, match="must provide a model"):
         command({"x-torchmoor-needs-model": "true"})
     assert command().form.model == "llm"

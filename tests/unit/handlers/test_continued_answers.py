@@ -229,7 +229,7 @@ TURNS: dict[str, dict[str, Any]] = {
 def test_a_turn_is_recorded_once(
     make_client: ServiceFactory, endless_llava: EndlessModel, tmp_path: Path, kind: str, is_recorded: bool
 ) -> None:
-    """A turn of a session goes on in another worker by the journal, also if the first one has recorded it after all.
+    """A session's turn continues in another worker from the journal, also if the first worker has already recorded it.
 
     A response that opens its session keeps its id.
     """
@@ -266,7 +266,7 @@ def test_a_turn_is_recorded_once(
 
 
 def test_a_worker_that_fails_says_so(make_client: ServiceFactory, tiny_llava: LlavaModel) -> None:
-    """An error of the worker itself has a mark of its own, because another worker can go on behind it."""
+    """An error of the worker itself is marked, because another worker can continue the answer."""
     failing = EndlessModel(tiny_llava)
     one, other = make_client(failing), make_client(EndlessModel(tiny_llava))
     body = {**INPUTS, "parameters": LONG}
@@ -287,7 +287,7 @@ def test_a_worker_that_fails_says_so(make_client: ServiceFactory, tiny_llava: Ll
 
 
 def test_an_answer_of_another_model_or_prompt_is_not_continued(make_client: ServiceFactory) -> None:
-    """What would not be the same answer is refused; so is a request that cannot be read."""
+    """An answer of another model or prompt, or one whose request cannot be read, is refused."""
     client = make_client()
     body = {**INPUTS, "parameters": HOT}
     begun = begin(client, Incoming({}, body))
@@ -308,7 +308,7 @@ def test_an_answer_of_another_model_or_prompt_is_not_continued(make_client: Serv
 def test_an_engine_that_cannot_resume_an_answer_refuses_it(
     make_client: ServiceFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sampled answer of an engine that can resume goes on at another one only from its beginning."""
+    """An engine that cannot resume an answer refuses a sampled one that another engine has begun."""
     one = make_client()
     monkeypatch.setattr(chat_engine, "Capabilities", lambda **own: Capabilities(**{**own, "can_resume": False}))
     other = make_client()
@@ -322,7 +322,7 @@ def test_an_engine_that_cannot_resume_an_answer_refuses_it(
 
 
 def test_a_stream_has_no_marks_unless_the_proxy_asks(make_client: ServiceFactory) -> None:
-    """A client without the proxy gets the form as it is."""
+    """A client without the proxy gets a stream without marks."""
     answer = make_client().call({**INPUTS, "parameters": {"max_new_tokens": 3}})
 
     assert answer.body.startswith(b"data:{")

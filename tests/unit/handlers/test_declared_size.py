@@ -111,7 +111,7 @@ print(memory("VmHWM") - before)
 
 @pytest.mark.slow
 def test_refused_configurations_take_no_memory(tmp_path: Path) -> None:
-    """Checkpoints of a few hundred bytes, which used to grow a worker by gigabytes, are refused at their size."""
+    """Checkpoints of a few hundred bytes that declare gigabytes are refused without using that memory."""
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "model")]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
 
@@ -127,7 +127,7 @@ def test_refused_configurations_take_no_memory(tmp_path: Path) -> None:
     ],
 )
 def test_configurations_of_large_models_pass(config: dict[str, Any]) -> None:
-    """The numbers of the largest public models are not mistaken for an attack."""
+    """Configurations of the largest public models are accepted."""
     check_config(config)
 
 
@@ -142,7 +142,7 @@ def test_counts_are_found_wherever_they_are(config: Any) -> None:
 
 
 def test_a_model_within_its_files_is_built() -> None:
-    """A limit by the model's own tensors leaves room for its building, and half of it is still enough."""
+    """A model is built within the limit of its own tensors, and even within half of it."""
     config = hf.BertConfig(hidden_size=32, num_attention_heads=4, intermediate_size=48)
     num_bytes = sum(p.nbytes for p in hf.BertModel(config).parameters())
 
@@ -152,7 +152,7 @@ def test_a_model_within_its_files_is_built() -> None:
 
 
 def test_tables_that_are_in_no_file_are_bounded() -> None:
-    """A mask of all positions would be computed when the model is made."""
+    """The size of tables that are computed with the model and are in no file, such as masks, is limited."""
 
     class Masked(hf.PreTrainedModel):
         config_class = hf.BertConfig

@@ -29,7 +29,7 @@ ROTATED[0x0112] = 6  # turn 90 degrees clockwise
 
 
 def go_on() -> None:
-    """Let a waiting picture wait."""
+    """Run the event loop, so that a picture that can wait does."""
 
 
 def png(side: int, mode: str = "RGBA") -> bytes:
@@ -54,7 +54,7 @@ def in_thread(action: Callable[[], object], caught: list[BaseException]) -> thre
 
 
 def test_a_share_is_returned_on_success_and_error() -> None:
-    """The count falls with the end of the block, whatever ends it."""
+    """A share is returned at the end of the block, with or without an error."""
     budget = DecodingBudget(100, max_wait_s=60)
 
     with budget.lease(60, go_on), budget.lease(40, go_on):
@@ -77,7 +77,7 @@ def test_a_picture_that_never_fits_is_refused_at_once() -> None:
 
 
 def test_a_picture_waits_for_its_share_to_the_deadline(clock: FakeClock) -> None:
-    """A refused picture may be sent again, and its place in the queue is free again."""
+    """A picture that gets no share by its deadline is refused, may be sent again, and leaves its place in the queue."""
     budget = DecodingBudget(100, max_wait_s=60, clock=clock)
 
     with (
@@ -106,7 +106,7 @@ def test_a_cancelled_request_stops_waiting() -> None:
 
 
 def test_pictures_are_decoded_in_the_order_of_arrival() -> None:
-    """Small pictures that would fit do not pass a large one that waits, and follow it together."""
+    """A small picture waits behind a large one even if it would fit, and follows together with others."""
     budget = DecodingBudget(100, max_wait_s=60)
     order: list[int] = []
     failures: list[BaseException] = []
@@ -158,10 +158,7 @@ def test_a_picture_larger_than_the_account_is_refused() -> None:
 
 
 def test_the_same_picture_does_not_wait_for_itself() -> None:
-    """One request computes a picture's features again and waits for memory that another holds for the same picture.
-
-    The other one must not wait in turn for the first.
-    """
+    """A request that computes features again does not deadlock with one that holds the same picture's memory."""
     loader = ImageLoader(IntakeSettings(decoding_bytes=2000))  # for one picture of 100 pixels
     store = ImageStore(64, 1 << 20, False, loader.decoded, lambda picture: torch.zeros(2, 8), Counters())
     same = io.BytesIO()
@@ -226,7 +223,7 @@ print(json.dumps([len(keys), memory("VmHWM") - before, memory("VmRSS") - before]
 def measure(
     folder: Path, data: bytes, num_threads: int, decoding_bytes: int, side: int | None = None
 ) -> tuple[int, int]:
-    """Return by how many bytes a process grows at most, and afterwards, when threads decode an image.
+    """Return a process's peak and remaining growth in bytes when threads decode an image.
 
     side: to which a model scales it.
     """
@@ -276,7 +273,7 @@ def test_eight_pictures_at_once_take_no_more_than_the_account(tmp_path: Path) ->
 def test_a_reduced_picture_takes_no_more_than_its_share(
     form: str, options: dict[str, Any], mode: str, bytes_per_pixel: int, tmp_path: Path
 ) -> None:
-    """Some decoders keep every pixel, or its coefficients, however small the result is."""
+    """A reduced picture stays within its share, although some decoders keep every pixel or its coefficients."""
     pixels = np.random.default_rng(0).integers(0, 256, (250, 250, 3), dtype=np.uint8)
     photo = Pillow.fromarray(pixels).resize((4000, 4000), Pillow.Resampling.BICUBIC).convert(mode)
     encoded = io.BytesIO()

@@ -23,7 +23,7 @@ def new_sampler(seed: int, **params: Any) -> Sampler:
 
 
 def run(draw: Draw) -> StepResult:
-    """A step with these logits, as the runner reads its results."""
+    """Run a step with these logits, and return its results as the runner reads them."""
     drawn = draw.begin(LOGITS)
     return StepResult(LOGITS, [0] * 4, [0.0] * 4, [] if drawn is None else drawn.tolist())
 
@@ -34,7 +34,7 @@ def alone(sampler: Sampler, row: int) -> tuple[int, float]:
 
 
 def test_each_row_has_the_token_that_it_draws_alone() -> None:
-    """Rows with equal and with other parameters; row 2 is not sampled."""
+    """Rows drawn together, with equal and with other parameters, get the same tokens as alone; row 2 is not sampled."""
     kinds: dict[int, dict[str, Any]] = {0: {"top_k": 5}, 1: {"top_p": 0.5}, 3: {"top_k": 5}}
     draw = Draw({row: new_sampler(row, **params) for row, params in kinds.items()})
     result = run(draw)
@@ -45,7 +45,7 @@ def test_each_row_has_the_token_that_it_draws_alone() -> None:
 
 
 def test_a_step_without_sampled_rows_draws_nothing() -> None:
-    """The runner has nothing more to read."""
+    """A step without sampled rows leaves nothing for the runner to read."""
     assert Draw({}).begin(LOGITS) is None
 
 
@@ -62,7 +62,7 @@ def test_a_repeated_step_draws_the_same() -> None:
 
 
 def test_a_row_that_cannot_be_drawn_fails_alone() -> None:
-    """The others have the tokens that they draw alone."""
+    """A row that cannot be drawn gets its error; the others get the tokens that they draw alone."""
     samplers = {0: new_sampler(0), 1: new_sampler(1, repetition_penalty=2.0)}
     draw = Draw(samplers)
 
@@ -78,7 +78,7 @@ def test_a_row_that_cannot_be_drawn_fails_alone() -> None:
 
 
 def test_a_grammar_that_fails_ends_its_row_only() -> None:
-    """It is not drawn, and `finish` raises its error."""
+    """The row of a failed grammar is not drawn, and `finish` raises its error."""
     samplers = {0: new_sampler(0), 1: new_sampler(1)}
 
     def fail() -> None:

@@ -42,7 +42,7 @@ def test_session_that_was_closed_elsewhere_is_freed_on_request(two_workers: Any,
 
 
 def test_session_that_is_still_open_is_not_freed(two_workers: Any, red: Any) -> None:
-    """The journal decides, whatever the proxy believes."""
+    """A session that is open in the journal is kept, whatever the proxy believes."""
     first, _ = two_workers
     sid = first.open(data_url(red))
 
@@ -63,7 +63,10 @@ def test_session_stays_while_the_journal_cannot_say_whether_it_is_closed(make_cl
 
 
 def test_journal_that_fails_for_one_session_keeps_no_other(two_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An instance that comes back gets hundreds of closes at once."""
+    """A failure of the journal for one session does not affect others in the same operation.
+
+    An instance that comes back gets hundreds of closes at once.
+    """
     first, second = two_workers
     unreadable, closed = first.open(), first.open()
     second.call({"type": "close_session", "session_id": closed})

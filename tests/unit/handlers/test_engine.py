@@ -262,7 +262,7 @@ def test_sampled_answer_depends_on_its_seed_only(start_engine: EngineFactory, mo
 def test_seeded_answers_are_the_same_after_a_failed_step(
     start_engine: EngineFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Choosing the tokens of all rows fails once; then each row is tried alone, with the number that it has drawn."""
+    """Seeded rows keep their random numbers when drawing together fails and each row is drawn alone."""
     engine = start_engine()
     options = [{"do_sample": True, "temperature": 1.5, "seed": seed} for seed in range(3)]
     expected = [alone(engine, prompt, **own) for prompt, own in zip(prompts(3), options, strict=True)]
@@ -373,7 +373,7 @@ def test_logits_that_are_not_numbers_fail_their_row_only(start_engine: EngineFac
 
 
 def test_likeliest_tokens_without_memory_fail_only_those_that_ask(still_engine: EngineFactory, model: Any) -> None:
-    """Other rows of the step go on."""
+    """If the likeliest tokens do not fit into memory, only the rows that request them fail."""
     engine = still_engine()
     texts = prompts(2)
     expected = Generation(engine, texts[0])
@@ -610,7 +610,7 @@ def test_images_are_shared_by_key_only(start_engine: EngineFactory, model: Any) 
 
 @pytest.mark.parametrize("is_row_batched", [False, True])
 def test_scattered_blocks_equal_a_run(start_engine: EngineFactory, is_row_batched: bool) -> None:
-    """The location of a sequence in storage does not change its answer, with either attention."""
+    """A sequence's answer does not depend on where its blocks are, with either attention."""
     texts = prompts(5)
     expected = [alone(start_engine(), text, max_new_tokens=20) for text in texts]
     engine = start_engine(num_tokens=(64 + is_row_batched) * BLOCK, is_row_batched=is_row_batched)
@@ -648,7 +648,7 @@ def test_one_call_for_all_rows_equals_one_call_a_row(start_engine: EngineFactory
 
 
 def test_short_prompts_in_rows_are_answered_as_in_steps_of_their_own(start_engine: EngineFactory) -> None:
-    """Prompts of 1 to 16 tokens and their follow-ups, beside answers; steps with more tokens go as before."""
+    """Prompts of 1 to 16 tokens run as rows beside answers; longer ones take the usual path. Answers do not change."""
     texts = [prompt[: 1 + 5 * (i % 4)] for i, prompt in enumerate(prompts(9))]
     found = []
     for has_prompt_rows in (False, True):
@@ -870,7 +870,7 @@ def test_failure_on_a_sound_device_is_no_loss(still_engine: EngineFactory, model
 def test_step_without_memory_is_repeated_in_halves(
     still_engine: EngineFactory, model: Any, caplog: pytest.LogCaptureFixture, is_row_batched: bool
 ) -> None:
-    """All rows go on, the log says why, and the next prompts are taken in smaller chunks."""
+    """After a step without memory all rows go on, the log says why, and the next prompts are read in smaller chunks."""
     engine = still_engine(is_row_batched=is_row_batched, prefill_chunk=64)
     texts = prompts(4)
     expected = []
@@ -899,7 +899,7 @@ def test_step_without_memory_is_repeated_in_halves(
 
 
 def test_long_prompt_without_memory_is_read_in_smaller_chunks(still_engine: EngineFactory, model: Any) -> None:
-    """A prompt that is alone in its step gets its answer, too, and a failed step is not counted in the pace."""
+    """A single prompt that exceeds the memory is read in smaller chunks; a failed step does not change the pace."""
     engine = still_engine(prefill_chunk=64)
     text = blocks(1, 2, 3)
     expected = Generation(engine, text)
@@ -924,7 +924,7 @@ def test_long_prompt_without_memory_is_read_in_smaller_chunks(still_engine: Engi
 
 
 def test_failure_that_shows_when_results_are_read_leaves_no_trace(still_engine: EngineFactory, model: Any) -> None:
-    """A device reports an error of a step only when its result is read: nothing has been stored by then."""
+    """An error that a device reports only when results are read leaves nothing of the step in the cache."""
     engine = still_engine()
     generation = Generation(engine, prompts(1)[0])
     admit(engine, generation)
@@ -944,7 +944,7 @@ def test_failure_that_shows_when_results_are_read_leaves_no_trace(still_engine: 
 
 
 def test_kv_cache_is_freed_when_the_engine_stops(model: Any) -> None:
-    """Also while others still refer to the engine and its pool."""
+    """The cache's memory is freed although others still refer to the engine and its pool."""
     engine = make_engine(model)
     engine.start()
     pool = engine.runner.pool
@@ -956,7 +956,7 @@ def test_kv_cache_is_freed_when_the_engine_stops(model: Any) -> None:
 
 
 def test_rows_that_join_and_leave_write_to_their_own_blocks(still_engine: EngineFactory) -> None:
-    """Steps have a fixed number of rows; those without a sequence touch nothing that a conversation has stored."""
+    """Rows without a sequence, which fill a step to its fixed size, write to no stored block."""
     engine = still_engine(max_rows=8, is_row_batched=True, num_tokens=64 * BLOCK)
     texts = prompts(6)
     expected = []

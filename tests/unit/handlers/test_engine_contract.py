@@ -33,7 +33,7 @@ class TestPlain(EngineContract):
 
     can_see = False
     max_question = 150
-    test_adapters_share_steps_but_no_beginnings = None  # it has none
+    test_adapters_share_steps_but_no_beginnings = None  # the engine has none of these
     test_an_adapter_that_is_none_is_refused = None
 
     @pytest.fixture(scope="class")

@@ -1,4 +1,4 @@
-"""Each sampling parameter is used or refused by each engine, and documented; none is ignored."""
+"""Each sampling parameter is documented, and each engine uses it or refuses it."""
 
 import ast
 from dataclasses import fields
@@ -20,7 +20,7 @@ BUILTIN = Path(sampler.__file__).parent
 
 
 def test_vllm_gets_what_it_does_not_refuse() -> None:
-    """The parameters without a row in VALUES are refused; vLLM lacks typical_p alone."""
+    """vLLM gets each parameter that is not refused; it lacks only typical_p."""
     assert set(REFUSED) == {"typical_p"}
     assert sorted({*VALUES, *REFUSED, "do_sample", "max_new_tokens", "grammar"}) == NAMES
 
@@ -46,7 +46,7 @@ def test_values_for_vllm() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_built_in_engine_reads_each_parameter(name: str) -> None:
-    """By its name, in the engine's code; the contract's `is_plain` does not count."""
+    """The engine's code reads each parameter by its name; the contract's `is_plain` does not count."""
     nodes = (node for path in BUILTIN.glob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
     assert any(isinstance(node, ast.Attribute) and node.attr == name for node in nodes)
@@ -77,7 +77,7 @@ def test_each_field_of_the_contract_has_a_rule() -> None:
 
 
 def test_each_parameter_is_on_the_page_of_bodies() -> None:
-    """Those of OpenAI's bodies under their OpenAI names, too."""
+    """The page of bodies documents each parameter, also under its OpenAI name."""
     page = (ROOT / "docs" / "runtime-api.md").read_text(encoding="utf-8")
 
     assert {name for name in {*RULES, *OPENAI_NAMES} if f"`{name}`" not in page} == set()
@@ -85,7 +85,7 @@ def test_each_parameter_is_on_the_page_of_bodies() -> None:
 
 @pytest.mark.parametrize("name", SAMPLING_NUMBERS)
 def test_a_penalty_is_not_plain(name: str) -> None:
-    """It changes greedy answers, and another worker's tokens count for it; the other numbers leave them alone."""
+    """A penalty changes greedy answers and counts another worker's tokens, so it is not plain; other parameters are."""
     given: Any = {name: 1}
 
     assert SamplingParams(max_new_tokens=1, **given).is_plain is not SAMPLING_NUMBERS[name].is_penalty

@@ -109,7 +109,10 @@ def test_prompts_are_cut_into_chunks() -> None:
 
 
 def test_half_of_the_prefill_budget_is_the_oldest_prompts_the_rest_the_shortest() -> None:
-    """Prefill is shared between the oldest and the shortest prompts; unused parts go to the others."""
+    """Half of the prefill budget goes to the oldest prompt and the rest to the shortest.
+
+    Unused parts go to the others.
+    """
     scheduler = new_scheduler(8, 8)
     oldest, middle, short = prompts = [sequence(20), sequence(9), sequence(3)]
     for s in prompts:
@@ -257,7 +260,7 @@ def test_chunk_fills_what_the_stretch_leaves() -> None:
 
 
 def test_launches_that_cost_the_same_for_any_prompt_do_not_shrink_chunks() -> None:
-    """On an H100, a step with any prompt takes 27 ms and one without 9.5 ms: 1.7 times that is never enough."""
+    """A minimum step time keeps chunks large where a step with any prompt costs the same, as 27 ms on an H100."""
     chunks = []
     for least_s in (0.0, 0.05):
         pace = Pace(2048, 1.7, least_s)
@@ -275,7 +278,7 @@ def test_launches_that_cost_the_same_for_any_prompt_do_not_shrink_chunks() -> No
     ("settings", "on_gpu", "chunk"), [({}, False, 512), ({}, True, 2048), ({"prefill_chunk": 100}, True, 100)]
 )
 def test_chunk_depends_on_the_device(settings: dict[str, int], on_gpu: bool, chunk: int) -> None:
-    """Unless it is set."""
+    """The default chunk depends on the device."""
     assert make_pace(EngineSettings(**settings), on_gpu=on_gpu).max_chunk == chunk
 
 
@@ -370,7 +373,10 @@ class CountingTokenizer:
 
 @pytest.mark.parametrize("token", [TOKENIZER.convert_tokens_to_ids("\u0122"), TOKENIZER.all_special_ids[0]])
 def test_tokens_that_never_become_text_are_not_decoded_again_and_again(token: int) -> None:
-    """A client can bias an answer to half of a character, or to a special token. Text that follows is whole."""
+    """Tokens that give no text, such as half of a character, are decoded a bounded number of times.
+
+    Later text is whole.
+    """
     tokenizer = CountingTokenizer()
     detokenizer = Detokenizer(tokenizer, ())
 
@@ -553,7 +559,7 @@ def test_top_k_and_top_p_bound_the_candidates() -> None:
 
 
 def test_min_p_is_a_share_of_the_likeliest_probability() -> None:
-    """It cuts after the temperature and top_p, and before typical_p, as in transformers; 0 excludes nothing."""
+    """min_p applies after the temperature and top_p and before typical_p, as in transformers; 0 excludes nothing."""
     row = torch.tensor([8.0, 4.0, 2.0, 1.0]).log()
 
     def drawn(**params: Any) -> set[int]:
@@ -578,7 +584,7 @@ def test_repetition_penalty_weighs_down_what_was_said() -> None:
 
 
 def test_penalties_of_the_answer_count_its_tokens() -> None:
-    """The presence penalty counts once for a token of the answer, the frequency penalty each time; prompts do not."""
+    """The presence penalty counts a token of the answer once, the frequency penalty each time; prompts do not count."""
     row = torch.tensor([3.0, 2.0, 1.0])
     never = new_sampler((0, 0, 0), presence_penalty=1.5)
     assert [choose(never, row)[0] for _ in range(5)] == [0, 1, 0, 0, 0]
@@ -590,7 +596,7 @@ def test_penalties_of_the_answer_count_its_tokens() -> None:
 
 
 def test_a_continued_answer_is_penalized_as_a_whole() -> None:
-    """Another worker's tokens of the answer count as its own."""
+    """Tokens of the answer that another worker has generated are penalized like its own."""
     params = SamplingParams(max_new_tokens=9, frequency_penalty=0.6, presence_penalty=0.3)
     whole, tokens = Sampler(params, (1, 2), CPU), []
     for step in range(12):
@@ -601,7 +607,7 @@ def test_a_continued_answer_is_penalized_as_a_whole() -> None:
 
 
 def test_a_bias_moves_logits() -> None:
-    """A large one decides, a large negative one forbids."""
+    """A large bias forces a token, and a large negative one forbids it."""
     row = torch.tensor([3.0, 2.0, 1.0])
 
     assert choose(new_sampler(logit_bias=((2, 100.0),)), row)[0] == 2
@@ -691,7 +697,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_transformers(rows: list[Samp
 
 @pytest.fixture(params=[1, 2])
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Threads with which torch computes."""
+    """Set the number of torch's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -723,5 +729,5 @@ def test_rows_sampled_together_are_sampled_as_alone(
 
 @given(st.text("abx", max_size=12), st.text("abx", min_size=1, max_size=6))
 def test_the_longest_beginning_of_a_mark_is_held(text: str, mark: str) -> None:
-    """Never the whole mark, which is found before."""
+    """The longest possible beginning of a mark is held back, but never a whole mark, which is found before."""
     assert num_held(text, mark) == max(n for n in range(len(mark)) if text.endswith(mark[:n]))

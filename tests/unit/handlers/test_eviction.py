@@ -1,4 +1,4 @@
-"""Eviction: a full worker with a journal gives up idle sessions and continues them when their clients come back."""
+"""Eviction: a full worker with a journal evicts idle sessions and continues them at their next request."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -133,7 +133,7 @@ def test_sessions_are_evicted_while_their_next_turns_arrive(make_client: Any, jo
 
 
 def test_a_clock_that_jumps_forward_for_a_while_ends_no_session(make_client: Any, journal: Any, clock: Any) -> None:
-    """Its worker forgets the session as if it had expired, and continues it when the clock is right again."""
+    """A worker with a wrong clock forgets a session as if it had expired, and continues it once the clock is right."""
     client = make_client(journal=journal)
     sid = client.open()
     client.answer(sid, "what?", **SHORT)

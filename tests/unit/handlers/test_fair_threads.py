@@ -1,4 +1,4 @@
-"""Threads of a worker: callers take turns, and nothing is kept of work that was cancelled."""
+"""Threads of a worker: callers take turns, and cancelled work leaves nothing behind."""
 
 import threading
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Held:
 
 
 def test_lines_take_turns() -> None:
-    """A line with much work does not hold up one with little; what was cancelled does not run."""
+    """A queue with much work does not delay one with little; cancelled work does not run."""
     held = Held()
     made = [held.submit(name) for name in ("a1", "a2", "a3", "b1", "c1", "b2")]
 
@@ -59,7 +59,7 @@ def test_the_end_waits_for_all_work_and_refuses_more() -> None:
 
 
 def test_a_failure_is_its_own_only() -> None:
-    """The thread goes on with the next action."""
+    """After an action fails, the thread runs the next one."""
     held = Held()
     failed = held.threads.submit("a", lambda: [][0])
     after = held.submit("a1")
@@ -92,7 +92,7 @@ class HeldModel:
 
 
 def test_a_caller_with_many_questions_delays_its_own(make_client: ServiceFactory, tiny_llava: Any) -> None:
-    """Another caller's question is prepared after one of theirs, not after all of them."""
+    """Another caller's question is prepared after one of the many that a caller has sent, not after all."""
     model = HeldModel(tiny_llava)
     client = make_client(model, engine={"prepare_threads": 1})
     asked = [(f"alice {number}", ALICE) for number in range(4)] + [("bob", BOB)]

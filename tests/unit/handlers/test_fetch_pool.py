@@ -64,7 +64,7 @@ def data_url(picture: Any) -> str:
 
 
 def test_callers_with_slow_addresses_delay_nobody_else(make_client: Any, tarpit: Tarpit, red: Any) -> None:
-    """While one caller's fetches hold its threads, others open, ask and close as ever, with a fetched picture too."""
+    """While one caller's fetches wait for slow hosts, others open, ask, close and fetch pictures without delay."""
     client = make_client(intake={**ALLOWED, "fetch_threads": 4, "num_threads": 1})
     slow = [client.send(opening(tarpit.url("/slow.png")), ALICE) for _ in range(9)]
     tarpit.await_arrivals(2)
@@ -87,7 +87,7 @@ def test_callers_with_slow_addresses_delay_nobody_else(make_client: Any, tarpit:
 
 
 def test_without_a_name_of_the_caller_a_slow_host_delays_itself(make_client: Any, tarpit: Tarpit) -> None:
-    """The other host's pictures are fetched meanwhile."""
+    """Without a caller's name, pictures of other hosts are fetched while one host is slow."""
     other = WebServer()
     client = make_client(intake={**ALLOWED, "fetch_threads": 2})
     slow = [client.send(opening(tarpit.url("/slow.png"))) for _ in range(3)]
@@ -157,7 +157,7 @@ def test_lines_take_turns() -> None:
 
 
 def test_cancelled_requests_leave_their_line() -> None:
-    """Nothing is kept of a client that has left."""
+    """A cancelled request leaves nothing in the pool."""
     held = Held()
     reply = make_reply()
     gone, stays = held.submit("a1", reply), held.submit("a2")
@@ -191,7 +191,10 @@ def test_stop_answers_requests_that_wait() -> None:
 
 @pytest.mark.parametrize(("time_s", "expected_s"), [(30, 20), (600, 40)])
 def test_fetches_end_before_the_request_does(time_s: float, expected_s: float) -> None:
-    """At two thirds of its time, or after fetching_timeout_s: the client learns why, and no breaker counts it."""
+    """A fetch ends at two thirds of the request's time or at fetching_timeout_s.
+
+    The client gets the reason, and no circuit breaker counts it.
+    """
     held = Held()
     reply = make_reply()
     reply.shorten_deadline(held.now + time_s)
@@ -204,7 +207,7 @@ def test_fetches_end_before_the_request_does(time_s: float, expected_s: float) -
 
 
 def test_slow_fetch_ends_with_the_requests_time(tarpit: Tarpit) -> None:
-    """As the client's error, however long one fetch may take; one that comes too late does not begin."""
+    """A fetch ends with the request's time as a client error, and does not begin if that time is over."""
     clock, reply = FakeClock(), make_reply()
     loader = ImageLoader(IntakeSettings(allowed_hosts=("127.0.0.1",)), clock=clock)
     reply.fetches_end_at = clock.now + 0.05

@@ -42,7 +42,7 @@ def client(request: pytest.FixtureRequest, make_client: ServiceFactory, tmp_path
 
 
 def test_pages_have_each_file_once_and_in_order(client: Client, clock: FakeClock) -> None:
-    """The newest is first, unless the order is asc; the last page says that it is the last."""
+    """Each file is on one page, newest first unless order is asc; the last page is marked as such."""
     ids = [keep(client, clock) for _ in range(5)]
 
     assert list(pages(client, "limit=2&order=asc")) == [ids[:2], ids[2:4], ids[4:]]
@@ -60,7 +60,7 @@ def test_a_caller_sees_no_other_ones_files(client: Client, clock: FakeClock) -> 
 
 
 def test_what_has_ended_is_not_listed(client: Client, clock: FakeClock) -> None:
-    """Deleted or expired. A page may follow a file that was deleted meanwhile."""
+    """Deleted and expired files are not listed; a page may continue after a file that was deleted meanwhile."""
     ids = [keep(client, clock) for _ in range(3)]
     assert ask(client, f"DELETE files/{ids[1]}").status == 200
 
@@ -92,7 +92,7 @@ def test_a_purpose_selects_files(client: Client, clock: FakeClock) -> None:
     ],
 )
 def test_a_file_has_the_name_that_was_uploaded(client: Client, given: str | None, shown: str) -> None:
-    """The proxy sends it percent-encoded. It is a plain name, whatever was sent."""
+    """The name, which the proxy sends percent-encoded, is shown as a plain file name without a path."""
     headers = {wire.RESOURCE: "POST files", **({} if given is None else {wire.FORM_FILENAME: given})}
     made = client.call({"file": png("red"), "purpose": b"vision"}, headers)
 
@@ -118,7 +118,7 @@ def test_bad_queries_are_refused_by_name(client: Client, query: str) -> None:
 def test_another_worker_lists_what_the_journal_has(
     make_client: ServiceFactory, clock: FakeClock, tmp_path: Path
 ) -> None:
-    """It reads no picture for that. What another program has put into the list is left out."""
+    """Another worker lists the journal's files without reading them, and skips entries of other programs."""
     first, second = (make_client(journal=DirectoryJournal(tmp_path, JournalSettings())) for _ in range(2))
     ids = [keep(first, clock), keep(first, clock)]
     [folder] = (tmp_path / "listed").iterdir()
@@ -134,7 +134,7 @@ def test_another_worker_lists_what_the_journal_has(
 
 
 def test_a_question_in_a_files_session_leaves_the_file(client: Client, clock: FakeClock) -> None:
-    """The answer to an upload names its session, where the session API takes questions about the image."""
+    """The answer to an upload names its session; a question in this session does not change the file."""
     file_id = keep(client, clock)
     content = ask(client, f"GET files/{file_id}/content").body
     session_id = "ts-seq-" + file_id.removeprefix("file-")

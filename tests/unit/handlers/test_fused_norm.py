@@ -34,7 +34,7 @@ def randomize(model: nn.Module) -> None:
 )
 @torch.inference_mode()
 def test_a_model_gives_the_same_logits(model: nn.Module, num_norms: int) -> None:
-    """Norms of layers, of queries and keys, and the last one."""
+    """Replaced norms of layers, queries, keys and the last layer give the same logits."""
     randomize(model)
     expected = model(IDS).logits
 
@@ -45,7 +45,7 @@ def test_a_model_gives_the_same_logits(model: nn.Module, num_norms: int) -> None
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_does_not_keep_a_norm_from_being_replaced(dtype: torch.dtype) -> None:
-    """transformers rounds once more in 16 bits."""
+    """A norm is replaced although transformers rounds it once more in 16 bits."""
     parent = nn.Sequential(LlamaRMSNorm(512)).to(dtype)
     randomize(parent)
 
@@ -54,7 +54,7 @@ def test_rounding_does_not_keep_a_norm_from_being_replaced(dtype: torch.dtype) -
 
 
 def test_norms_with_weights_of_another_type_or_a_gate_stay() -> None:
-    """torch's norm has no gate, and one type."""
+    """torch's norm has one type and no gate, so norms that need more stay unchanged."""
     parent = nn.Sequential(LlamaRMSNorm(512), Qwen3NextRMSNormGated(512))
 
     assert fuse_norms(parent, torch.bfloat16) == 0
@@ -62,7 +62,7 @@ def test_norms_with_weights_of_another_type_or_a_gate_stay() -> None:
 
 
 def test_other_formulas_stay() -> None:
-    """Gemma adds 1 to the weights."""
+    """Norms with another formula stay; Gemma, for example, adds 1 to the weights."""
     model = GemmaForCausalLM(GemmaConfig(**SIZES))
     randomize(model)
 

@@ -123,7 +123,7 @@ def test_tgis_route_takes_turns() -> None:
 
 
 def test_full_text_and_details_are_the_forms_business() -> None:
-    """The form repeats the prompt where its dialect requires that."""
+    """An answer repeats the prompt, and has details, where its dialect requires that."""
     found = command({"inputs": "Q", "parameters": {"return_full_text": True, "details": True}})
 
     assert found.form == TgiForm(text_before="Q", has_details=True)
@@ -171,7 +171,10 @@ def test_wrong_inputs_are_invalid(body: Any) -> None:
     [{"inputs": f"![]({URL})x"}, {"messages": [{"role": "user", "content": [SEE, {"type": "text", "text": "x"}]}]}],
 )
 def test_a_session_header_makes_a_turn(body: Any) -> None:
-    """The question and its pictures are the body's, and so is the form of the answer; NEW_SESSION opens the session."""
+    """With a session header, `inputs` becomes a turn with the body's pictures and form of answer.
+
+    NEW_SESSION opens a session.
+    """
     turn = command(body, {"x-amzn-sagemaker-session-id": "ts-seq-x"})
     opening = command(body, {"x-amzn-sagemaker-session-id": "NEW_SESSION"})
 
@@ -374,7 +377,6 @@ def test_wrong_messages_are_named(messages: Any, where: str) -> None:
 
 
 def test_number_of_messages_is_limited() -> None:
-    """A setting limits the number of messages."""
     with pytest.raises(ContextTooLong, match="3 messages, more than 2"):
         command({"messages": [{"role": "user", "content": "x"}] * 3}, max_messages=2)
 

@@ -111,7 +111,7 @@ def rows(tiny_llava: Any) -> Rows:
 def test_every_answer_is_valid_by_its_schema(
     rows: Rows, compiler: GrammarCompiler, schemas: list[Any], seed: int
 ) -> None:
-    """Eight rows of one batch follow eight schemas, sampled at a high temperature or greedily."""
+    """Eight rows of one batch, sampled at a high temperature or greedily, follow their eight schemas."""
     params = [
         SamplingParams(
             max_new_tokens=400,
@@ -149,7 +149,7 @@ def test_other_rows_get_the_tokens_that_they_get_alone(rows: Rows, compiler: Gra
 
 
 def test_answer_is_continued_by_its_tokens(rows: Rows, compiler: GrammarCompiler) -> None:
-    """A state that is given an answer's beginning allows what the answer's own state allowed; never another token."""
+    """A state that starts from an answer's tokens allows the same next tokens as the answer's own state."""
     grammar = compiler.compile(json_grammar(PERSON))
     [(tokens, _)] = rows.run(SamplingParams(max_new_tokens=60, do_sample=True, seed=5, grammar=grammar))
     state = grammar.begin()
@@ -163,7 +163,7 @@ def test_answer_is_continued_by_its_tokens(rows: Rows, compiler: GrammarCompiler
 
 
 def test_an_answer_that_leaves_its_grammar_is_not_complete(compiler: GrammarCompiler) -> None:
-    """A token that the grammar refuses ends the answer with an error, not as if it were valid."""
+    """A token that the grammar refuses ends the answer with an error; it is not reported as complete."""
     state = compiler.compile(json_grammar(PERSON)).begin()
     allowed = int.from_bytes(state.mask(), "little")
     state.take(next(token for token in range(100) if not allowed >> token & 1))
@@ -174,7 +174,7 @@ def test_an_answer_that_leaves_its_grammar_is_not_complete(compiler: GrammarComp
 
 
 def test_a_repeated_step_asks_the_grammar_once(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time counts against the answer's limit; a step is repeated if the device had no memory for it."""
+    """A step that is repeated for lack of memory queries the grammar once, because the answer's time is limited."""
     params = SamplingParams(max_new_tokens=9, grammar=compiler.compile(json_grammar(PERSON)))
     sampler = Sampler(params, (), torch.device("cpu"))
     masks: list[bytes] = []
@@ -218,7 +218,7 @@ def test_refused_grammars_say_why(compiler: GrammarCompiler, kind: Any, text: st
 
 
 def test_compiling_has_a_time_limit(tiny_llava: Any) -> None:
-    """A grammar that takes too long is refused, or the error says that others are in its way."""
+    """A grammar that takes too long is refused; if others kept the compiler busy, the error says so."""
     compiler = GrammarCompiler(
         tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, GrammarSettings(compile_timeout_s=1e-9)
     )
@@ -254,7 +254,7 @@ def test_grammars_that_need_too_much_are_refused(tiny_llava: Any, grammar: Gramm
 
 
 def test_kept_grammars_have_a_bound_in_bytes(tiny_llava: Any) -> None:
-    """The grammars used least recently are compiled again when they are needed; small ones stay."""
+    """The cache of grammars is limited in bytes; the least recently used ones are compiled again when needed."""
     settings = GrammarSettings(max_cached_bytes=12 << 20, compile_timeout_s=100)
     compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, settings)
     names = [[f"{number}-{place}" for place in range(900)] for number in range(6)]
@@ -271,7 +271,7 @@ def test_kept_grammars_have_a_bound_in_bytes(tiny_llava: Any) -> None:
 
 
 def test_a_grammar_that_leaves_the_cache_while_it_waits_is_refused(tiny_llava: Any, monkeypatch: Any) -> None:
-    """Its client is asked to try again; the grammar that took its place is compiled."""
+    """The client of a grammar that leaves the cache while it waits is asked to retry; its successor is compiled."""
     own = GrammarSettings(max_cached=1, compile_timeout_s=100)
     compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, own)
     compiler.compile(json_grammar({"const": "before"}))
@@ -311,7 +311,7 @@ def test_a_grammar_that_leaves_the_cache_while_it_waits_is_refused(tiny_llava: A
 
 
 def test_a_failure_that_is_not_the_grammars_is_not_remembered(tiny_llava: Any, monkeypatch: Any) -> None:
-    """A grammar that could not be tried, because no process could be started, is tried again with the next request."""
+    """A grammar that failed because no process could be started is compiled again at the next request."""
     compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, GrammarSettings())
     grammar = json_grammar({"const": "first"})
     try:
@@ -378,7 +378,7 @@ LEAF = {"type": "object", "properties": {"properties": {"enum": [2]}}, "required
 
 
 def test_answers_have_declared_properties_only(rows: Rows, compiler: GrammarCompiler) -> None:
-    """A weak model would add properties without end, if the schema does not say that there are no others."""
+    """Objects are closed to undeclared properties by default, because a weak model would add them endlessly."""
     schema = {"type": "array", "minItems": 2, "items": {"type": "object", **NESTED}, "$defs": {"b": LEAF}}
     grammar = compiler.compile(read_schema(schema, "schema"))
     params = [
@@ -419,12 +419,12 @@ def test_answers_have_declared_properties_only(rows: Rows, compiler: GrammarComp
     ],
 )
 def test_schemas_that_may_mean_other_properties_stay_as_they_are(schema: dict[str, Any]) -> None:
-    """And schemas whose walk would take the thread that parses requests too long."""
+    """Schemas that may mean other properties, or that would take the parser too long to examine, stay unchanged."""
     assert json.loads(read_schema(schema, "schema").text) == schema
 
 
 def test_closed_schemas_have_answers_that_fit_the_given_ones() -> None:
-    """Random schemas: what the library accepts it accepts closed, too, and an answer is valid by both."""
+    """For random schemas that the library accepts, it also accepts the closed form, and answers are valid by both."""
     num_closed = 0
     for seed in range(2000):
         schema = RandomSchema(seed).make()
@@ -439,7 +439,7 @@ def test_closed_schemas_have_answers_that_fit_the_given_ones() -> None:
 
 
 class RandomSchema:
-    """Schemas of objects that refer to each other and are combined, some in ways that nothing satisfies."""
+    """Random schemas of objects with references and combinations, some of which cannot be satisfied."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -37,7 +37,7 @@ def test_file_sets_values() -> None:
 
 @pytest.mark.parametrize("roots", ['["/a","/b"]', "/a,models", "~/models", "[/a]"])
 def test_roots_of_urls_are_absolute_paths(roots: str) -> None:
-    """A list in JSON would be taken apart at its commas, and no model found below the pieces."""
+    """A list of roots in JSON is refused, because it would be split at its commas."""
     with pytest.raises(SettingsError, match=r"handler\.many\.url_roots must be absolute paths, with commas"):
         load_settings({}, {"TORCHMOOR_HANDLER_MANY_URL_ROOTS": roots})
     assert load_settings({}, {"TORCHMOOR_HANDLER_MANY_URL_ROOTS": "/a, /b"}).many.url_roots == ("/a", "/b")
@@ -147,7 +147,7 @@ def test_device_is_the_assigned_one() -> None:
 
 
 def test_gpu_that_torch_cannot_use_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker does not serve from the CPU instead, which would be slow for no visible reason."""
+    """A worker with an unusable GPU does not start; serving from the CPU would be slow without a visible reason."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     with pytest.raises(SettingsError, match=r"assigned GPU 1, but torch .* cannot use it: the NVIDIA driver is"):

@@ -16,7 +16,7 @@ def test_equal_only_for_equal_parts(one: list[object], other: list[object]) -> N
 
 
 def test_images_name_a_request_with_its_id() -> None:
-    """An image of a file is the same whatever reads its bytes."""
+    """An image from a file identifies the request in the same way however its bytes are read."""
     kept = KeptImage("a", lambda: b"a")
     others: list[list[ImageReference]] = [[], [b"a"], ["a"], ["a", b"a"], [kept]]
 

@@ -14,7 +14,7 @@ def test_fetched_schemes(scheme: str) -> None:
 
 
 def test_data_url_is_not_fetched() -> None:
-    """A data URL is an address whose bytes came with the request."""
+    """A data URL counts as an address, but its bytes come with the request, so it is not fetched."""
     url = "data:image/png;base64,AAAA"
 
     assert (find_scheme(url), is_address(url), is_fetched(url)) == (DATA, True, False)
@@ -22,11 +22,11 @@ def test_data_url_is_not_fetched() -> None:
 
 @pytest.mark.parametrize("text", ["", "iVBORw0KGgo=", "://a", "1:2", " "])
 def test_text_without_a_scheme(text: str) -> None:
-    """Other text is base64, if anything."""
+    """Text without a scheme is treated as base64."""
     assert (find_scheme(text), is_address(text), is_fetched(text)) == ("", False, False)
 
 
 def test_other_schemes_and_bytes() -> None:
-    """Another scheme is found, so that an error can name it; bytes are a picture."""
+    """Any other scheme is recognised, so that an error can name it; bytes are a picture."""
     assert (find_scheme("FTP://a/b"), is_address("ftp://a/b"), is_fetched("ftp://a/b")) == ("ftp", False, False)
     assert not is_fetched(b"http://a/b")

@@ -46,7 +46,7 @@ def clients(request: pytest.FixtureRequest, make_client: ServiceFactory, tmp_pat
 def test_the_items_of_a_conversation_are_a_prompt_with_its_images(
     clients: list[Client], red: Image.Image, blue: Image.Image
 ) -> None:
-    """Each image has an id of its own; an address that was sent stays as it is."""
+    """Listed items can be sent as a prompt: each stored image has an id, and an image by address keeps its address."""
     first, other = clients
     number = ask(first, "POST conversations", {"items": [say(red), say(blue, red)]}).json["id"]
     whole = respond(first, [say(red), say(blue, red)], store=False).json
@@ -64,7 +64,7 @@ def test_the_items_of_a_conversation_are_a_prompt_with_its_images(
 
 
 def test_the_input_of_a_response_has_ids_of_its_images(clients: list[Client], red: Image.Image) -> None:
-    """They are valid as long as the response, and name nothing else: there is no file to show or to delete."""
+    """The ids of images in a response's input are valid as long as the response, and do not name files."""
     first, other = clients
     kept = ask(first, "POST files", {"file": png_of(red), "purpose": b"vision"}).json["id"]
     named = {"role": "user", "content": [{"type": "input_image", "file_id": kept}, QUESTION]}
@@ -110,7 +110,7 @@ def look(**image: str) -> dict[str, Any]:
 
 
 def test_a_tools_result_may_have_images(clients: list[Client], red: Image.Image, blue: Image.Image) -> None:
-    """The template places them. They are stored, listed and sent again as those of a question."""
+    """Images in a tool's result are placed by the template, stored, listed and sent again like those of a question."""
     first, other = clients
     kept = ask(first, "POST files", {"file": png_of(red), "purpose": b"vision"}).json["id"]
     asked = [say(blue), CALL, look(image_url=data_url(red))]
@@ -149,7 +149,10 @@ def name_of(item: dict[str, Any]) -> dict[str, Any]:
 def test_items_that_are_named_have_their_images(
     clients: list[Client], red: Image.Image, blue: Image.Image, options: dict[str, Any]
 ) -> None:
-    """A question and a tool's result, in the order in which they are named; an image that no item has is not."""
+    """A question and a tool's result that are named by id bring their images in order.
+
+    Images of no item are left out.
+    """
     first, other = clients
     asked = [say(blue, red), CALL, look(image_url=data_url(red))]
     talk = ask(first, "POST conversations", {"items": [say(red)]}).json["id"]

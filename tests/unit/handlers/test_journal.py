@@ -60,7 +60,10 @@ class BrokenJournal(DirectoryJournal):
 def test_turn_that_ends_while_its_expired_session_is_swept_is_no_error(
     journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer is complete; there is only nothing left to record it in. A live session's folder must not vanish."""
+    """A turn that ends after its expired session was swept is answered without a record.
+
+    A live session whose folder is gone is an error.
+    """
     link = os.link
     expired, live = ID.replace("6b013fa9", "00013fa9"), ID.replace("6b013fa9", "ff013fa9")
 
@@ -113,7 +116,7 @@ def test_what_could_not_be_written_leaves_nothing(
 def test_an_event_outlives_a_crash_with_all_that_it_names(
     journal: DirectoryJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New names are synced in their folders: the session's own, then the image's, before the event's."""
+    """The session's folder and the image's folder are synced before the event, so that a crash loses none of them."""
     synced: list[tuple[str, list[str]]] = []
     fsync = os.fsync
 
@@ -139,7 +142,7 @@ def test_a_directory_that_is_gone_is_no_empty_journal(journal: DirectoryJournal,
 
 
 def test_a_damaged_image_is_not_given_out(journal: DirectoryJournal, tmp_path: Path) -> None:
-    """The name is a hash that the bytes must match."""
+    """An image whose bytes do not match the hash in its name is refused."""
     name = journal.put_image(ID, b"png", ANYONE)
     (tmp_path / "journal" / ID / name).write_bytes(b"pn")
 
@@ -160,7 +163,7 @@ def test_bytes_that_are_no_event_are_refused(data: bytes) -> None:
 def test_a_sweep_passes_over_what_other_programs_have_left(
     journal: DirectoryJournal, tmp_path: Path, stray: str
 ) -> None:
-    """It deletes what has expired, and measures the rest."""
+    """A sweep ignores what other programs have left, deletes what has expired, and measures the rest."""
     live = ID.replace("6b013fa9", "ff013fa9")
     for session_id in (ID, live):
         journal.append(session_id, 0, Event(kind="open"), OWNER)
@@ -320,7 +323,7 @@ def test_a_question_sent_again_is_answered_from_the_journal(two_workers: Any, re
 
 
 def test_a_question_sent_again_needs_no_room(make_client: Any, red: Any) -> None:
-    """The last question that a session had room for is repeated, although there is none for another one."""
+    """A repeated question is answered from the journal although the session has no room for another one."""
     client = make_client(session={"max_history_chars": 100})
     sid, headers, text = client.open(data_url(red)), {"amz-sdk-invocation-id": "0b3a"}, "what is it?" + " " * 60
     once = client.ask(sid, text, headers=headers, **SHORT).wait()
@@ -334,7 +337,6 @@ def test_a_question_sent_again_needs_no_room(make_client: Any, red: Any) -> None
 
 
 def test_without_a_journal_a_session_of_another_worker_is_lost(make_client: Any, red: Any) -> None:
-    """Without a journal, a session of another worker is reported as lost."""
     first, second = make_client(instance="llava-0"), make_client(instance="llava-1")
     sid = first.open(data_url(red))
 
@@ -375,7 +377,7 @@ def test_a_turn_that_cannot_be_recorded_is_not_acknowledged(
 def test_a_session_whose_journal_has_lost_events_says_so(
     make_client: Any, tmp_path: Path, red: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trying again does not help, unless an operator restores the data; then the session continues."""
+    """Requests of a session with lost events fail until an operator restores the data; then it continues."""
     journal = BrokenJournal(tmp_path / "journal", JournalSettings())
     client = make_client(instance="llava-0", journal=journal)
     sid = client.open(data_url(red))
@@ -418,7 +420,7 @@ def test_an_opening_that_nobody_heard_of_is_deleted(
 
 
 def test_a_session_is_closed_without_being_taken_in(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
-    """A full worker can close another one's session without rebuilding it."""
+    """A full worker closes another worker's session without rebuilding it."""
     first = make_client(instance="llava-0", journal=journal)
     second = make_client(instance="llava-1", journal=journal, session={"features_bytes": 1, "max_sessions": 1})
     sid = first.open(data_url(red))
@@ -433,7 +435,7 @@ def test_a_session_is_closed_without_being_taken_in(make_client: Any, journal: D
 def test_a_turn_that_ends_after_the_close_elsewhere_says_so(
     make_client: Any, journal: DirectoryJournal, endless_llava: Any, tmp_path: Path, red: Any
 ) -> None:
-    """The answer is not recorded, and nothing of the session stays in memory."""
+    """A turn that ends after a close on another worker is not recorded, and leaves nothing of the session in memory."""
     first = make_client(endless_llava, instance="llava-0", journal=journal)
     second = make_client(instance="llava-1", journal=journal)
     sid = first.open(data_url(red))
@@ -614,7 +616,7 @@ def test_a_rebuilt_session_knows_its_last_turns(two_workers: Any, red: Any) -> N
 def test_a_retry_that_another_instance_answers_meanwhile_gets_the_recorded_answer(
     make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any, has_tools: bool
 ) -> None:
-    """A sampled answer differs at each instance; the client gets the one that was recorded first, whole."""
+    """If another instance records a retried answer first, the client gets that one whole, even if its own differs."""
     first = make_client(instance="llava-0", journal=journal)
     second = make_client(endless_llava, instance="llava-1", journal=journal)
     sid = first.open(data_url(red))
@@ -638,7 +640,7 @@ def test_a_retry_that_another_instance_answers_meanwhile_gets_the_recorded_answe
 def test_images_of_a_question_that_loses_do_not_count(
     make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any, blue: Any
 ) -> None:
-    """Another instance has answered meanwhile, and with both questions' images the session would have too many."""
+    """Images of a question that lost to another instance's do not count towards the session's limit."""
     few = {"max_images": 2}
     first = make_client(endless_llava, instance="llava-0", journal=journal, session=few)
     second = make_client(instance="llava-1", journal=journal, session=few)
@@ -659,7 +661,7 @@ def test_images_of_a_question_that_loses_do_not_count(
 def test_images_that_another_worker_has_added_meanwhile_count_for_a_running_question(
     make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any, blue: Any
 ) -> None:
-    """Otherwise the journal would have more images than a worker takes over."""
+    """Images that another worker adds during a question count, so that the journal never exceeds a worker's limit."""
     few = {"max_images": 2}
     first = make_client(endless_llava, instance="llava-0", journal=journal, session=few)
     second = make_client(instance="llava-1", journal=journal, session=few)
@@ -785,7 +787,7 @@ def invocation(key: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("has_journal", [True, False])
 def test_a_close_that_is_sent_again_gets_the_first_answer(make_client: Any, journal: Any, has_journal: bool) -> None:
-    """A close with another invocation id still learns that the session was closed."""
+    """A repeated close gets the first answer; one with another invocation id is an error for a closed session."""
     client = make_client(journal=journal if has_journal else None)
     sid = client.open()
     close = {"type": "close_session", "session_id": sid}
@@ -817,7 +819,7 @@ def close_request(sid: str) -> dict[str, str]:
 
 
 def test_claims_that_are_forgotten_do_not_change_who_closed(two_workers: Any, tmp_path: Path) -> None:
-    """A session may live longer than claims do; who closed it is known as long as the closed session."""
+    """The request that closed a session is known as long as the closed session, even after its claim has expired."""
     first, second = two_workers
     sid = first.open()
     first.call(close_request(sid), headers=invocation("c1"))
@@ -828,7 +830,7 @@ def test_claims_that_are_forgotten_do_not_change_who_closed(two_workers: Any, tm
 
 
 def test_a_close_that_failed_does_not_stop_another_one(make_client: Any, tmp_path: Path) -> None:
-    """Nothing is remembered of a close that the journal refused: the next request closes the session."""
+    """After the journal refuses a close, the next request closes the session."""
     journal = BrokenJournal(tmp_path / "journal", JournalSettings())
     client = make_client(journal=journal)
     sid = client.open()
@@ -848,7 +850,7 @@ def test_a_close_that_failed_does_not_stop_another_one(make_client: Any, tmp_pat
 def test_of_two_closes_at_once_one_is_answered_with_success(
     make_client: Any, journal: Any, monkeypatch: pytest.MonkeyPatch, has_journal: bool
 ) -> None:
-    """Both requests find the session open; the second one to end it learns that it was closed."""
+    """Of two concurrent closes one succeeds, and the other gets the error for a closed session."""
     client = make_client(journal=journal if has_journal else None)
     sid, barrier = client.open(), threading.Barrier(2)
     try_close = SessionRecorder.try_close

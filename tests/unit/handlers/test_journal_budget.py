@@ -1,4 +1,4 @@
-"""A journal's directory with a budget: new sessions are refused when it is full, open ones go on."""
+"""A journal's directory with a budget: when it is full, new sessions are refused and open ones continue."""
 
 import os
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_a_directory_has_room_up_to_its_budget(tmp_path: Path) -> None:
 
 
 def test_a_sweep_measures_the_directory(tmp_path: Path) -> None:
-    """It finds what other workers wrote and what was there before; expired sessions free their space."""
+    """A sweep counts what other workers wrote and what was there before; expired sessions free their space."""
     before = make_journal(tmp_path)
     for sid in (ID, OTHER_ID):
         before.append(sid, 0, Event(kind="open"), ANYONE)
@@ -62,7 +62,7 @@ def test_a_sweep_measures_the_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("deleter", ["this worker", "another worker"])
 def test_an_expired_session_frees_its_space_between_full_sweeps(tmp_path: Path, deleter: str) -> None:
-    """It counts no longer, whichever worker deletes it; a session that is open stays and counts."""
+    """An expired session stops counting whichever worker deletes it; an open one stays and counts."""
     other = make_journal(tmp_path)
     for sid in (ID, OTHER_ID):
         other.append(sid, 0, Event(kind="open"), ANYONE)
@@ -87,7 +87,7 @@ def test_an_expired_session_frees_its_space_between_full_sweeps(tmp_path: Path, 
 
 
 def test_a_new_session_is_removed_before_the_next_full_sweep(tmp_path: Path) -> None:
-    """It is not in the list of the last full sweep; nor is the turn that was recorded after the session's end."""
+    """A session that began after the last full sweep is removed, and so is a turn recorded after a session's end."""
     journal = make_journal(tmp_path)
     journal.sweep(EXPIRES_AT - 600, is_full=True)
     for number in range(2):
@@ -101,7 +101,7 @@ def test_a_new_session_is_removed_before_the_next_full_sweep(tmp_path: Path) -> 
 
 
 def test_a_disk_keeps_free_space(tmp_path: Path) -> None:
-    """Whatever the journal itself takes, a disk with less space takes no new session."""
+    """A disk with less free space than configured takes no new session, whatever the journal itself uses."""
     make_journal(tmp_path, min_free_bytes=1).check_room(ANYONE)
 
     with pytest.raises(JournalFull, match="bytes left, too few"):

@@ -1,4 +1,4 @@
-"""What every journal must do, on every store that there is: a directory, Valkey, a cluster of it, S3."""
+"""What every journal must do, on every store: a directory, Valkey, a Valkey cluster, S3."""
 
 import json
 import subprocess
@@ -34,11 +34,11 @@ from tests.waiting import wait_until
 
 SECRET = "text that must not remain in the store"
 
-# One after the other
+# Sequential operations
 
 
 def test_events_come_back_in_order(store: Store) -> None:
-    """What is appended is read, from any number on and no more than asked for; another session has nothing."""
+    """Events are read in order from any number on, at most as many as requested; another session has none of them."""
     sid = new_id()
     events = [Event(kind="open", images=("0" * 64,)), *(turn(f"{i} \u00e9\n\U0001f600") for i in range(20))]
     for number, event in enumerate(events):
@@ -55,7 +55,7 @@ def test_events_come_back_in_order(store: Store) -> None:
 
 
 def test_a_number_is_taken_once(store: Store) -> None:
-    """The second writer of a number learns so, even with the same words; what stands there stays."""
+    """A second writer of a number gets a conflict, even with equal content; the stored event stays."""
     sid = new_id()
     store.journal.append(sid, 0, turn("first"), ANYONE)
 
@@ -93,7 +93,7 @@ def test_images_are_kept_by_their_hash(store: Store) -> None:
 
 @pytest.mark.parametrize("bad", ["..", "a/b", "", "ts-seq-", "claims"])
 def test_what_is_no_session_id_is_refused(store: Store, bad: str) -> None:
-    """It never becomes a path or a key."""
+    """What is not a session id is refused, and never becomes a path or a key."""
     for action in (store.journal.read, lambda sid: store.journal.close(sid, CLOSE), store.journal.delete):
         with pytest.raises(ValueError, match="session id"):
             action(bad)
@@ -106,7 +106,7 @@ def test_what_is_no_session_id_is_refused(store: Store, bad: str) -> None:
 
 
 def test_close_deletes_all_but_the_fact(store: Store) -> None:
-    """Neither questions nor images are in the store afterwards; whatever a reader has seen, it learns of the close."""
+    """A close deletes questions and images and keeps the fact of the close, which every reader learns."""
     sid = new_id()
     for number in range(12):
         store.journal.append(sid, number, turn(SECRET), ANYONE)
@@ -139,7 +139,7 @@ def test_nothing_is_written_after_a_close(store: Store) -> None:
 
 
 def test_a_session_without_events_can_be_closed(store: Store) -> None:
-    """Its opening, which may be under way elsewhere, then fails."""
+    """Closing a session without events makes its opening fail, which may be in progress elsewhere."""
     sid = new_id()
 
     store.journal.close(sid, CLOSE)
@@ -150,7 +150,7 @@ def test_a_session_without_events_can_be_closed(store: Store) -> None:
 
 
 def test_the_first_close_counts(store: Store) -> None:
-    """Each later close learns which request was first, also one that is sent again; readers learn it too."""
+    """Each later close, also a repeated one, and each reader learns which request closed first."""
     sid = new_id()
     store.journal.append(sid, 0, turn("a"), ANYONE)
     first = Event(kind="close", invocation_id="c1")
@@ -166,7 +166,7 @@ def test_the_first_close_counts(store: Store) -> None:
 
 
 def test_of_closes_at_once_one_is_first(store: Store) -> None:
-    """Of six instances that close a session each names the same one as the first."""
+    """Six instances that close a session concurrently all name the same one as the first."""
     sid, barrier = new_id(), threading.Barrier(6)
     store.journal.append(sid, 0, turn("a"), ANYONE)
     journals = {name: store.reopened() for name in "abcdef"}
@@ -184,7 +184,7 @@ def test_of_closes_at_once_one_is_first(store: Store) -> None:
 
 @pytest.mark.parametrize("poison", ["type", "utf-8", "size", "owner"])
 def test_a_damaged_event_is_refused(store: Store, poison: str) -> None:
-    """One that is too large, is not an event or belongs to another session is an error and is never skipped."""
+    """An event that is too large, malformed or of another session is an error and is never skipped."""
     sid, journal = new_id(), store.reopened(max_event_bytes=1000)
     owned = EventCodec(JournalSettings(), NO_KEYS).encode(Event(kind="open"), new_id())
     data = {"type": b"[]", "utf-8": b"\xff", "size": b"{" * 2000, "owner": owned}[poison]
@@ -213,7 +213,7 @@ def test_a_large_image_is_refused(store: Store) -> None:
 
 
 def test_an_event_that_is_too_large_is_not_written(store: Store) -> None:
-    """Its number stays free."""
+    """An event that is too large is not written, and its number stays free."""
     sid, journal = new_id(), store.reopened(max_event_bytes=1000)
 
     with pytest.raises(EventTooLarge, match="over 1000"):
@@ -224,7 +224,7 @@ def test_an_event_that_is_too_large_is_not_written(store: Store) -> None:
 
 
 def test_delete_leaves_nothing(store: Store) -> None:
-    """Also of what does not exist."""
+    """A delete removes everything, and accepts a session that does not exist."""
     sid = new_id()
     store.journal.append(sid, 0, turn(SECRET), ANYONE)
     store.journal.put_image(sid, SECRET.encode(), ANYONE)
@@ -237,7 +237,10 @@ def test_delete_leaves_nothing(store: Store) -> None:
 
 
 def test_sessions_are_counted_from_their_first_event_on(store: Store) -> None:
-    """Until they are deleted or closed; another measurement finds the same."""
+    """A session is counted from its first event until it is deleted or closed.
+
+    A new measurement gives the same count.
+    """
     before = store.journal.num_sessions
     first, second = new_id(), new_id()
     for sid in (first, second):
@@ -254,7 +257,7 @@ def test_sessions_are_counted_from_their_first_event_on(store: Store) -> None:
 
 
 def test_what_has_expired_goes(store: Store) -> None:
-    """A session and the marker of a closed one are gone when their time is over; others stay."""
+    """An expired session, and the marker of a closed one, are deleted; others stay."""
     over, closed, open_ = new_id(lives_s=600), new_id(lives_s=600), new_id(lives_s=86_400)
     journal = open_journal(JournalSettings(url=store.url), tombstone_s=1)
     assert journal is not None
@@ -278,7 +281,7 @@ def test_what_has_expired_goes(store: Store) -> None:
 
 
 def test_what_has_expired_goes_without_a_full_sweep(store: Store) -> None:
-    """Between two full sweeps, too, and with it a session that another instance wrote; others stay."""
+    """Expired sessions, also of another instance, are deleted between two full sweeps; others stay."""
     now, name = int(time.time()), str(uuid4())
     journal, other = store.journal, store.reopened()
     before, over, open_ = new_id(lives_s=600), new_id(lives_s=600), new_id(lives_s=86_400)
@@ -302,7 +305,7 @@ def test_what_has_expired_goes_without_a_full_sweep(store: Store) -> None:
 
 
 def test_sessions_are_listed_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is on a page; names of other things in the store are not ids."""
+    """Each session is on one page; other names in the store are not returned as ids."""
     monkeypatch.setattr(s3_objects, "PAGE", 2)
     monkeypatch.setattr(redis_scripts, "SCANNED", 2)
     ids = {new_id() for _ in range(7)}
@@ -323,7 +326,10 @@ def test_sessions_are_listed_page_by_page(store: Store, monkeypatch: pytest.Monk
 
 
 def test_the_first_claim_counts(store: Store) -> None:
-    """A later claim of a name returns the first one's value; other names are free; no name can be read."""
+    """A later claim of a name returns the first one's value.
+
+    Other names are free, and a stored name is not readable.
+    """
     name = f"{SECRET} {uuid4()}"
 
     assert store.journal.claim(name, "one") == "one"
@@ -335,7 +341,7 @@ def test_the_first_claim_counts(store: Store) -> None:
 
 
 def test_claims_are_forgotten(store: Store) -> None:
-    """When their time is over, and not before."""
+    """A claim is forgotten when its time is over, and not before."""
     journal, name = store.reopened(claim_s=600), str(uuid4())
     assert journal.claim(name, "one") == "one"
     assert journal.claim(name, "two") == "one"
@@ -347,7 +353,7 @@ def test_claims_are_forgotten(store: Store) -> None:
 
 
 def sweep_and_dump(journal: Journal, store: Store) -> bytes:
-    """What is left by a sweep that comes hours later; Valkey does not wait to be swept."""
+    """Return what a sweep leaves after hours have passed; Valkey expires keys without a sweep."""
     journal.sweep(int(time.time()) + HOURS_S, is_full=True)
     return store.dump()
 
@@ -400,7 +406,7 @@ print(json.dumps(won))
 
 
 def test_of_several_processes_one_has_a_number(store: Store) -> None:
-    """As on machines of their own: nothing but the store stands between them."""
+    """Several processes race for numbers, as on different machines, synchronised only by the store."""
     sid = new_id()
     command = [sys.executable, "-c", RACE, store.url, sid]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -422,7 +428,7 @@ def test_of_several_processes_one_has_a_number(store: Store) -> None:
 
 
 def test_a_close_and_turns_at_once(store: Store) -> None:
-    """Whenever the close comes, turns that were recorded before it vanish and later ones are refused."""
+    """A concurrent close deletes turns that were recorded before it and makes later ones fail."""
     for num_recorded in (0, 5):
         sid = new_id()
         journals = [store.reopened() for _ in range(3)]
@@ -484,7 +490,7 @@ OPERATIONS = st.tuples(st.sampled_from(("append", "append", "read", "put_image",
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=st.lists(OPERATIONS, max_size=14))
 def test_any_order_of_operations(store: Store, operations: list[tuple[str, bool]]) -> None:
-    """Two instances, each with what it has seen of a session, find what a list and a flag in memory would say."""
+    """Two instances, with their own views of a session, get the results of an in-memory list and flag."""
     sid, events, is_closed, has_image = new_id(), [], False, False
     instances = (store.journal, store.reopened())
     seen = [0, 0]
@@ -524,7 +530,7 @@ def test_any_order_of_operations(store: Store, operations: list[tuple[str, bool]
 
 
 def test_parts_of_a_kv_cache_are_kept_by_number(store: Store) -> None:
-    """A later part replaces an earlier one of its number; a reader gets them up to the first that is missing."""
+    """A later part replaces an earlier one with its number; a reader gets the parts up to the first missing one."""
     journal = store.reopened(max_kv_bytes=1 << 20)
     sid = new_id()
     journal.append(sid, 0, Event(kind="open"), ANYONE)
@@ -541,7 +547,7 @@ def test_parts_of_a_kv_cache_are_kept_by_number(store: Store) -> None:
 
 
 def test_a_kv_cache_goes_with_its_session(store: Store) -> None:
-    """Close and delete leave nothing of it, and nothing is written after them."""
+    """Close and delete remove a session's KV cache, and later parts are not written."""
     journal = store.reopened(max_kv_bytes=1 << 20)
     for end in (lambda sid: store.journal.close(sid, CLOSE), store.journal.delete):
         sid = new_id()
@@ -560,7 +566,10 @@ def test_a_kv_cache_goes_with_its_session(store: Store) -> None:
 
 
 def test_kv_caches_have_a_budget_of_their_own(store: Store) -> None:
-    """A part that exceeds it is not written. What sessions end frees room, and openings are never refused for it."""
+    """A part beyond the budget is not written.
+
+    Ended sessions free room, and openings are never refused because of it.
+    """
     journal = store.reopened(max_kv_bytes=40_000, max_bytes=30_000, max_endpoint_bytes=30_000, max_caller_bytes=30_000)
     sids = [new_id(), new_id()]
     for sid in sids:
@@ -583,9 +592,9 @@ def test_kv_caches_have_a_budget_of_their_own(store: Store) -> None:
 
 @pytest.mark.parametrize("share", [{"max_kv_bytes": 80_000}, {"max_kv_bytes": 200_000, "max_caller_kv_bytes": 40_000}])
 def test_each_owner_has_a_budget_for_kv_caches(store: Store, share: dict[str, int]) -> None:
-    """Half of all, unless set. Another owner's caches are written, and openings are not refused.
+    """An owner may use half of the budget by default; other owners' caches and openings are not affected.
 
-    A sweep measures the same, and another worker that has swept knows it.
+    A sweep measures the same, and another worker knows it after its own sweep.
     """
     journal, other = store.reopened(**share), store.reopened(**share)
     alice, bob = (owner_key("llava", name) for name in ("alice", "bob"))
@@ -616,7 +625,7 @@ def test_callers_without_a_name_share_all_room_for_kv_caches(store: Store) -> No
 
 
 def test_a_kv_cache_expires_with_its_session(store: Store) -> None:
-    """The sweep deletes it and counts it no longer."""
+    """A sweep deletes an expired session's KV cache, which then no longer counts."""
     journal = store.reopened(max_kv_bytes=40_000)
     sid = new_id(lives_s=600)
     journal.append(sid, 0, Event(kind="open"), ANYONE)
@@ -632,7 +641,7 @@ def test_a_kv_cache_expires_with_its_session(store: Store) -> None:
 
 
 def test_each_owner_has_a_list(store: Store) -> None:
-    """Another worker reads it; adding twice is adding once, and removing what is not there has no effect."""
+    """Another worker reads the list; adding twice adds once, and removing a missing id has no effect."""
     owners = [owner_key("llava", name) for name in ("alice", "bob")]
     sids = [new_id(600), new_id(900)]
     for sid in (*sids, sids[0]):
@@ -670,7 +679,7 @@ def test_expired_sessions_leave_their_list(store: Store) -> None:
 
 
 def test_a_list_returns_a_limited_number(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that expire last."""
+    """A list returns at most the requested number of ids: those that expire last."""
     for module in (directory_lists, redis, s3):
         monkeypatch.setattr(module, "MAX_LISTED", 2)
     sids = [new_id(lives_s) for lives_s in (300, 500, 400)]

@@ -279,7 +279,7 @@ def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
 
 @pytest.mark.redis
 def test_a_turn_that_outlives_its_session_is_not_an_error(redis_server: RedisServer) -> None:
-    """The keys have expired before the turn ends: there is nothing left to record it in."""
+    """A turn that ends after its session's keys have expired is answered and not recorded."""
     journal, sid = opened(redis_server.url), f"ts-seq-{'d' * 16}-{int(time.time()) - 31:08x}-llava-0-k0{'a' * 26}"
 
     journal.append(sid, 3, Event(kind="turn"), ANYONE)
@@ -323,7 +323,7 @@ def check_lost_answer(journal: Journal, proxy: LossyProxy) -> None:
 
 
 class FailingLookUps:
-    """Look-ups of names, of which the next num_failing fail."""
+    """DNS look-ups, of which the next num_failing fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_failing = 1
@@ -341,7 +341,7 @@ class FailingLookUps:
 def test_one_failed_look_up_of_valkeys_name_is_retried(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second one is the journal's error."""
+    """The journal retries one failed DNS look-up of Valkey's name; a second failure is an error."""
     journal, sid = opened(redis_server.url), new_id("f")
     names = FailingLookUps(monkeypatch)
 
@@ -355,7 +355,7 @@ def test_one_failed_look_up_of_valkeys_name_is_retried(
 
 @pytest.mark.s3
 def test_one_failed_look_up_of_s3s_name_is_retried(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event is written all the same."""
+    """The event is written although one DNS look-up of S3's name fails."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     journal, sid = opened(f"s3://{BUCKET}/look-up"), new_id("f")
@@ -600,7 +600,7 @@ def test_a_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> N
 
 
 def test_a_url_in_s3_may_have_its_scheme_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in every other URL; its prefix may be percent-encoded."""
+    """A scheme in capitals is accepted, as in every other URL; the prefix may be percent-encoded."""
     places: list[tuple[str, str]] = []
     monkeypatch.setattr("handlers.journal.s3.S3Journal", lambda client, *place: places.append(place[:2]))
 

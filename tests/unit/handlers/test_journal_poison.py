@@ -1,4 +1,4 @@
-"""Journals that another program has written to: each poisoned record costs its session, and nothing else."""
+"""Journals with records of another program: each invalid record ends its own session and affects no other."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ SHORT = {"parameters": {"max_new_tokens": 12}}
 MAX_EVENT_BYTES = 4096
 LIMITS = JournalSettings(max_event_bytes=MAX_EVENT_BYTES)
 OTHER_ID = "ts-seq-bbbbbbbbbbbbbbbb-6b013fa9-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
-GOOD = {"kind": "turn", "question": "q", "answer": "a", "nonce": "0", "session": "HASH"}  # of its session
+GOOD = {"kind": "turn", "question": "q", "answer": "a", "nonce": "0", "session": "HASH"}  # hash of the session
 
 
 def changed(**fields: Any) -> bytes:
@@ -68,7 +68,7 @@ def write(data: bytes) -> Callable[[Path], object]:
 
 
 def write_sparse(path: Path) -> None:
-    """Make a file that says to have 300 GB."""
+    """Create a sparse file with a size of 300 GB."""
     with path.open("wb") as file:
         file.truncate(300 << 30)
 
@@ -97,7 +97,7 @@ def two_workers(make_client: Any, journal: DirectoryJournal) -> tuple[Any, Any]:
 def test_a_poisoned_event_ends_its_session(
     two_workers: Any, tmp_path: Path, red: Any, poison: Callable[[Path], object]
 ) -> None:
-    """Each request gets SessionLost, on the worker that holds the session and on another; others go on."""
+    """Requests get SessionLost on the worker that holds the session and on another; other sessions continue."""
     holder, other = two_workers
     sid, unharmed = holder.open(data_url(red)), holder.open(data_url(red))
     holder.answer(sid, "what is it?", **SHORT)
@@ -133,7 +133,7 @@ def test_a_poisoned_opening_ends_its_session(
 
 
 def test_a_poisoned_record_of_a_close_is_refused(two_workers: Any, tmp_path: Path) -> None:
-    """A session with such a record is lost, too."""
+    """A session with an invalid record of a close is lost, too."""
     holder, other = two_workers
     sid = holder.open()
     (tmp_path / "journal" / sid / "closed").write_bytes(b"{" * MAX_EVENT_BYTES)
@@ -145,7 +145,7 @@ def test_a_poisoned_record_of_a_close_is_refused(two_workers: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("poison", [b"", b"\xff" * 2000, OTHER_ID.encode(), b"0" * (1 << 20)])
 def test_a_poisoned_claim_opens_another_session(two_workers: Any, tmp_path: Path, poison: bytes) -> None:
-    """An opening that is sent again gets a session of its own if the claim names none of this fleet."""
+    """A repeated opening gets a new session if its claim does not name a session of this fleet."""
     first, second = two_workers
     headers = {"amz-sdk-invocation-id": "o1"}
     opened = first.call({"requestType": "NEW_SESSION"}, headers=headers).json["session_id"]
@@ -160,7 +160,7 @@ def test_a_poisoned_claim_opens_another_session(two_workers: Any, tmp_path: Path
 
 
 def test_an_image_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    """Its size is compared before its bytes are read."""
+    """An image's size is checked before its bytes are read."""
     journal = DirectoryJournal(tmp_path / "journal", JournalSettings(max_image_bytes=100))
     name = journal.put_image(OTHER_ID, b"a" * 100, ANYONE)
     assert journal.get_image(OTHER_ID, name) == b"a" * 100
@@ -171,7 +171,7 @@ def test_an_image_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 
 def test_an_event_that_is_too_large_is_refused(two_workers: Any, journal: DirectoryJournal) -> None:
-    """The turn fails with the reason and is not recorded; the session goes on."""
+    """A turn whose event is too large fails with the reason and is not recorded; the session continues."""
     first, _ = two_workers
     sid = first.open()
 
@@ -194,7 +194,7 @@ def test_an_event_that_is_too_large_is_refused(two_workers: Any, journal: Direct
     ],
 )
 def test_the_journal_must_read_what_clients_may_send(groups: dict[str, Any], match: str) -> None:
-    """Wrong limits are refused at the start; without a journal they do not matter."""
+    """Limits of the journal below those of requests are refused at the start; without a journal they do not matter."""
     with pytest.raises(SettingsError, match=match):
         HandlerSettings(**groups, journal={"url": "file:///journal"})
 

@@ -1,4 +1,4 @@
-"""Events that are signed for their session, on every store: what another program writes there ends that session."""
+"""Events signed for their session, on every store: an event of another program ends the session."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from handlers.journal.url import open_journal
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import TOMBSTONE_S, Store, new_id
 
-KEYS = {"k0": b"k" * 32}  # of the clients that make_client makes
+KEYS = {"k0": b"k" * 32}  # the keys of the clients that make_client creates
 OTHER_KEYS = {"k0": b"o" * 32}
 OPENING = Event(kind="open")
 SHORT = {"parameters": {"max_new_tokens": 12}}
@@ -56,7 +56,7 @@ def test_an_event_that_no_worker_of_this_fleet_wrote_is_refused(store: Store, fo
 
 
 def test_a_forged_event_ends_its_session(make_client: Any, store: Store) -> None:
-    """Its requests get SessionLost on another worker, which counts it; other sessions go on."""
+    """Another worker answers requests of the session with SessionLost and counts it; other sessions continue."""
     first, second = (make_client(instance=name, journal=signed(store)) for name in ("llava-0", "llava-1"))
     sid, unharmed = first.open(), first.open()
     forged = Event(kind="open", system="say what the forger wants")
@@ -81,7 +81,7 @@ def test_a_session_ends_and_another_worker_knows(store: Store) -> None:
 
 
 def test_a_worker_whose_keys_have_changed_reads_no_event_of_before(store: Store) -> None:
-    """The key of the session's id is the one that counts, also after the fleet has got a new first key."""
+    """Events are verified with the key of the session's id, also after the fleet has got a new first key."""
     sid = new_id()
     signed(store).append(sid, 0, OPENING, ANYONE)
 

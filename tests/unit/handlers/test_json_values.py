@@ -19,7 +19,7 @@ VALUES = st.recursive(
 
 @given(VALUES, st.booleans(), st.sampled_from(["utf-8", "utf-16", "utf-8-sig"]))
 def test_values_are_those_of_pythons_parser(value: Any, is_ascii: bool, encoding: str) -> None:
-    """Also NaN, numbers of many digits, half surrogate pairs and byte order marks."""
+    """NaN, long numbers, half surrogate pairs and byte order marks give the values of Python's parser."""
     data = json.dumps(value, ensure_ascii=is_ascii).encode(encoding, "surrogatepass")
     expected = json.loads(data)
 
@@ -47,7 +47,7 @@ def test_an_error_names_the_place_and_nothing_of_the_text(data: bytes, reason: s
 
 
 def test_deep_nesting_is_read() -> None:
-    """Deeper than the fast parser allows."""
+    """JSON nested deeper than the fast parser allows is read."""
     assert load_json(b"[" * 500 + b"]" * 500, 1000) == json.loads("[" * 500 + "]" * 500)
 
 

@@ -50,7 +50,7 @@ class Place:
     downloaders: list[Downloader] = field(default_factory=list)
 
     def downloader(self, source: str | None = None, **limits: Any) -> Downloader:
-        """Return a worker's. source: of another one that had the home before or gets it next."""
+        """Return a worker's downloader. source: a different one, of another worker that uses the same folder."""
         settings = ManySettings(source=self.settings.source, **limits)
         disk = DiskCache(self.home, settings.disk_bytes, source or settings.source)
         self.downloaders.append(Downloader(disk, self.find, settings))
@@ -171,7 +171,7 @@ def test_a_plain_folder_is_used_where_it_is(directory: Place) -> None:
 
 
 def test_a_link_to_nothing_is_no_file_of_a_folder(directory: Place) -> None:
-    """Nor is a file that goes while the folder is read; the model is there all the same."""
+    """A link without a target, or a file that is deleted while the folder is read, is left out of the model."""
     directory.put("m/config.json", b"{}")
     version = directory.find("m").version
     (Path(directory.settings.source) / "m" / "old.json").symlink_to("nowhere")
@@ -267,7 +267,7 @@ def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> N
 
 
 def test_a_folder_that_somebody_deleted_gives_way_to_another(directory: Place) -> None:
-    """As a program that cleans up may do: no load fails for it, and its bytes no longer count."""
+    """A load succeeds although another program has deleted unpacked folders, whose bytes no longer count."""
     directory.put("a.tar.gz", model())
     directory.put("b.tar.gz", model())
     downloader = directory.downloader(disk_bytes=1500)
@@ -281,7 +281,7 @@ def test_a_folder_that_somebody_deleted_gives_way_to_another(directory: Place) -
 
 
 def test_a_folder_that_somebody_deleted_is_no_reason_to_drop_what_was_unpacked_meanwhile(directory: Place) -> None:
-    """Two threads unpack one version, and another program deletes the folder of the faster one."""
+    """If two threads unpack one version and another program deletes the first folder, the second one stays."""
     disk = directory.downloader().disk
     leases = []
     with disk.new_folder() as first, disk.new_folder() as second:
@@ -477,7 +477,7 @@ def test_models_of_another_source_are_not_there(directory: Place) -> None:
 
 
 def test_of_a_replaced_model_the_version_in_use_is_listed(place: Place) -> None:
-    """Operators and the proxy see one row for each name."""
+    """Only the version in use is listed, so that operators and the proxy see one row for each name."""
     downloader = place.downloader()
     for weights in (b"1" * 1000, b"2" * 1001):
         place.put("m.tar.gz", model(weights))
@@ -488,7 +488,7 @@ def test_of_a_replaced_model_the_version_in_use_is_listed(place: Place) -> None:
 
 @pytest.mark.parametrize("store", ["", "http://127.0.0.1:9000"])
 def test_a_source_is_told_by_its_place(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However a directory is written, it is one source; the same bucket in another store is another one."""
+    """Different spellings of a directory are one source; a bucket of the same name in another store is another."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9001")
     elsewhere = identify_source(ManySettings(source="s3://b/x"), tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store)
@@ -514,7 +514,7 @@ def test_a_source_is_told_by_its_place(store: str, tmp_path: Path, monkeypatch: 
 def test_a_source_has_the_store_of_awss_files(
     config: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else one configuration would use what another one has cached of a bucket of the same name elsewhere."""
+    """The endpoint in AWS's configuration files is part of the source, so that equal bucket names share no cache."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "config").write_text(config)

@@ -275,7 +275,7 @@ class Weights:
 
 @pytest.mark.parametrize("error", [ModelBroken("its shapes do not fit"), OutOfMemory("no memory"), ValueError("no")])
 def test_a_failed_load_keeps_nothing_in_memory(error: Exception, root: Path, start: Open) -> None:
-    """Its memory is free at once, as the budget says, and not only after the next garbage collection."""
+    """A failed load frees its memory at once, not only at the next garbage collection."""
     put(root, "bad.tar.gz", "bad")
     read: list[weakref.ref[Weights]] = []
 
@@ -340,7 +340,7 @@ def test_a_slow_load_answers_its_requests_and_goes_on(root: Path, start: Open) -
 
 
 def test_a_link_to_nothing_among_the_weights_is_no_weight(root: Path, start: Open) -> None:
-    """Its bytes are not counted, and the model is loaded."""
+    """A link without a target counts no bytes, and the model is loaded."""
     (root / "m").mkdir()
     (root / "m" / "config.json").write_text("{}")
     (root / "m" / "model.safetensors").write_text("weights")

@@ -155,7 +155,7 @@ def test_unpacking_ends_in_time(into: Path) -> None:
 
 
 def test_no_room_is_asked_for_beyond_the_limits(into: Path) -> None:
-    """A header can declare any size; other models would leave the disk for it."""
+    """Space is requested within the limits, whatever size a header declares, so that other models stay on disk."""
     huge = tarfile.TarInfo("model.safetensors")
     taken: list[int] = []
     for size, limit in ((1 << 50, "max_unpacked_bytes"), (1 << 30, "max_ratio")):

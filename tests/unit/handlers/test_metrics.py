@@ -185,7 +185,7 @@ def test_publisher_survives_a_number_that_fails(
 
 
 def test_times_that_nobody_reads_are_bounded() -> None:
-    """Beyond the limit the oldest values are dropped."""
+    """Values that are not read are limited; beyond the limit the oldest are dropped."""
     counters = Counters()
 
     for number in range(MAX_TIMES + 5):

@@ -71,7 +71,7 @@ def test_family_that_would_answer_otherwise_is_refused(
 
 @pytest.mark.parametrize(("family", "limit"), [("phi3-long-rope", 128), ("dynamic-rope", 256), ("mpt", 256)])
 def test_context_ends_where_rope_frequencies_change(family: str, limit: int, tmp_path: Path, checkpoint: Path) -> None:
-    """Beyond this length the keys that are stored would not fit the new ones."""
+    """The context ends where keys computed with other RoPE frequencies would no longer fit the stored ones."""
     save({**WORKING, **PLAIN}[family](), tmp_path, checkpoint)
 
     assert load_model(tmp_path, CPU, "float32").max_context == limit
@@ -182,7 +182,7 @@ def test_pickled_weights_are_refused(tmp_path: Path, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("head", [hf.AutoModelForSequenceClassification, hf.AutoModelForMaskedLM])
 def test_models_with_other_tasks_are_refused(head: Any, tmp_path: Path) -> None:
-    """The error names the endpoint that serves them; the weights are not the reason."""
+    """The error names the endpoint that serves such a model, and does not blame the weights."""
     config = hf.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48)
     head.from_config(config).save_pretrained(tmp_path)
 
@@ -191,7 +191,7 @@ def test_models_with_other_tasks_are_refused(head: Any, tmp_path: Path) -> None:
 
 
 def test_weights_that_give_no_numbers_are_refused(tmp_path: Path, checkpoint: Path) -> None:
-    """They are damaged, or too large for the type; the family is not the reason."""
+    """The error says that the weights are damaged or too large for the type, and does not blame the family."""
     own = save(WORKING["llama"](), tmp_path, checkpoint)
     with torch.no_grad():
         own.get_output_embeddings().weight *= float("inf")
@@ -211,7 +211,7 @@ def test_half_precision_loads(dtype: str, tmp_path: Path, checkpoint: Path, one_
 
 @pytest.mark.slow
 def test_a_real_model_loads_in_half_precision(one_thread: None) -> None:
-    """Its 30 layers change the logits by more than a tenth if transformers itself reads a prompt in several steps."""
+    """A model of 30 layers loads, although transformers differs by a tenth if it reads a prompt in several steps."""
     if not (SMOLLM2 / "config.json").is_file():
         missing(f"there is no {SMOLLM2}: make archives downloads it")
 
@@ -222,7 +222,7 @@ def test_a_real_model_loads_in_half_precision(one_thread: None) -> None:
 def test_a_fault_of_decoding_rows_alone_is_noticed(
     dtype: str, checkpoint: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU all decoding takes this path, so the check at load takes it, too. Here each row misses one position."""
+    """The check at load also tests decoding alone, which a GPU uses; here each row misses one position."""
 
     def miss_first(table: torch.Tensor, lengths: torch.Tensor, block: int) -> DecodingRows:
         return DecodingRows(table[:, 1:], lengths - 1, block)

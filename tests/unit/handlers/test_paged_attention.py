@@ -11,11 +11,11 @@ import pytest
 from tests.tools import missing
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.slow  # for the package triton, 690 MB, which only `make test-slow` installs
+pytestmark = pytest.mark.slow  # the package triton takes 690 MB, so only `make test-slow` installs it
 
 
 def test_kernel_computes_attention() -> None:
-    """With groups of heads, windows, any head size, scattered blocks, and contexts in one part or many."""
+    """The kernel equals attention for grouped heads, windows, all head sizes, scattered blocks and split contexts."""
     if importlib.util.find_spec("triton") is None:
         missing("the package triton is not installed; make test-slow installs it")
 

@@ -56,7 +56,7 @@ def test_a_follow_up_equals_the_conversation_sent_again(gpt2: TextModel, make_cl
 
 
 def test_a_cancelled_answer_leaves_within_a_step(gpt2: TextModel, make_client: Any) -> None:
-    """A client that leaves ends its answer with the current step; a stream beside it goes on to its length."""
+    """A disconnect ends an answer with the current step; a concurrent stream continues to its full length."""
     endless = EndlessModel(gpt2)  # any TextModel
     client = make_client(endless, engine={"max_new_tokens": 200})
     hold = Hold(endless)
@@ -75,7 +75,7 @@ def test_a_cancelled_answer_leaves_within_a_step(gpt2: TextModel, make_client: A
 def test_the_load_states_what_it_costs(
     checkpoint: Path, tmp_path: Path, make_client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning names the type and the cost; the worker's status has it, too."""
+    """One warning and the worker's status state the type and the cost."""
     save(PLAIN["gpt2"](), tmp_path, checkpoint)
 
     with caplog.at_level(logging.WARNING, logger="handlers"):

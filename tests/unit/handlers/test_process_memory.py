@@ -23,7 +23,7 @@ class Heap:
 
 
 def test_the_heap_is_trimmed_when_it_has_kept_much_since_the_last_trim() -> None:
-    """What an earlier trim has returned stays in the count, and is not returned again until it was in use."""
+    """The heap is trimmed for memory freed since the last trim, because the count includes what was returned then."""
     heap = Heap()
     trimmer = HeapTrimmer(lambda: heap.freed, heap.trim)
     expected = 0
@@ -69,7 +69,7 @@ print(json.dumps([most, memory() - before]))
 
 @pytest.mark.slow
 def test_freed_blocks_between_others_return_to_the_system() -> None:
-    """Bodies below the size of blocks that return by themselves, each under a small block that stays in use."""
+    """Freed blocks below the automatic return size, each under a small block in use, return to the system."""
     run = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=280)
 
     most, rest = json.loads(run.stdout)

@@ -285,7 +285,10 @@ class Ticks:
 def test_parts_of_a_stream_have_a_shortest_distance(
     make_front: Callable[..., FrontEnd], service: FakeService, monkeypatch: pytest.MonkeyPatch, interval_s: float
 ) -> None:
-    """A stream's beginning and end, and whole answers, take the parts of other streams along at once."""
+    """Pieces of a stream have a minimum interval.
+
+    A stream's beginning or end, or a whole answer, sends all pieces at once.
+    """
     ticks = Ticks()
     monkeypatch.setattr(pump_module, "time", ticks)
     front = make_front(stream_wait_s=0.4, omitted_wait_s=0.4, stream_interval_s=interval_s)
@@ -626,7 +629,7 @@ def test_malformed_cancellation_is_refused(front: FrontEnd, body: bytes) -> None
 def test_request_past_its_deadline_is_answered_though_nobody_works_on_it(
     front: FrontEnd, service: FakeService, clock: FakeClock
 ) -> None:
-    """The proxy sends its deadline; then the row is freed even if the service's threads still run."""
+    """A row is answered at the proxy's deadline even if the service's threads still run."""
     front.send("a", {}, X_Torchmoor_Timeout_Ms="2500")
     front.send("b", {})
     front.step()
@@ -939,7 +942,7 @@ def test_failures_are_logged_by_the_ids_of_proxy_and_client(
 
 
 def test_what_is_in_flight_is_told_without_those_who_ask(front: FrontEnd, service: FakeService) -> None:
-    """An instance stops when this number is zero; operations do not count."""
+    """The number of requests in flight, at whose zero an instance stops, does not include operations."""
     front.send("a", {})
     front.send("b", {})
     front.step()

@@ -81,12 +81,12 @@ def expected(checkpoint: Path, folders: list[Path], one_thread: None) -> Expecte
 
 @pytest.fixture(scope="module")
 def adapted(checkpoint: Path, one_thread: None) -> list[Any]:
-    """Load a model for each worker: a step's adapters are noted in its layers."""
+    """Load a model for each worker, because the adapters of a step are stored in its layers."""
     return [load_model(checkpoint, torch.device("cpu"), "float32", max_rank=16) for _ in range(2)]
 
 
 class Crowd:
-    """Clients that act at random. Only a lack of memory, or what a client has done itself, may refuse a request."""
+    """Clients that act at random. Only lack of memory, or the client's own actions, may refuse a request."""
 
     def __init__(self, rng: random.Random, clients: list[Client], expected: Expected, pictures: list[Any]) -> None:
         self.answered = 0
@@ -298,7 +298,7 @@ def test_random_conversations_are_right_and_leave_nothing(
 
 
 def _held(client: Client) -> dict[str, int]:
-    """Return what a worker holds although there is no session and no request."""
+    """Return what a worker still holds without sessions and requests."""
     status: Any = client.service.status()
     held = {
         "sessions": status["sessions"]["open"],

@@ -44,7 +44,7 @@ def clients(make_client: ServiceFactory, tmp_path: Path) -> list[Client]:
 def test_an_image_added_again_while_its_question_runs_is_that_questions(
     make_client: ServiceFactory, endless_llava: Any, red: Image.Image, tmp_path: Path
 ) -> None:
-    """The journal does not say which image came with the question; one worker had the image wait, the other did not."""
+    """Both workers assign a repeated image to the running question, although the journal does not name it."""
     settings, keys = JournalSettings(url=tmp_path.as_uri()), {"k0": b"k" * 32}
     first = make_client(endless_llava, "llava-0", open_journal(settings, keys))
     second = make_client(endless_llava, "llava-1", open_journal(settings, keys))
@@ -81,7 +81,7 @@ def act(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_workers_agree(clients: list[Client], drawing: Callable[..., Image.Image], seed: int) -> None:
-    """Questions with and without images, images added meanwhile, and clients that leave, on either worker."""
+    """Two workers agree on questions with and without images, images added meanwhile, and clients that disconnect."""
     rng = random.Random(seed)
     pictures = [data_url(drawing("ellipse", "red")), data_url(drawing("rectangle", "blue"))]
     session_id = clients[0].open(*rng.sample(pictures, rng.choice([0, 1])))

@@ -23,7 +23,7 @@ def say(text: str) -> dict[str, Any]:
 
 
 def test_too_many_added_items_are_not_a_long_conversation(make_client: ServiceFactory) -> None:
-    """A client that shortens its prompt after ContextTooLong would send as many again."""
+    """Too many added items do not give ContextTooLong, at which a client would shorten its prompt and retry."""
     client = make_client(request={"max_messages": 3})
     talk = ask(client, "POST conversations", {}).json["id"]
     items = say("a")["items"] * 21
@@ -44,7 +44,7 @@ def test_wrong_metadata_is_refused_with_all_of_its_rules(make_client: ServiceFac
 
 
 def test_a_conversation_has_a_bound_in_characters(make_client: ServiceFactory) -> None:
-    """Items and metadata are refused once it is full; deleting it, and other conversations, go on."""
+    """A full conversation refuses items and metadata; other conversations, and its deletion, are not affected."""
     client = make_client(session={"max_history_chars": 2000})
     full, other = (ask(client, "POST conversations", {}).json["id"] for _ in range(2))
 
@@ -63,7 +63,10 @@ def test_a_conversation_has_a_bound_in_characters(make_client: ServiceFactory) -
 
 @pytest.mark.parametrize("body", [{"messages": [{}] * 600}, {"inputs": "," * 1200}, {"type": [[]] * 600}])
 def test_a_body_of_many_values_is_refused_before_it_is_parsed(make_client: ServiceFactory, body: Any) -> None:
-    """Each pair of brackets would take many times its bytes of memory; commas within texts count as well."""
+    """A body of many values is refused before parsing, which would take many times its bytes.
+
+    Commas in texts count, too.
+    """
     client = make_client(request={"max_json_values": 1000})
 
     answer = client.call(json.dumps(body).encode())
@@ -89,7 +92,7 @@ def looking(files: list[str]) -> list[dict[str, Any]]:
 
 
 def test_more_files_than_a_conversation_may_have_are_not_read(make_client: ServiceFactory) -> None:
-    """They are counted first; as many as are allowed are answered."""
+    """Files are counted before they are read; the maximum number is accepted."""
     client = make_client(session={"max_images": 2})
     files = [keep(client, colour) for colour in ("red", "green", "blue")]
 
@@ -102,7 +105,10 @@ def test_more_files_than_a_conversation_may_have_are_not_read(make_client: Servi
 
 
 def test_kept_pictures_are_read_when_their_request_has_its_turn(make_client: ServiceFactory, tmp_path: Path) -> None:
-    """A file, a stored response and a compacted conversation: the same picture; a deleted one is not answered about."""
+    """Pictures of files, stored responses and compacted conversations are read when the turn begins.
+
+    Deleted ones give an error.
+    """
     client = make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
     fields = {"model": "llava", "max_output_tokens": 8}
     file = keep(client, "red")
@@ -128,7 +134,7 @@ def test_kept_pictures_are_read_when_their_request_has_its_turn(make_client: Ser
 
 
 def test_a_conversation_beyond_the_context_is_refused_before_it_is_tokenized(make_client: ServiceFactory) -> None:
-    """Its characters tell: tokenizing takes a second per megabyte, for each question again."""
+    """A long conversation is refused by its number of characters, because tokenizing takes a second per megabyte."""
     client = make_client()
     conversation = ask(client, "POST conversations", say("a " * 400_000)).json["id"]
 

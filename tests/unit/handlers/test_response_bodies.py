@@ -35,7 +35,7 @@ SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 def test_half_a_surrogate_pair_is_refused_before_the_answer(
     make_client: ServiceFactory, tmp_path: Path, param: str, fields: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """The response repeats these fields, and the journal keeps them; the error is not a failure of the journal."""
+    """A field with half a surrogate pair is refused first, because the response and the journal repeat it."""
     client = make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
 
     answer = client.call({**BODY, **fields, **options}, CREATE)
@@ -68,7 +68,7 @@ def nested(depth: int) -> Any:
 
 
 def test_what_is_nested_too_deeply_for_the_template_is_refused(client: Client) -> None:
-    """A tool, and the arguments of a call, which are JSON in a text of their own."""
+    """Tools, and the arguments of calls in their JSON text, are refused if nested too deeply for the template."""
     deep = nested(700)
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": json.dumps(deep)}
 
@@ -90,7 +90,7 @@ def test_a_wrong_number_of_an_event_is_refused_with_its_range(client: Client, nu
 
 
 def test_metadata_may_be_null(client: Client) -> None:
-    """As in the types of OpenAI's client."""
+    """metadata may be null, as in the types of OpenAI's client."""
     made = client.call({"metadata": None}, {wire.RESOURCE: "POST conversations"})
     conversation = {wire.RESOURCE: f"POST conversations/{made.json['id']}"}
     client.call({"metadata": {"a": "b"}}, conversation)
@@ -101,7 +101,7 @@ def test_metadata_may_be_null(client: Client) -> None:
 
 
 def test_a_response_is_deleted_by_a_worker_that_lacks_later_turns(make_client: ServiceFactory, tmp_path: Path) -> None:
-    """Another worker has answered in its chain meanwhile."""
+    """A response is deleted although another worker has answered later turns of its chain."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     one, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
     first = one.call(BODY, CREATE).json["id"]
@@ -144,7 +144,7 @@ def reference(item: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_rebuilt", [False, True])
 def test_items_are_named_instead_of_sent_again(make_client: ServiceFactory, tmp_path: Path, is_rebuilt: bool) -> None:
-    """As the Vercel AI SDK names the answers of responses that are stored; also on another worker."""
+    """Stored items are named by id, also on another worker, as the Vercel AI SDK does."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     client = make_client(instance="llava-0", journal=journal)
     called = client.call({**BODY, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 400}, CREATE).json
@@ -171,7 +171,7 @@ def test_items_are_named_instead_of_sent_again(make_client: ServiceFactory, tmp_
 
 
 def test_an_item_that_is_not_stored_is_not_found(make_client: ServiceFactory, tmp_path: Path) -> None:
-    """One of a response that is not stored, is deleted, or is another caller's; or a place without an item."""
+    """An item that is not stored, is deleted or belongs to another caller is not found, nor is a missing place."""
     client = make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
     unstored = client.call({**BODY, "store": False}, CREATE).json["output"][0]
     kept, deleted = (client.call(BODY, CREATE).json for _ in range(2))
@@ -190,7 +190,7 @@ def test_an_item_that_is_not_stored_is_not_found(make_client: ServiceFactory, tm
 
 
 def test_a_deleted_item_is_not_found_where_it_was_read_before(make_client: ServiceFactory, tmp_path: Path) -> None:
-    """A request that names items of several responses goes to one instance; a deletion goes to the response's own."""
+    """A deleted item is not found on an instance that read it before, although another one deleted it."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     one, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
     kept = one.call(BODY, CREATE).json
@@ -210,7 +210,7 @@ def test_a_deleted_item_is_not_found_where_it_was_read_before(make_client: Servi
 
 
 def test_a_deleted_response_is_not_found_where_it_was_read_before(make_client: ServiceFactory, tmp_path: Path) -> None:
-    """An instance that had its session keeps it, and gets the session's requests if the response's own is lost."""
+    """A deleted response is not found on an instance that held its session before and takes it over again."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     one, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
     kept = one.call(BODY, CREATE).json["id"]
@@ -230,7 +230,7 @@ def test_a_deleted_response_is_not_found_where_it_was_read_before(make_client: S
 def test_the_journal_is_read_once_for_a_sessions_items(
     make_client: ServiceFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever entries are named, existing or not: reading it for each of 512 items would take S3 half a minute."""
+    """All items of a session take one read of the journal; a read for each of 512 items would take S3 half a minute."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     client = make_client(journal=journal)
     name = client.call(BODY, CREATE).json["output"][0]["id"]
@@ -260,7 +260,7 @@ def test_an_item_that_is_not_found_is_in_the_field_that_names_it(client: Client)
 
 
 def test_a_reference_may_have_fields_that_are_null(client: Client) -> None:
-    """Like the members of other items."""
+    """Fields of a reference may be null, like those of other items."""
     item = client.call(BODY, CREATE).json["output"][0]
 
     assert client.call({**BODY, "input": [{**reference(item), "status": None}]}, CREATE).status == 200
@@ -268,7 +268,7 @@ def test_a_reference_may_have_fields_that_are_null(client: Client) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"type": None}, {"type": None, "status": None}])
 def test_an_items_id_alone_names_it(client: Client, fields: dict[str, Any]) -> None:
-    """OpenAI's `type` of a reference is optional."""
+    """An item's id is enough; OpenAI's `type` of a reference is optional."""
     item = client.call(BODY, CREATE).json["output"][0]
 
     names = (reference(item), {"id": item["id"], **fields})
@@ -300,7 +300,7 @@ def test_references_beyond_the_limit_are_refused_before_they_are_read(make_clien
 
 @pytest.mark.parametrize("options", [{}, {"store": False}])
 def test_input_may_be_left_out_after_a_response(client: Client, options: dict[str, Any]) -> None:
-    """The response's conversation is the prompt, for an answer, a count and a compaction."""
+    """Without input, the previous response's conversation is the prompt of an answer, a count or a compaction."""
     first = client.call(BODY, CREATE).json["id"]
     body = {"model": "llava", "previous_response_id": first}
 
@@ -318,7 +318,10 @@ def test_input_may_be_left_out_after_a_response(client: Client, options: dict[st
 
 @pytest.mark.parametrize("is_background", [False, True])
 def test_input_may_be_left_out_in_a_conversation(client: Client, *, is_background: bool) -> None:
-    """The items that a client has added are the question; the answer is the same as to these items alone."""
+    """Without input, the items that a client has added are the question.
+
+    The answer equals the one to these items alone.
+    """
     talk = client.call({"items": QUESTIONS}, {wire.RESOURCE: "POST conversations"}).json["id"]
 
     body = {"model": "llava", "conversation": talk, "background": is_background}
@@ -335,7 +338,7 @@ def test_input_may_be_left_out_in_a_conversation(client: Client, *, is_backgroun
 
 @pytest.mark.parametrize("is_background", [False, True])
 def test_items_of_a_conversation_show_log_probabilities(client: Client, *, is_background: bool) -> None:
-    """With the same `include` as the response: on the list's pages, and for one item."""
+    """Log probabilities are on the pages of a conversation's items and on single items, with the same `include`."""
     talk = client.call({"items": QUESTIONS}, {wire.RESOURCE: "POST conversations"}).json["id"]
     body = {**BODY, "conversation": talk, "include": [LOGPROBS], "top_logprobs": 2, "background": is_background}
     response_id = client.call(body, CREATE).json["id"]
@@ -378,7 +381,7 @@ def text_of(answer: Exchange) -> str:
 
 
 def test_a_worker_knows_what_another_one_has_deleted(make_client: ServiceFactory, tmp_path: Path) -> None:
-    """After a failover and back: in a path, as what a response follows, and as an item."""
+    """After a failover and back, a deleted response is not found in a path, as a predecessor, or as an item."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     home, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
     first = home.call(BODY, CREATE).json
@@ -396,7 +399,7 @@ def test_a_worker_knows_what_another_one_has_deleted(make_client: ServiceFactory
 
 
 def test_a_response_is_deleted_with_the_last_one_of_its_session(make_client: ServiceFactory, tmp_path: Path) -> None:
-    """Another worker has closed the session, because nothing was left in it."""
+    """A response can be deleted after another worker has closed its session, in which nothing was left."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     home, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
     only = home.call(BODY, CREATE).json["id"]
@@ -408,7 +411,7 @@ def test_a_response_is_deleted_with_the_last_one_of_its_session(make_client: Ser
 def test_a_response_that_another_worker_has_continued_gets_a_branch(
     make_client: ServiceFactory, tmp_path: Path
 ) -> None:
-    """The worker does not know of the successor; it answered 409."""
+    """If another worker has continued a response, a second continuation becomes a branch instead of a 409."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     home, other = (make_client(instance=name, journal=journal) for name in ("llava-0", "llava-1"))
     first = home.call(BODY, CREATE).json["id"]

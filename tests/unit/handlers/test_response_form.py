@@ -66,7 +66,7 @@ def write(
 
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=8), st.data())
 def test_stored_stream_is_the_first_one(texts: list[str], data: st.DataObject) -> None:
-    """The events after any number are those that the client would have got, with equal numbers."""
+    """The events after any number are those of the first stream, with equal numbers."""
     tokens = [make_token(i, text) for i, text in enumerate(texts)]
 
     events, (answer, response) = write(tokens)
@@ -89,7 +89,7 @@ ANSWER = (
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=12))
 @example([ANSWER.index("Done.")])  # the token that ends the second call begins the text after it
 def test_reasoning_text_and_calls_are_items(cuts: list[int]) -> None:
-    """Each has its events, of the kinds that OpenAI's client parses, wherever the answer is cut into tokens."""
+    """Reasoning, text and calls have event types that OpenAI's client parses, wherever tokens divide the answer."""
     borders = [0, *sorted(cuts), len(ANSWER)]
     tokens, reader = split([ANSWER[a:b] for a, b in pairwise(borders)])
 
@@ -127,7 +127,7 @@ def test_reasoning_text_and_calls_are_items(cuts: list[int]) -> None:
 
 
 def test_an_answer_that_was_given_before_is_streamed_again() -> None:
-    """A request that is sent again gets the stored items, in the events of a stream."""
+    """A repeated request gets the stored items as events of a stream."""
     tokens, reader = split([ANSWER])
     events, stored = write(tokens, reader)
     form = make_form()
@@ -140,7 +140,7 @@ def test_an_answer_that_was_given_before_is_streamed_again() -> None:
 
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=12), st.data(), st.booleans())
 def test_a_stream_goes_on_with_the_answer_that_was_stored(cuts: list[int], data: st.DataObject, is_whole: bool) -> None:
-    """After any of its tokens, also if it was stored whole: nothing is missing and nothing comes twice."""
+    """A stream continues with the stored answer after any of its tokens, without losing or repeating any."""
     tokens, reader = split([ANSWER[a:b] for a, b in pairwise([0, *sorted(cuts), len(ANSWER)])])
     events, stored = write(tokens, reader)
     if is_whole:
@@ -174,7 +174,10 @@ def _told(events: list[dict[str, Any]], index: int) -> tuple[str, list[str]]:
 
 
 def test_log_probabilities_are_those_of_the_text() -> None:
-    """Tokens of reasoning, of calls and of their marks have none; a delta has those of its own tokens."""
+    """Only tokens of the text have log probabilities, each delta those of its own.
+
+    Reasoning, calls and marks have none.
+    """
     texts = ["<think>", "Why", "?", "</think>", "\n\n", "I", " lo", "ok", ".\n", "<tool_call>", ANSWER[44:]]
     tokens, reader = split(texts)
 
@@ -202,7 +205,7 @@ def test_without_a_request_there_are_no_log_probabilities() -> None:
 
 
 def test_a_stop_string_is_in_the_log_probabilities() -> None:
-    """As in chat completions: its tokens come after those of the text, and so does text that was held back."""
+    """The tokens of a stop string follow those of the text, with text that was held back, as in chat completions."""
     own_texts, texts = ["x", "y", "\u00e9", "", "S"], ["", "", "xy\u00e9", "", ""]
     tokens = [replace(make_token(i, text), text=texts[i]) for i, text in enumerate(own_texts)]
 
@@ -215,7 +218,7 @@ def test_a_stop_string_is_in_the_log_probabilities() -> None:
 
 
 def test_a_call_that_is_cut_is_incomplete() -> None:
-    """Its arguments are what there is."""
+    """A call that is cut off is incomplete, with the arguments generated so far."""
     tokens, reader = split(['<tool_call>\n{"name": "f", "arguments": {"a": ', "1"])
     summary = Summary("", "length", 2, 11, None, tokens, reader.message, 0)
 

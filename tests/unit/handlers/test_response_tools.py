@@ -52,7 +52,7 @@ def calls_of(response: Any) -> list[Any]:
     ],
 )
 def test_answer_that_must_call_calls(client: Client, choice: Any, names: set[str]) -> None:
-    """One call by the tool's schema; the stream has the same one in deltas, and the response repeats its request."""
+    """The answer is one call that fits the tool's schema; the stream has the same call in deltas."""
     fields = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
 
     whole = respond(client, "Hello", **fields).json
@@ -68,7 +68,10 @@ def test_answer_that_must_call_calls(client: Client, choice: Any, names: set[str
 
 
 def test_ids_of_items_begin_as_openais(client: Client) -> None:
-    """In whole responses, streams and lists. An id of an earlier version, with msg_, names the same item."""
+    """Ids of items have OpenAI's prefixes in responses, streams and lists.
+
+    An earlier version's msg_ id names the same item.
+    """
     fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     whole = respond(client, "Hello", **fields).json
     events = read(respond(client, "Hello", stream=True, **fields).body)
@@ -95,7 +98,7 @@ def test_ids_of_items_begin_as_openais(client: Client) -> None:
 
 
 def test_a_function_that_is_named_is_called_once(client: Client) -> None:
-    """The answer ends behind its call, though parallel calls are allowed; so in chat completions."""
+    """The answer ends after the named function's call, although parallel calls are allowed; so do chat completions."""
     function = {"type": "function", "function": {"name": "paint", "parameters": SCHEMAS["paint"]}}
     for seed in range(3):
         sampled = {"temperature": 50.0, "seed": seed}
@@ -113,7 +116,7 @@ def test_a_function_that_is_named_is_called_once(client: Client) -> None:
 
 @pytest.mark.parametrize("is_rebuilt", [False, True])
 def test_results_continue_a_call(make_client: ServiceFactory, tmp_path: Path, is_rebuilt: bool) -> None:
-    """By previous_response_id, also from the journal, as in the whole conversation, which is the output sent again."""
+    """A result continues its call by previous_response_id, also from the journal, as in the whole conversation."""
 
     def make() -> Client:
         return make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
@@ -137,7 +140,7 @@ def test_results_continue_a_call(make_client: ServiceFactory, tmp_path: Path, is
 
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_a_result_needs_its_call(client: Client, is_stored: bool) -> None:
-    """A result that fits no call is refused, alone and in a chain."""
+    """A result without a matching call is refused, alone and in a chain."""
     first = respond(client, "Hello").json
     result = {"type": "function_call_output", "call_id": "call_x", "output": "Done"}
 
@@ -148,7 +151,7 @@ def test_a_result_needs_its_call(client: Client, is_stored: bool) -> None:
 
 
 def test_a_result_that_is_added_to_a_conversation_needs_its_call(client: Client) -> None:
-    """In the items that open it, in those added at once, or in those before; a refusal opens and adds nothing."""
+    """A result needs its call in the opening items, those added with it, or earlier ones; a refusal changes nothing."""
     call = {"type": "function_call", "call_id": "call_x", "name": "paint", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "call_x", "output": "Done"}
     opened = client.call({"items": [result]}, {wire.RESOURCE: "POST conversations"})
@@ -182,7 +185,7 @@ def test_a_result_that_is_added_to_a_conversation_needs_its_call(client: Client)
     ],
 )
 def test_bad_fields_are_named(client: Client, fields: dict[str, Any], param: str) -> None:
-    """Also an effort, for a model whose template marks no reasoning."""
+    """The error names each wrong field, also an effort for a model whose template marks no reasoning."""
     answer = respond(client, fields.pop("input", "Hello"), **fields)
 
     assert (answer.status, answer.json["error"]["param"]) == (400, param)

@@ -1,4 +1,4 @@
-"""What operations and sweeps of a journal in S3 cost, and what they leave to each other."""
+"""The cost of operations and sweeps of a journal in S3, and how they share its threads and requests."""
 
 import threading
 import time
@@ -59,7 +59,10 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def test_an_opening_costs_the_same_after_many_releases(bucket: Bucket) -> None:
-    """Each close of the last session with a picture leaves a mark for an hour; an opening does not list the marks."""
+    """Closes of sessions with a picture leave marks for an hour.
+
+    An opening costs the same because it does not list them.
+    """
 
     def come_and_go() -> None:
         bucket.journal.close(bucket.open_session(PICTURE), CLOSE)
@@ -76,7 +79,7 @@ def test_an_opening_costs_the_same_after_many_releases(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("folder", ["sessions", "uses", "pictures"])
 def test_a_sweep_measures_a_part_of_the_store(bucket: Bucket, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next sweeps continue, whatever the store is full of."""
+    """A sweep measures a limited part of the store, and the next sweeps continue there."""
     names = {
         "sessions": lambda number: f"sessions/ffffffff/other-{number:02d}/events/0",
         "uses": lambda number: f"uses/{ALICE}/{'a' * 64}/99999999/gone-{number:02d}",

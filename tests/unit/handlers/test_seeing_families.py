@@ -108,7 +108,7 @@ def test_family_that_sees_answers_as_in_transformers(
     ],
 )
 def test_side_of_images_is_read_from_the_image_processor(given: dict[str, Any], side: int | None) -> None:
-    """It is the longest that the processor scales or crops to, so that no reduced image is enlarged again."""
+    """The side is the longest that the processor scales or crops to, so that no reduced image is enlarged again."""
     assert scaled_side(CLIPImageProcessorPil(**given)) == side
 
 
@@ -166,7 +166,7 @@ def test_older_forms_of_the_chat_template_are_read(form: str, tmp_path: Path, ch
 def test_a_session_on_a_picture_of_any_shape(
     family: str, tmp_path: Path, checkpoint: Path, drawing: Any, make_client: Any
 ) -> None:
-    """A session answers as transformers does for an encoded picture of any shape."""
+    """A session on a picture of any shape answers as transformers does."""
     own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
     use_any_resolution(tmp_path, family)
     model: Any = load_model(tmp_path, CPU, "float32")

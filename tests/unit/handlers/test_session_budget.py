@@ -1,4 +1,4 @@
-"""How many sessions a journal has, on every store, and what a measurement makes of changes at the same time."""
+"""The number of sessions in a journal, on every store, and measurements during concurrent changes."""
 
 import time
 from typing import Any
@@ -50,7 +50,7 @@ def test_a_journal_has_room_for_a_number_of_sessions(store: Store) -> None:
 
 
 def test_a_worker_refuses_openings_beyond_the_number(make_client: Any, store: Store) -> None:
-    """The metrics count what is open; a close makes room."""
+    """Openings beyond the number are refused, the metrics count open sessions, and a close makes room."""
     client = make_client(journal=store.reopened(max_sessions=1))
     sid = client.open()
 
@@ -73,7 +73,7 @@ def is_full(journal: Journal, owner: str, setting: str) -> bool:
 
 @pytest.mark.parametrize(("setting", "limit"), [("max_sessions", 2), ("max_endpoint_bytes", 150_000)])
 def test_an_endpoint_cannot_fill_the_journal_for_others(store: Store, setting: str, limit: int) -> None:
-    """Its callers, named or not, share its budget, which an instance learns that has opened none of the sessions."""
+    """All callers of an endpoint share its budget, also on an instance that opened none of the sessions."""
     journal, other = (store.reopened(**{setting: limit}) for _ in range(2))
     here, there = owner_key("llava", ""), owner_key("llm", "alice")
 
@@ -96,7 +96,10 @@ def test_an_endpoint_cannot_fill_the_journal_for_others(store: Store, setting: s
 
 
 def test_a_worker_of_two_endpoints_refuses_openings_of_the_full_one(make_client: Any, store: Store) -> None:
-    """Turns of its sessions go on; callers without a name count for the endpoint that they use."""
+    """Openings of the full endpoint are refused and its turns continue.
+
+    Anonymous callers count for the endpoint they use.
+    """
     client = make_client(journal=store.reopened(max_sessions=1))
     full, other = ({"x-torchmoor-endpoint": name} for name in ("llava", "llava-2"))
     opening = {"requestType": "NEW_SESSION"}
@@ -120,7 +123,7 @@ def test_no_limit() -> None:
 
 
 def test_a_measurement_keeps_what_is_written_meanwhile() -> None:
-    """And what is closed meanwhile; the next measurement counts neither again."""
+    """Sessions that are written or closed during a measurement count once, also after the next measurement."""
     budget = Budget(JournalSettings(max_caller_bytes=100))
     budget.add(ALICE, 5, 80, 2)
     measured = budget.begin_measurement()
@@ -143,7 +146,7 @@ def test_a_measurement_keeps_what_is_written_meanwhile() -> None:
 def test_a_session_that_opens_between_two_sweeps_of_one_measurement(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The measurement has passed its place in the bucket."""
+    """A session that opens behind the position of a measurement is counted."""
     monkeypatch.setattr(s3_journal, "MAX_MEASURED", 1)
     journal = store.reopened()
     open_session(store.journal, 7200)
@@ -158,7 +161,7 @@ def test_a_session_that_opens_between_two_sweeps_of_one_measurement(
 
 @pytest.mark.parametrize("store", [pytest.param("valkey", marks=pytest.mark.redis)], indirect=True)
 def test_a_scan_that_repeats_keys_counts_them_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server may return a key twice while its table of keys shrinks."""
+    """A key that the server's scan returns twice counts once."""
     sid = open_session(store.journal, owner=ALICE)
     store.journal.put_image(sid, b"a picture", ALICE)
     store.journal.sweep(int(time.time()), is_full=True)

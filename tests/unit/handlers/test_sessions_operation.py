@@ -106,7 +106,7 @@ def test_pages_follow_each_other(client: Any) -> None:
 
 
 def test_turns_are_counted_however_many_messages_they_have(client: Any) -> None:
-    """Items that a client adds together are one, and so are a question with the results of several calls."""
+    """Items added together count as one turn, and so does a question with the results of several calls."""
     body = {"items": [{"role": role, "content": "a"} for role in ("user", "assistant", "user", "assistant", "user")]}
     talk = client.call(body, {wire.RESOURCE: "POST conversations"}).json["id"]
     client.call(
@@ -160,7 +160,7 @@ def test_close_ends_a_running_turn_as_the_clients_own_close_does(make_client: An
 
 
 def test_closed_session_is_not_brought_back_elsewhere(make_client: Any, red: Any, tmp_path: Path) -> None:
-    """The session is also closed in the journal, where the next instance would find it."""
+    """The session is also closed in the journal, so that the next instance does not continue it."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     first, second = make_client(instance="one", journal=journal), make_client(instance="two", journal=journal)
     sid = first.open(data_url(red))

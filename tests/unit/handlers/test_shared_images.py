@@ -35,7 +35,7 @@ def open_session(journal: Journal, owner: str, *pictures: bytes, lives_s: int = 
 
 
 def test_a_picture_is_stored_once_for_an_owner(store: Store) -> None:
-    """Its sessions share it whichever instance opens them; another owner has a copy of its own."""
+    """An owner's sessions share a picture, whichever instance opens them; another owner has a separate copy."""
     data = new_picture()
     sessions = [open_session(journal, ALICE, data) for journal in (store.journal, store.reopened(), store.journal)]
     other = open_session(store.journal, BOB, data)
@@ -46,7 +46,7 @@ def test_a_picture_is_stored_once_for_an_owner(store: Store) -> None:
 
 
 def test_a_picture_goes_with_its_last_session(store: Store) -> None:
-    """Each close leaves it to the other sessions; the last one deletes it, and a later session stores it again."""
+    """A close leaves a picture to other sessions; the last close deletes it, and a later session stores it again."""
     data = new_picture()
     first, second, third = (open_session(store.journal, ALICE, data) for _ in range(3))
 
@@ -65,7 +65,7 @@ def test_a_picture_goes_with_its_last_session(store: Store) -> None:
 
 
 def test_a_picture_outlives_the_session_that_brought_it(store: Store) -> None:
-    """After that has expired another one still has it; after the last has expired it is gone, without a full sweep."""
+    """A picture stays after its first session expires, and is deleted without a full sweep after the last one."""
     data, now = new_picture(), int(time.time())
     open_session(store.journal, ALICE, data, lives_s=600)
     longer = open_session(store.reopened(), ALICE, data, lives_s=7200)
@@ -88,7 +88,10 @@ def test_a_picture_outlives_the_session_that_brought_it(store: Store) -> None:
 
 
 def test_sessions_with_one_picture_come_and_go_at_once(store: Store) -> None:
-    """Whatever four instances do, an open session has its picture, there are few copies, and none at the end."""
+    """During concurrent openings and closes on four instances, open sessions keep their picture.
+
+    At the end none is left.
+    """
     data, journals = new_picture(), [store.reopened() for _ in range(4)]
 
     def come_and_go(journal: Journal) -> str:
@@ -136,7 +139,7 @@ def test_no_request_reads_what_other_sessions_have(store: Store, monkeypatch: py
 
 
 def test_a_directory_on_a_file_system_with_few_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a file has as many links as it may have, the next session's picture is a new file for the later ones."""
+    """When a file has reached its limit of links, the next session's picture is a new file for later sessions."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     link, data = os.link, new_picture()
 
@@ -213,9 +216,9 @@ for line in sys.stdin:
     indirect=True,
 )
 def test_a_worker_that_is_killed_loses_no_picture(store: Store) -> None:
-    """It is killed at each step of an opening and a close: another session keeps its picture.
+    """A worker killed at any step of an opening or a close leaves other sessions their picture.
 
-    What such workers leave is deleted when their sessions expire.
+    What killed workers leave is deleted when their sessions expire.
     """
     shared = new_picture()
     kept = open_session(store.journal, ALICE, shared, lives_s=7200)

@@ -61,7 +61,7 @@ def tgi_tokens(client: Client, **fields: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("ask", [chat_logprobs, completion_logprobs, tgi_tokens])
 def test_a_stop_string_that_never_comes_changes_no_token(client: Client, ask: Callable[..., Any]) -> None:
-    """Each token has its own text, whole and streamed, as without a stop string."""
+    """With a stop string that does not occur, each token has its own text as without one, whole and streamed."""
     whole, streamed = ask(client)
     assert whole
 
@@ -69,7 +69,7 @@ def test_a_stop_string_that_never_comes_changes_no_token(client: Client, ask: Ca
 
 
 def test_tokens_of_a_stop_string_have_their_own_texts(client: Client) -> None:
-    """The text ends before the stop string; the tokens are those that were generated, with texts that add up."""
+    """The text ends before the stop string; the generated tokens have texts that add up."""
     full = client.call({**COMPLETION, "logprobs": 1}).json["choices"][0]
     stop = full["text"].strip()[3:6]
 
@@ -84,7 +84,7 @@ def test_tokens_of_a_stop_string_have_their_own_texts(client: Client) -> None:
 
 
 def test_a_stream_waits_only_for_what_may_be_a_stop_string(client: Client) -> None:
-    """Pieces of text come as early as without one."""
+    """Text that cannot begin a stop string is streamed as early as without one."""
     streamed = [
         [each["token"]["text"] for each in events(client.call({**TGI, "stream": True, "parameters": parameters}).body)]
         for parameters in ({"max_new_tokens": 12}, {"max_new_tokens": 12, "stop": [NEVER]})
@@ -95,7 +95,7 @@ def test_a_stream_waits_only_for_what_may_be_a_stop_string(client: Client) -> No
 
 @pytest.mark.parametrize("stop", CUTS)
 def test_a_call_that_a_stop_string_cuts_does_not_count_as_one(client: Client, stop: str) -> None:
-    """Clients parse the arguments of an answer that ends with tool_calls."""
+    """An answer whose call is cut does not end with tool_calls, since clients would parse the arguments."""
     tool = {"type": "function", "function": PAINT}
     body = {**CHAT, "max_tokens": 100, "tools": [tool], "tool_choice": "required", "stop": [stop]}
 
@@ -110,7 +110,7 @@ def test_a_call_that_a_stop_string_cuts_does_not_count_as_one(client: Client, st
 
 @pytest.mark.parametrize("stop", CUTS)
 def test_a_response_with_a_cut_call_is_incomplete(client: Client, stop: str) -> None:
-    """The session goes on without a result of the call."""
+    """A response with a cut call is incomplete, and the session continues without a result of it."""
     tool = {"type": "function", **PAINT}
     body = {"model": "llava", "input": "Hello", "seed": 5, "tools": [tool], "tool_choice": "required", "stop": [stop]}
 
@@ -126,7 +126,7 @@ def test_a_response_with_a_cut_call_is_incomplete(client: Client, stop: str) -> 
 
 
 def test_a_call_before_the_stop_string_is_whole(client: Client) -> None:
-    """A stop string that the answer does not have, or that comes after the call, changes nothing."""
+    """A stop string that does not occur, or occurs after the call, does not change the call."""
     tool = {"type": "function", "function": PAINT}
     body = {**CHAT, "max_tokens": 100, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
 
@@ -138,7 +138,7 @@ def test_a_call_before_the_stop_string_is_whole(client: Client) -> None:
 
 @pytest.mark.parametrize("stop", CUTS)
 def test_each_of_several_choices_with_a_cut_call_ends_with_stop(client: Client, stop: str) -> None:
-    """Whole and streamed answers agree."""
+    """Whole and streamed answers agree that each choice with a cut call ends with stop."""
     tool = {"type": "function", "function": PAINT}
     body = {**CHAT, "n": 2, "max_tokens": 100, "tools": [tool], "tool_choice": "required", "stop": [stop]}
 
@@ -167,7 +167,7 @@ def test_a_background_response_with_a_cut_call_is_incomplete(client: Client) -> 
 
 
 def test_a_call_that_stop_answer_cuts_ends_with_stop(make_client: ServiceFactory, endless_llava: EndlessModel) -> None:
-    """So does one that a stop string cuts. The session goes on without a result of the call."""
+    """A call cut by stop_answer or a stop string ends with stop; the session continues without a result of it."""
     client = make_client(endless_llava)
     sid = client.open()
     function = {name: WRITE[name] for name in ("name", "parameters")}
@@ -190,7 +190,7 @@ def test_a_call_that_stop_answer_cuts_ends_with_stop(make_client: ServiceFactory
 
 
 def test_a_stored_answer_is_one_token_with_its_text(make_client: ServiceFactory, tmp_path: Path) -> None:
-    """A request that is sent again gets the stored text, also in the log probabilities of its stream."""
+    """A repeated request gets the stored text as one token, also in the log probabilities of its stream."""
     client = make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
     headers = {wire.SESSION_ID: client.open(), wire.INVOCATION_ID: "first"}
     text = client.call(CHAT, headers).json["choices"][0]["message"]["content"]

@@ -1,4 +1,4 @@
-"""KV caches in the journal: what a worker writes when sessions are idle, and what the next one does with it."""
+"""KV caches in the journal: a worker writes them for idle sessions, and the next worker reads them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,12 +54,12 @@ def talk(client: Any, picture: Any, num_written: int, question: str = QUESTION) 
 
 
 def test_another_worker_continues_without_computing(make_worker: Any, red: Any, blue: Any) -> None:
-    """It computes only what is behind the last full part, needs no features of the picture, and answers the same."""
+    """Another worker computes only what follows the last full part, needs no image features, and answers the same."""
     first, second, alone = make_worker(), make_worker(), make_worker(journal_settings={"max_kv_bytes": 0})
     sid = talk(first, red, 2)
     same = talk(first, red, 4)
     expected = alone.ask(same, "And now?", **SHORT).wait()
-    talk(second, blue, 2)  # from now on it knows how many tokens an image has
+    talk(second, blue, 2)  # the worker now knows how many tokens an image has
 
     answer = second.ask(sid, "And now?", **SHORT).wait()
 
@@ -73,7 +73,7 @@ def test_another_worker_continues_without_computing(make_worker: Any, red: Any, 
 
 
 def test_an_evicted_cache_is_read_again(make_worker: Any, red: Any, tmp_path: Path) -> None:
-    """The worker itself lost the blocks to other sessions; a further question does not compute them again."""
+    """A worker that lost a session's blocks to others reads them from the journal instead of computing them."""
     client = make_worker(session={"kv_bytes": 2 << 20})
     sid = talk(client, red, 2)
     while client.service.store.pool.num_evicted == 0:
@@ -102,7 +102,7 @@ def test_what_was_written_is_not_written_again(make_worker: Any, red: Any, tmp_p
     "spoil", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: b"", lambda data: data * 2]
 )
 def test_a_damaged_part_is_ignored(make_worker: Any, red: Any, tmp_path: Path, spoil: Any) -> None:
-    """The answer is computed as without it, and the damage is counted."""
+    """A damaged part is counted and ignored; the answer is the same."""
     first, second, alone = make_worker(), make_worker(), make_worker(journal_settings={"max_kv_bytes": 0})
     sid = talk(first, red, 2)
     same = talk(first, red, 4)
@@ -117,7 +117,7 @@ def test_a_damaged_part_is_ignored(make_worker: Any, red: Any, tmp_path: Path, s
 
 
 def test_parts_of_another_session_or_place_are_ignored(make_worker: Any, red: Any, tmp_path: Path) -> None:
-    """A part is signed for its session and number, so a program that can write to the store cannot move it."""
+    """A part is signed for its session and number, so a copy under another name is ignored."""
     first, second = make_worker(), make_worker()
     sid = talk(first, red, 2)
     other = talk(first, red, 4, "Where? " + QUESTION)
@@ -131,7 +131,7 @@ def test_parts_of_another_session_or_place_are_ignored(make_worker: Any, red: An
 
 
 def test_a_full_budget_writes_nothing(make_worker: Any, red: Any, tmp_path: Path) -> None:
-    """The refusal is counted, and the session is computed again elsewhere."""
+    """A full budget refuses the part and counts it; the session is computed again elsewhere."""
     first, second = (make_worker(journal_settings={"max_kv_bytes": 1000}) for _ in range(2))
     sid = first.open(data_url(red))
     first.ask(sid, QUESTION, **SHORT).wait()
@@ -142,7 +142,7 @@ def test_a_full_budget_writes_nothing(make_worker: Any, red: Any, tmp_path: Path
 
 
 def test_a_full_share_of_one_caller_leaves_room_for_others(make_worker: Any, red: Any, tmp_path: Path) -> None:
-    """The caller's next part is not written and counted as limited; another caller's is written."""
+    """A caller's next part beyond its share is not written and counts as limited; another caller's is written."""
     client = make_worker(journal_settings={"max_caller_kv_bytes": 1000})
     alice, anyone = {"x-torchmoor-endpoint": "llava", "x-torchmoor-principal": "alice"}, {}
     for headers in (alice, anyone):
@@ -167,7 +167,7 @@ def test_a_closed_session_leaves_no_part(make_worker: Any, red: Any, tmp_path: P
 
 
 def test_names_stand_for_model_tokens_and_pictures() -> None:
-    """Names differ from the first difference on; keys of pictures, which differ between workers, do not matter."""
+    """Names depend on the model, tokens and pictures, but not on picture keys, which differ between workers."""
     keys = [1] * BLOCK + [-7] * BLOCK + [2] * (BLOCK + 3)
     names = block_names("model", keys, {-7: "red"})
 
@@ -181,7 +181,7 @@ def test_names_stand_for_model_tokens_and_pictures() -> None:
 
 
 def test_the_last_part_has_the_blocks_that_are_left() -> None:
-    """Whole blocks only. A part is found again by its size if the prompt goes that far."""
+    """The last part has the remaining whole blocks, and is found again if the prompt is at least as long."""
     shape = CacheShape(2, 2, 8, torch.float32, torch.device("cpu"))
     names = block_names("model", [1] * (PART + 2 * BLOCK + 5), {})
     parts = split_parts(names)
@@ -197,7 +197,7 @@ def test_the_last_part_has_the_blocks_that_are_left() -> None:
 
 
 def test_the_codec_returns_what_it_was_given() -> None:
-    """With the fleet's keys and without."""
+    """The codec restores what it encoded, with and without the fleet's keys."""
     sid, name = new_id(), bytes(range(32))
     for keys in ({}, {"k0": b"k" * 32}):
         codec = KvCodec(keys)
@@ -213,7 +213,7 @@ def test_the_codec_returns_what_it_was_given() -> None:
 def test_a_picture_of_the_journal_is_encoded_when_a_prompt_needs_it(
     make_worker: Any, red: Any, blue: Any, tmp_path: Path
 ) -> None:
-    """Without the parts, the deferred picture is read by the vision tower after all."""
+    """Without the stored parts, a picture whose encoding was deferred is encoded when a prompt needs it."""
     first, second, alone = make_worker(), make_worker(), make_worker(journal_settings={"max_kv_bytes": 0})
     sid, same = talk(first, red, 2), talk(first, red, 4)
     talk(second, blue, 2)

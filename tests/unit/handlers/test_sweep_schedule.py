@@ -19,7 +19,7 @@ class Clocks:
         self.schedule = SweepSchedule(lambda: START + self.passed_s + self.ahead_s, lambda: 5 + self.passed_s)
 
     def run(self, seconds: int) -> list[Sweep]:
-        """Let the time pass, and ask every second."""
+        """Advance the time, and call the schedule every second."""
         sweeps = []
         for _ in range(seconds):
             sweeps.append(self.schedule.next())
@@ -33,7 +33,7 @@ def clocks() -> Clocks:
 
 
 def test_every_session_is_deleted_within_a_minute(clocks: Clocks) -> None:
-    """The last deletion that a session was too young for is followed by the next one in time."""
+    """A session that is too young for one deletion is deleted by the next, within a minute of its expiry."""
     bounds = [sweep.expired_before for sweep in clocks.run(300)]
 
     assert bounds[0] == START - 30
@@ -42,14 +42,17 @@ def test_every_session_is_deleted_within_a_minute(clocks: Clocks) -> None:
 
 
 def test_full_sweeps_are_ten_minutes_apart(clocks: Clocks) -> None:
-    """The first one is due at once."""
+    """The first full sweep is due at once, later ones every ten minutes."""
     sweeps = clocks.run(1201)
 
     assert [20 * number for number, sweep in enumerate(sweeps) if sweep.is_full] == [0, 600, 1200]
 
 
 def test_clock_that_jumps_forward_for_a_while_deletes_nothing_early(clocks: Clocks) -> None:
-    """The journals of other workers' sessions would be lost. A time that stays is believed after ten minutes."""
+    """A clock that is briefly ahead deletes no other worker's sessions.
+
+    A lasting change is accepted after ten minutes.
+    """
     clocks.run(100)
     clocks.ahead_s = 86_400
     for sweep in clocks.run(500):

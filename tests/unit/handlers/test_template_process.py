@@ -97,7 +97,7 @@ def test_every_template_ends(template: str, process: TemplateProcess) -> None:
 
 @pytest.mark.slow
 def test_a_client_is_told_that_the_template_is_too_much(checkpoint: Path) -> None:
-    """A worker answers an error of the request, and goes on with other templates."""
+    """The client gets an error of its request, and other templates are still rendered."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template = ChatTemplate(SimpleNamespace(chat_template=endless), tokenizer, "other")
@@ -117,7 +117,7 @@ def test_a_client_is_told_that_the_template_is_too_much(checkpoint: Path) -> Non
     ],
 )
 def test_a_template_that_cannot_be_compiled_fails_the_load(template: Any, reason: str, checkpoint: Path) -> None:
-    """The worker would refuse each conversation instead."""
+    """A template that cannot be compiled fails the load, since each conversation would be refused otherwise."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
 
     with pytest.raises(SettingsError, match=f"chat template cannot be used: {reason}.*; correct its chat_template"):
@@ -125,7 +125,7 @@ def test_a_template_that_cannot_be_compiled_fails_the_load(template: Any, reason
 
 
 def test_a_refusal_is_not_a_failure(process: TemplateProcess) -> None:
-    """What the template itself says is passed on; another error is named by its kind only."""
+    """A template's own refusal is passed on; other errors are reported by their type only."""
     with pytest.raises(TemplateFailed, match="only users") as refused:
         process.render(request("{{ raise_exception('only users') }}", ["Hello"]))
     with pytest.raises(TemplateFailed, match="it raised TypeError") as failed:
@@ -136,7 +136,7 @@ def test_a_refusal_is_not_a_failure(process: TemplateProcess) -> None:
 
 
 def test_a_process_that_ended_is_replaced() -> None:
-    """The system may end the process at any time; the next rendering does not fail for it."""
+    """A rendering succeeds although the system has ended the template process before."""
     process = TemplateProcess()
     asked = request("{{ messages | tojson }}", ["Hello"])
     others = psutil.Process().children()
@@ -160,7 +160,7 @@ def test_a_process_that_ended_is_replaced() -> None:
 def test_a_process_that_ends_in_the_middle_is_a_failure(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system may end the process while it reads a request or writes an answer."""
+    """If the system ends the process during a request, the rendering fails."""
     child = tmp_path / "child.py"
     child.write_text(program)
     monkeypatch.setattr(limited_process, "CHILD", child)
@@ -188,7 +188,7 @@ def test_a_process_that_ends_in_the_middle_is_a_failure(
 def test_a_process_that_cannot_be_started_is_not_the_templates_fault(
     interpreter: str, program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As without memory for a process: the template is not called too costly, and is rendered afterwards."""
+    """If no process can be started, for example without memory, the template is not blamed and is rendered later."""
     child = tmp_path / "child.py"
     child.write_text(program)
     process = TemplateProcess()
@@ -205,7 +205,7 @@ def test_a_process_that_cannot_be_started_is_not_the_templates_fault(
 
 
 def test_the_process_imports_no_more_of_transformers_than_templates_need() -> None:
-    """transformers' own code reads the sources of all models, and that of its utilities imports the hub's clients."""
+    """The process does not import transformers' model sources or the hub's clients."""
     program = f"import runpy, sys; runpy.run_path({str(CHILD)!r})['render_templates'](); print(*sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -202,7 +202,7 @@ def test_several_devices_for_one_model_are_refused(environ: dict[str, str]) -> N
     ],
 )
 def test_vllm_takes_what_the_built_in_engine_refuses(environ: dict[str, str], group: str, key: str, value: Any) -> None:
-    """The same variables, with the engine vllm, are settings of it."""
+    """With the engine vllm, variables that the built-in engine refuses are accepted as vLLM's settings."""
     found = settings({**environ, "TORCHMOOR_HANDLER_ENGINE_NAME": "vllm"})
 
     assert getattr(getattr(found, group), key) == value
@@ -251,7 +251,7 @@ def test_without_any_of_it_nothing_changes() -> None:
 @pytest.mark.parametrize("option", ["OPTION_TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"])
 @pytest.mark.parametrize("number", ["8", "max"])
 def test_the_handlers_own_variable_wins_over_a_containers(option: str, number: str) -> None:
-    """The control plane sets it, because the number is that of another machine."""
+    """The control plane's variable wins over the container's, whose number belongs to another machine."""
     own = {"TORCHMOOR_HANDLER_MODEL_TENSOR_PARALLEL": "1"}
 
     assert settings({option: number, **own}).model.tensor_parallel == 1

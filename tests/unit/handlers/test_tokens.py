@@ -20,7 +20,7 @@ def detokenize(client: Any, tokens: Any, **more: Any) -> Any:
 
 
 def test_tokens_are_those_that_an_answer_is_made_from(client: Any, red: Any) -> None:
-    """Messages are rendered by the template, a raw prompt is not; the positions of pictures count."""
+    """Tokens equal those of an answer: messages are rendered, a raw prompt is not, and positions of pictures count."""
     context = "x-torchmoor-context-tokens"
     for shown, asked in (
         (tokenize(client, messages=[user(QUESTION)]), chat(user(QUESTION))),
@@ -55,7 +55,7 @@ def test_other_fields_are_refused_by_name(client: Any) -> None:
 def test_a_token_that_the_model_does_not_know_is_refused(
     client: Any, tiny_llava: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some checkpoints have more tokens than rows of embeddings; such a token would end the process of a GPU."""
+    """A token without an embedding is refused; on a GPU it would end the process. Some checkpoints have such tokens."""
     last = max(tokenize(client, prompt="a red circle").json["tokens"])
     monkeypatch.setattr(tiny_llava, "vocabulary", last)
 
@@ -66,7 +66,10 @@ def test_a_token_that_the_model_does_not_know_is_refused(
 
 
 def test_the_token_of_images_hides_no_other(tiny_llava: Any) -> None:
-    """Features take its places, so it may lie beyond the model's tokens, and before or after unknown ones."""
+    """The image token may lie outside the embeddings, since features replace it.
+
+    Unknown tokens around it are still refused.
+    """
     check_known([1, 12], 8, tiny_llava.tokenizer, 12)
     for ids in ([1, 9, 12], [1, 12, 13]):
         with pytest.raises(InvalidRequest, match="which the model does not know"):
@@ -77,7 +80,7 @@ def test_the_token_of_images_hides_no_other(tiny_llava: Any) -> None:
 def test_a_template_must_give_each_image_one_place(
     text: str, client: Any, red: Any, tiny_llava: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some templates leave out images of earlier messages."""
+    """A template must give each image one place; some leave out images of earlier messages, which is refused."""
     monkeypatch.setattr(tiny_llava.template, "render", lambda *asked: text)
 
     answer = client.call(chat(user(QUESTION, red)))

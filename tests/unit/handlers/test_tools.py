@@ -79,7 +79,7 @@ def call_of(answer: Any) -> Any:
     ],
 )
 def test_answer_that_must_call_calls(client: Any, choice: Any, names: set[str]) -> None:
-    """One call by the tool's schema, whatever the model prefers; the stream has the same call."""
+    """The answer is one call that fits the tool's schema, whatever the model prefers; the stream has the same call."""
     body = chat(user("Weather?"), tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, **SAMPLED)
 
     whole = call_of(client.call(body))
@@ -99,7 +99,7 @@ def test_answer_that_must_call_calls(client: Any, choice: Any, names: set[str]) 
 
 
 def test_call_has_declared_arguments_only(client: Any) -> None:
-    """Frameworks offer tools whose schemas do not mention other properties."""
+    """Arguments are limited to declared ones, since frameworks send schemas that do not mention other properties."""
     for schema in (COLOUR, {"type": "object", "properties": {}}):
         body = chat(user("Paint!"), tools=[tool("paint", schema)], tool_choice="required", parallel_tool_calls=False)
 
@@ -111,7 +111,7 @@ def test_call_has_declared_arguments_only(client: Any) -> None:
 
 
 def test_model_that_may_call_answers_as_without_tools(client: Any) -> None:
-    """`auto` binds nothing: the demo model, which has never seen a tool, answers in text; `none` shows it no tools."""
+    """`auto` does not force a call: the demo model, which knows no tools, answers in text; `none` shows it no tools."""
     free = client.call(chat(user("Hello")))
     none = client.call(chat(user("Hello"), tools=TOOLS, tool_choice="none"))
     auto = client.call(chat(user("Hello"), tools=TOOLS))
@@ -124,7 +124,7 @@ def test_model_that_may_call_answers_as_without_tools(client: Any) -> None:
 
 
 def test_answer_follows_a_schema_or_calls(client: Any) -> None:
-    """With a response_format and tools, an answer is either."""
+    """With a response_format and tools, an answer fits the schema or is a call."""
     format = {"type": "json_schema", "json_schema": {"name": "c", "schema": {**COLOUR, "additionalProperties": False}}}
 
     answer = client.call(chat(user("Paint"), tools=TOOLS, response_format=format, **SAMPLED))
@@ -168,7 +168,7 @@ def test_results_of_calls_come_back(client: Any) -> None:
 
 
 def test_session_keeps_calls_and_their_results(make_client: Any, tmp_path: Path) -> None:
-    """A turn calls, the next one brings the result; another worker that reads the journal has the same conversation."""
+    """A turn calls and the next one sends the result; another worker has the same conversation from the journal."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     first, second = (make_client(journal=journal, instance=name) for name in ("a", "b"))
     session = first.open()
@@ -190,7 +190,7 @@ def test_session_keeps_calls_and_their_results(make_client: Any, tmp_path: Path)
 
 
 def test_chat_completion_in_a_session_brings_results(client: Any) -> None:
-    """The session header beside messages: alone, and with the conversation repeated."""
+    """With a session header, messages may be the result alone or repeat the conversation."""
     session = client.open()
     header = {"x-amzn-sagemaker-session-id": session}
     body = chat(user("Weather?"), tools=TOOLS, tool_choice="required", parallel_tool_calls=False, **SAMPLED)
@@ -257,7 +257,7 @@ def test_wrong_messages_name_their_field(client: Any, message: Any, param: str) 
 
 
 def test_templates_show_how_they_call(checkpoint: Path) -> None:
-    """Only templates that know tools get some; other forms of calls are named."""
+    """Only templates that support tools get them; the error names other forms of calls."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
     tools = read_tools({"tools": TOOLS})
     unaware = find_answer_style("{% for message in messages %}...", tokenizer)
@@ -354,7 +354,7 @@ def test_reasoning_is_split_off(
 def test_grammar_begins_behind_the_reasoning(
     compiler: GrammarCompiler, tiny_llava: Any, begins_in_thought: bool, text: str, is_allowed: bool
 ) -> None:
-    """A model may reason before JSON; a schema does not bind its reasoning."""
+    """A grammar begins after the reasoning, which it does not constrain."""
     style = replace(THINKING, begins_in_thought=begins_in_thought)
     schema = {**COLOUR, "additionalProperties": False}
     source = constrain(None, GrammarText("json_schema", json.dumps(schema), "response_format"), style)
@@ -370,7 +370,7 @@ def test_grammar_begins_behind_the_reasoning(
 
 
 def test_reasoning_has_a_field_of_its_own(tiny_llava: Any, checkpoint: Path, tmp_path: Path, make_client: Any) -> None:
-    """Of a checkpoint whose prompt ends with the mark; a conversation may repeat it."""
+    """Reasoning has its own field for a checkpoint whose prompt ends with the mark; a conversation may repeat it."""
     for path in checkpoint.iterdir():
         if path.is_file() and path.name != "chat_template.jinja":
             (tmp_path / path.name).symlink_to(path)

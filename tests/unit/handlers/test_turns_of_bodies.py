@@ -60,7 +60,10 @@ def test_every_body_continues_one_conversation(client: Any) -> None:
 
 
 def test_a_client_may_repeat_the_conversation(make_client: Any, tmp_path: Path) -> None:
-    """OpenAI's clients send their whole list: what the session has is not added again, on any worker."""
+    """OpenAI's clients send their whole list.
+
+    Messages that the session already has are not added again, on any worker.
+    """
     journal = DirectoryJournal(tmp_path / "journal", JournalSettings())
     client, other = (make_client(instance=f"llava-{i}", journal=journal) for i in range(2))
     opening = complete(client, "NEW_SESSION", [SYSTEM, said("user", "one")])
@@ -90,7 +93,7 @@ def test_a_client_may_repeat_the_conversation(make_client: Any, tmp_path: Path) 
     ],
 )
 def test_another_conversation_is_refused(client: Any, repeated: list[dict[str, str]]) -> None:
-    """The session has its own messages, and none is replaced or left out silently."""
+    """Messages that differ from the session's are refused; none is replaced or left out silently."""
     sid = opened_by(client.call({"inputs": "one", "parameters": SHORT}, {SESSION: "NEW_SESSION"}))
 
     answer = complete(client, sid, [*repeated, said("user", "two")])
@@ -115,7 +118,7 @@ def test_the_system_message_outlives_the_oldest_turns(make_client: Any) -> None:
 
 
 def test_a_conversation_whose_oldest_turns_were_dropped_may_be_repeated(make_client: Any) -> None:
-    """One of them has the results of two calls, which are two messages."""
+    """A client may repeat dropped turns, one of which has the results of two calls as two messages."""
     client = make_client(session={"overflow": "drop_oldest"}, engine={"max_prompt_tokens": 120})
     sid = opened_by(complete(client, "NEW_SESSION", [said("user", "What is it?")]))
     results = [{"role": "tool", "tool_call_id": each, "content": "It is red."} for each in ("a", "b")]
@@ -176,7 +179,7 @@ def test_a_failed_opening_leaves_no_session(client: Any) -> None:
 
 
 def test_a_client_that_leaves_its_opening_leaves_no_session(make_client: Any, endless_llava: Any) -> None:
-    """Before its answer's head the session is undone; after it, the client has the id, and the session stays."""
+    """A session is undone if its client leaves before the answer's head; later the client has the id, and it stays."""
     client = make_client(endless_llava)
     body = {"inputs": "one", "parameters": {"max_new_tokens": 1500}}
 
@@ -195,7 +198,7 @@ def test_a_client_that_leaves_its_opening_leaves_no_session(make_client: Any, en
     [("accept_eula=true", 200), ("c=1;accept_eula = true", 200), ("accept_eula=false", 424), ("", 424)],
 )
 def test_a_license_must_be_accepted(make_client: Any, attributes: str, status: int) -> None:
-    """With the setting, each request says so in its CustomAttributes."""
+    """With the setting, each request must accept the license in its CustomAttributes."""
     client = make_client(request={"requires_eula": True})
 
     answer = client.call({"inputs": "x", "parameters": SHORT}, {"x-amzn-sagemaker-custom-attributes": attributes})

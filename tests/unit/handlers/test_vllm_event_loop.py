@@ -1,4 +1,4 @@
-"""The event loop's thread that vLLM runs on: no caller waits for a result that cannot come."""
+"""The thread of vLLM's event loop: no caller waits for a result that cannot arrive."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from handlers.errors import InternalError
 
 @pytest.mark.timeout(60)
 def test_a_caller_that_waits_is_answered_when_the_loop_stops() -> None:
-    """An image may still be encoded when the worker stops; its thread must not wait forever."""
+    """A thread that waits for an image when the worker stops gets an error instead of waiting forever."""
     loop = EventLoopThread()
     began = threading.Event()
 
@@ -30,7 +30,7 @@ def test_a_caller_that_waits_is_answered_when_the_loop_stops() -> None:
 
 
 def test_what_was_posted_before_the_stop_runs_and_nothing_is_accepted_after_it() -> None:
-    """A cancellation that was accepted has its effect."""
+    """A cancellation posted before the stop has its effect; later ones are refused."""
     loop = EventLoopThread()
     done: list[int] = []
 

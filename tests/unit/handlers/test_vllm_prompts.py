@@ -1,4 +1,4 @@
-"""What the engine vllm gets, without vLLM: prompts with their pictures, and the settings that belong to it."""
+"""Prompts and settings for the engine vllm, tested without vLLM."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def settings(**environ: str) -> HandlerSettings:
 
 
 def test_each_picture_has_one_placeholder_and_its_key() -> None:
-    """Neighbours, the same picture twice, and one at either end."""
+    """Neighbouring pictures, the same picture twice, and pictures at either end each have one placeholder and a key."""
     first, second = picture(3), picture(2)
     keys = [-7, -7, -7, 11, -9, -9, -7, -7, -7]
     placed = [PlacedImage(0, first), PlacedImage(4, second), PlacedImage(6, first)]
@@ -139,7 +139,10 @@ def test_vllm_logs_as_the_operator_says(name: str) -> None:
 
 
 def test_a_model_of_one_gpu_sees_the_assigned_one() -> None:
-    """TorchServe counts the GPUs that it can see; a model that is spread sees them all."""
+    """A model of one GPU sees only the assigned one, since TorchServe counts visible GPUs.
+
+    A distributed model sees all.
+    """
     environ = {"CUDA_VISIBLE_DEVICES": "4,5"}
     prepare_environment(settings(ENGINE_NAME="vllm"), 1, environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "5"
@@ -155,7 +158,7 @@ def test_a_model_of_one_gpu_sees_the_assigned_one() -> None:
 
 
 def test_a_checkpoint_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
-    """transformers would make up an empty one, whatever the engine."""
+    """A checkpoint without a tokenizer is refused, because transformers would create an empty one."""
     save_checkpoint(tmp_path, "GPT2LMHeadModel")
     assert read_prompts(tmp_path, {"dtype": "auto"}).vocabulary
     (tmp_path / "tokenizer.json").unlink()

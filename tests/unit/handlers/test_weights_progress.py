@@ -18,7 +18,7 @@ def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_are_counted_as_they_are_loaded(caplog: pytest.LogCaptureFixture) -> None:
-    """Other loops of transformers keep their own bars."""
+    """The counter counts weights only; other loops of transformers keep their own bars."""
     with caplog.at_level("INFO", "handlers"), reporting_weights():
         transformers_logging.tqdm(range(9), desc="Something else")
         bar = iter(transformers_logging.tqdm(range(3), desc="Loading weights"))

@@ -1,4 +1,4 @@
-"""The access log by itself: its lines, its bound, and several writers on one file."""
+"""The access log alone: lines, limit, and several writers of one file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_log(target: Path | str, max_buffer_bytes: int = 1 << 20) -> AccessLog:
 
 
 def test_line_is_json_whatever_clients_send() -> None:
-    """Quotes, line ends and letters beyond ASCII are escaped; what does not apply is left out."""
+    """Quotes, line ends and non-ASCII characters are escaped; fields that do not apply are left out."""
     record = make_record(
         'a "b"\nc', path="/\x7f\u00e9", operation=None, error_type='x"', target_model="m\\n.tar.gz", status=424
     )
@@ -67,7 +67,7 @@ def test_line_is_json_whatever_clients_send() -> None:
 
 
 def test_lines_beyond_the_buffer_are_dropped_and_counted(tmp_path: Path) -> None:
-    """Requests do not wait for a slow disk."""
+    """Lines beyond the buffer are dropped and counted, so that requests do not wait for a slow disk."""
     size = len(render(make_record()))
     log = make_log(tmp_path / "log", max_buffer_bytes=3 * size)
     for _ in range(5):
@@ -81,7 +81,7 @@ def test_lines_beyond_the_buffer_are_dropped_and_counted(tmp_path: Path) -> None
 
 
 def test_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once, not for each line; what was lost is counted."""
+    """A full disk is logged once, and lost lines are counted."""
     log = make_log("/dev/full")
     log.start()
     log.write(make_record())
@@ -92,7 +92,7 @@ def test_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixture
 
 
 def test_line_after_a_full_disk_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not appended to the line that the disk had no more room for."""
+    """The next line does not continue the partial one that was written before the disk became full."""
     path = tmp_path / "log"
     log = AccessLog(ObserveSettings(access_log=str(path), access_log_interval_s=0.01))
     write, room = os.write, [len(render(make_record("first"))) // 2]
@@ -117,7 +117,7 @@ def test_line_after_a_full_disk_is_whole(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("is_reopened", [False, True])
 def test_line_that_an_earlier_process_left_torn_is_ended_first(is_reopened: bool, tmp_path: Path) -> None:
-    """The disk was full when it stopped; the next process's first line is whole."""
+    """A partial last line of an earlier process is ended first, so that the first new line is whole."""
     path = tmp_path / "log"
     log = make_log(path)
     if is_reopened:
@@ -139,7 +139,7 @@ def test_line_that_an_earlier_process_left_torn_is_ended_first(is_reopened: bool
 
 
 def test_whole_lines_of_an_earlier_process_are_followed_by_the_next(tmp_path: Path) -> None:
-    """Without an empty line between them."""
+    """New lines follow an earlier process's whole lines without an empty line."""
     for _ in range(2):
         log = make_log(tmp_path / "log")
         log.start()
@@ -150,7 +150,7 @@ def test_whole_lines_of_an_earlier_process_are_followed_by_the_next(tmp_path: Pa
 
 
 def test_file_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path) -> None:
-    """With its path and the reason."""
+    """The error has the path and the reason."""
     with pytest.raises(ConfigError, match=r"observe.access_log: cannot append to .*: No such file or directory"):
         make_log(tmp_path / "nowhere" / "log").start()
 
@@ -158,7 +158,7 @@ def test_file_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path) -> 
 def test_new_file_that_cannot_be_opened_leaves_the_old_one_in_use(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A wrong rotation loses no line."""
+    """If a rotation cannot open the new file, the old one stays in use and no line is lost."""
     folder = tmp_path / "logs"
     folder.mkdir()
     log = make_log(folder / "log")
@@ -174,7 +174,7 @@ def test_new_file_that_cannot_be_opened_leaves_the_old_one_in_use(
 
 
 def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
-    """As several proxies on one host do."""
+    """Several processes, such as proxies on one host, append whole lines."""
     path = tmp_path / "log"
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(number)], cwd=Path(__file__).parents[3])
@@ -187,7 +187,7 @@ def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
 
 
 def test_pipe_gets_no_more_at_once_than_it_takes_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that lines of several processes do not end up within each other."""
+    """Writes to a pipe are within its atomic size, so that lines of several processes do not mix."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -219,6 +219,6 @@ def test_pipe_gets_no_more_at_once_than_it_takes_whole(tmp_path: Path, monkeypat
     ],
 )
 def test_settings_name_what_is_wrong(values: dict[str, Any], problem: str) -> None:
-    """Before anything is opened."""
+    """Wrong settings are named before a file is opened."""
     with pytest.raises(ConfigError, match=problem):
         ObserveSettings(**values)

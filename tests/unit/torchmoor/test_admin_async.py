@@ -1,4 +1,4 @@
-"""What the admin plane shows of an asynchronous request."""
+"""Asynchronous requests as the admin plane shows them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncSt
     ],
 )
 def test_what_signs_a_url_is_not_shown(location: str, shown: str) -> None:
-    """A reader of the list could otherwise read the object with the signature."""
+    """A URL's signature is not shown, with which readers of the list could read the object."""
     request = AsyncRequest(
         inference_id="one",
         endpoint="llava",

@@ -1,4 +1,4 @@
-"""Connections to the admin plane: their number and their time-outs. The clock is moved by hand."""
+"""Connections to the admin plane: their number and time-outs, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BODY = b"it answers"
 
 
 class Plane:
-    """Serves `/` on loopback: it answers once the gate is open."""
+    """A server of `/` on loopback that answers once the gate is open."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -96,7 +96,7 @@ async def until_open(plane: Plane, number: int) -> None:
 
 
 def test_a_silent_connection_is_closed() -> None:
-    """It has the time of a head from its start."""
+    """A connection without a request is closed after the time for a head."""
 
     async def script(plane: Plane) -> None:
         reader, _ = await plane.connect()
@@ -113,7 +113,7 @@ def test_a_silent_connection_is_closed() -> None:
 
 
 def test_an_unfinished_head_is_closed_and_an_idle_connection_stays() -> None:
-    """A kept connection waits longer for its next request than for the rest of a head."""
+    """An unfinished head is closed before an idle connection, which may wait longer for its next request."""
 
     async def script(plane: Plane) -> None:
         reader, writer = await plane.connect(GET)
@@ -139,7 +139,7 @@ def test_an_unfinished_head_is_closed_and_an_idle_connection_stays() -> None:
 
 
 def test_a_running_request_has_no_deadline() -> None:
-    """An operation may take long; it ends by its own time-out."""
+    """A running request has no deadline of the connection, because an operation has its own."""
 
     async def script(plane: Plane) -> None:
         plane.gate.clear()
@@ -154,7 +154,7 @@ def test_a_running_request_has_no_deadline() -> None:
 
 
 def test_connections_above_the_limit_are_refused_and_counted() -> None:
-    """The one too many gets a 503 with Retry-After; a place that becomes free is taken again."""
+    """A connection beyond the limit gets a 503 with Retry-After; a freed place is used again."""
 
     async def script(plane: Plane) -> None:
         registry = CollectorRegistry(auto_describe=False)

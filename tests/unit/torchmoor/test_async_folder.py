@@ -1,4 +1,4 @@
-"""What `torchmoor up` keeps of asynchronous requests, and when it goes."""
+"""The folder of asynchronous requests that `torchmoor up` creates, and when it is deleted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchmoor.run.async_folder import AsyncFolder
 
 
 def use(path: Path, work: Callable[[AsyncFolder], Awaitable[None]]) -> list[str]:
-    """What is said of a folder that was used so."""
+    """Use a folder and return the resulting message."""
     said: list[str] = []
 
     async def scene() -> None:
@@ -26,7 +26,7 @@ def use(path: Path, work: Callable[[AsyncFolder], Awaitable[None]]) -> list[str]
 
 
 def test_folder_that_nobody_used_goes(tmp_path: Path) -> None:
-    """A queue that was opened and never written to is nothing to keep."""
+    """A folder whose queue was never written to is deleted."""
 
     async def open_only(folder: AsyncFolder) -> None:
         queue = open_queue(folder.inference.queue, AsyncQueueSettings())
@@ -38,7 +38,7 @@ def test_folder_that_nobody_used_goes(tmp_path: Path) -> None:
 
 
 def test_request_that_waits_is_kept(tmp_path: Path) -> None:
-    """The folder is kept even before there is a result, and only this user can read it."""
+    """The folder with a waiting request is kept before there is a result, readable by this user only."""
     path = tmp_path / "run dir" / "async"
 
     async def submit(folder: AsyncFolder) -> None:
@@ -61,8 +61,6 @@ def test_request_that_waits_is_kept(tmp_path: Path) -> None:
 
 
 def test_results_and_inputs_are_kept(tmp_path: Path) -> None:
-    """They are the user's."""
-
     async def put(folder: AsyncFolder) -> None:
         (folder.path / "inputs" / "mine").write_bytes(b"x")
 
@@ -71,7 +69,7 @@ def test_results_and_inputs_are_kept(tmp_path: Path) -> None:
 
 
 def test_folder_that_was_deleted_meanwhile_ends_quietly(tmp_path: Path) -> None:
-    """By its user, or by a program that cleans /tmp."""
+    """A folder that its user or a cleanup program has deleted causes no error."""
 
     async def delete(folder: AsyncFolder) -> None:
         shutil.rmtree(folder.path)

@@ -1,4 +1,4 @@
-"""`torchmoor async` against an admin plane that a test plays."""
+"""`torchmoor async` against a scripted admin plane."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchmoor.clients.errors import AdminError
 
 
 class WatchedClient(AdminClient):
-    """Says when it has the beginning of an answer."""
+    """Signals when it has the beginning of an answer."""
 
     has_answer = threading.Event()
 
@@ -47,7 +47,7 @@ def admin_url() -> Iterator[str]:
 
 
 def test_a_result_that_breaks_off_is_no_result(admin_url: str) -> None:
-    """A file that is too short must not pass for the answer."""
+    """A truncated result is an error, so that a file that is too short does not pass for the answer."""
     pieces = read_result(AdminClient(admin_url), "one")
 
     assert next(pieces) == b"x" * 60
@@ -56,19 +56,19 @@ def test_a_result_that_breaks_off_is_no_result(admin_url: str) -> None:
 
 
 def test_a_connection_that_is_reset_ends_the_result(admin_url: str) -> None:
-    """The error is that of the connection, neither a traceback nor that of the file that is written."""
+    """A reset connection is reported as such, without a traceback and not as an error of the output file."""
     with pytest.raises(AdminError, match=r"the result broke off \(.*reset.*\); fetch it again"):
         list(read_result(WatchedClient(admin_url), "reset"))
 
 
 def test_an_error_that_breaks_off_is_an_error(admin_url: str) -> None:
-    """Its status is known."""
+    """A truncated error body still gives an error with its status."""
     with pytest.raises(AdminError, match="answers with status 500"):
         AdminClient(admin_url).open("GET", "/failed")
 
 
 def test_a_terminal_obeys_no_reason_of_a_failure() -> None:
-    """It may have the words of a model that was asked to say them."""
+    """Control characters in a failure's reason, which may be model output, are not sent to the terminal."""
     words = "a\x1b]52;c;AAAA\x07b\nc"
     told = {"endpoint": "llava", "waiting": 0, "running": 0}
     row = {"inference_id": "i", "state": "FAILED", "received_at": 0.0, "reason": words}

@@ -1,4 +1,4 @@
-"""A load without a network: how many are at work, when it ends, what its numbers are."""
+"""Load generation without a network: concurrency, end and numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmoor.bench.summary import describe, percentile, summarize
 
 
 class Talk:
-    """Conversations that take a little; counts how many there are at once."""
+    """Conversations of a short duration; counts concurrent ones."""
 
     def __init__(self, turns: int = 2, error: str | None = None, held: asyncio.Event | None = None) -> None:
         self.numbers: list[int] = []
@@ -42,7 +42,7 @@ def run(talk: Talk, **settings: object) -> LoadOutcome:
 
 
 def test_a_closed_loop_has_as_many_conversations_as_users() -> None:
-    """Each user begins the next when the last is over, and the number of questions is kept to exactly."""
+    """Each user starts the next conversation when the last has ended, and the number of questions is exact."""
     talk = Talk()
 
     outcome = run(talk, users=3, num_requests=20)
@@ -54,7 +54,7 @@ def test_a_closed_loop_has_as_many_conversations_as_users() -> None:
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
-    """New conversations start while none is answered; those above the maximum are reported as failures."""
+    """Conversations start without waiting for answers; those above the maximum are reported as failures."""
 
     async def load() -> tuple[Talk, LoadOutcome]:
         held = asyncio.Event()
@@ -74,7 +74,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 
 
 def test_what_was_asked_at_the_end_is_answered_and_counted() -> None:
-    """A load that is stopped begins nothing more."""
+    """A stopped load starts nothing more, and running questions are answered and counted."""
 
     async def load() -> LoadOutcome:
         held = asyncio.Event()
@@ -93,7 +93,7 @@ def test_what_was_asked_at_the_end_is_answered_and_counted() -> None:
 
 
 def test_failures_are_counted_by_kind_and_are_in_no_latency() -> None:
-    """An error is often fast, and would make an endpoint look good."""
+    """Failures are counted by kind and not as latencies, which their fast answers would improve."""
     outcome = run(Talk(turns=1, error="503 ServiceUnavailable"), users=1, num_requests=2)
     outcome.samples.append(Sample(0.0, 2.0, [1.0], 1))
 
@@ -106,7 +106,10 @@ def test_failures_are_counted_by_kind_and_are_in_no_latency() -> None:
 
 
 def test_numbers_mean_what_vllm_means_by_them() -> None:
-    """TTFT from sending; ITL between parts; TPOT over all tokens but the first; throughput over the load's duration."""
+    """As in vLLM, TTFT is from sending, ITL between parts, TPOT over all tokens but the first.
+
+    Throughput over the duration.
+    """
     receipt = {"context_tokens": 50, "prefill_tokens": 10, "instance": "a"}
     first = Sample(10.0, 10.5, [10.1, 10.2, 10.4], 5, receipt=dict(receipt))
     second = Sample(10.0, 11.0, [10.3], 1, receipt=dict(receipt, instance="b"))
@@ -126,7 +129,7 @@ def test_numbers_mean_what_vllm_means_by_them() -> None:
 
 
 def test_the_report_suits_a_terminal() -> None:
-    """80 columns; what was not measured is left out."""
+    """The report fits 80 columns and leaves out what was not measured."""
     whole = Sample(0.0, 0.5, [], 7, receipt={"instance": "llava-0"})
     lines = list(describe(summarize(LoadOutcome([whole], ended=1.0), LoadSettings(users=1))))
 
@@ -136,7 +139,7 @@ def test_the_report_suits_a_terminal() -> None:
 
 
 def test_percentiles_lie_between_the_nearest_values() -> None:
-    """As NumPy's do."""
+    """Percentiles are interpolated as in NumPy."""
     values = [1.0, 2.0, 4.0, 8.0]
 
     assert percentile(values, 50) == 3.0

@@ -1,4 +1,4 @@
-"""Finding `model` in the beginning of a body, held against json's own reading."""
+"""The search for `model` in the beginning of a body, compared with Python's json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VALUES = st.recursive(
 def test_it_is_what_json_reads(
     rest: dict[str, Any], model: str, place: int, is_ascii: bool, data: st.DataObject
 ) -> None:
-    """Wherever it stands, whatever stands before and within; and never before its end is there."""
+    """The value equals json's, wherever it is in the body, and is found only once it is complete."""
     rest.pop("model", None)
     items = list(rest.items())
     items.insert(place, ("model", model))
@@ -38,19 +38,19 @@ def test_it_is_what_json_reads(
 
 @given(VALUES.filter(lambda value: not isinstance(value, dict) or "model" not in value))
 def test_what_has_none_has_none(value: Any) -> None:
-    """Deeper ones, and texts that look like it, are others'."""
+    """`model` in nested objects and in texts is not found."""
     assert find_model(json.dumps(value).encode()) is None
 
 
 @pytest.mark.parametrize("key", ['"model"', r'"mod\u0065l"', r'"\u006d\u006f\u0064\u0065\u006c"'])
 def test_key_may_be_escaped(key: str) -> None:
-    """A JSON reader sees the same name."""
+    """An escaped key is found, as by a JSON reader."""
     assert find_model(f'{{"messages": ["model"], {key} : "a"}}'.encode()) == "a"
 
 
 @pytest.mark.parametrize("value", ["7", "null", '["a"]', '{"a": 1}', r'"\x"', "}"])
 def test_another_kind_of_value_is_refused(value: str) -> None:
-    """The message says what it must be."""
+    """Another type of value is refused with the expected type."""
     with pytest.raises(WrongModel, match="`model`"):
         find_model(f'{{"model": {value}'.encode() + b"}")
 
@@ -59,12 +59,12 @@ def test_another_kind_of_value_is_refused(value: str) -> None:
     "body", [b"", b'"', b'"model": "a"', b'[{"model": "a"}]', b"{]", b"nonsense", b'{"model', b"\xff"]
 )
 def test_what_is_no_object_has_none(body: bytes) -> None:
-    """It is the instance's to say what is wrong with it, if it comes that far."""
+    """A body that is not an object has no model; the instance reports the error."""
     assert find_model(body) is None
 
 
 def test_long_and_nested_values_are_skipped() -> None:
-    """As many messages and tools as are allowed, with texts of any length, stand before `model`."""
+    """The longest permitted messages and tools before `model` are skipped."""
     part = {"type": "text", "text": 'a "long" text ' * 30, "x": "y" * 190}
     messages = [{"role": "user", "content": [part, {"type": "image_url", "image_url": {"url": "d" * 250}}]}] * 512
     properties = {f"field {number}": {"type": "string", "description": "z" * 150} for number in range(40)}
@@ -75,7 +75,7 @@ def test_long_and_nested_values_are_skipped() -> None:
 
 
 def test_search_is_given_up_after_many_tokens() -> None:
-    """A body of nothing but brackets does not hold the proxy up."""
+    """The search ends after many tokens, so that a body of brackets does not delay the proxy."""
     few, many = (b'{"a": [%b], "model": "a"}' % (b"[]," * number) for number in (100, MAX_TOKENS))
 
     assert find_model(few) == "a"

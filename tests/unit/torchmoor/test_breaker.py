@@ -1,4 +1,4 @@
-"""The breaker's states, the share of an instance that comes back, and both applied to a variant's instances."""
+"""The breaker's states, the share of a returning instance, and both for a variant's instances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fail(breaker: Breaker, times: int = 1, *, now: float = 0.0, may_open: bool =
 
 
 def test_breaker_opens_after_failures_in_a_row() -> None:
-    """A success between starts the count again."""
+    """The breaker opens after consecutive failures; a success resets the count."""
     breaker = Breaker(SETTINGS)
 
     assert fail(breaker, 2) is BreakerState.CLOSED
@@ -32,7 +32,7 @@ def test_breaker_opens_after_failures_in_a_row() -> None:
 
 
 def test_breaker_that_may_not_open_opens_as_soon_as_it_may() -> None:
-    """The failures are counted all the same."""
+    """Failures count while the breaker must not open, so that it opens as soon as it may."""
     breaker = Breaker(SETTINGS)
 
     assert fail(breaker, 9, may_open=False) is BreakerState.CLOSED
@@ -40,7 +40,7 @@ def test_breaker_that_may_not_open_opens_as_soon_as_it_may() -> None:
 
 
 def test_open_breaker_tries_again_after_an_interval_that_doubles() -> None:
-    """2, 4, 8 and again 8 seconds; further failures while it is open do not prolong it."""
+    """It tries again after 2, 4, 8 and again 8 seconds; failures while it is open do not prolong it."""
     breaker = Breaker(SETTINGS)
     fail(breaker, 3, now=100)
     now = 100.0
@@ -57,7 +57,7 @@ def test_open_breaker_tries_again_after_an_interval_that_doubles() -> None:
 
 @pytest.mark.parametrize("is_half_open", [False, True])
 def test_success_closes_the_breaker_and_forgets_the_intervals(is_half_open: bool) -> None:
-    """Whatever answers is alive, also while nothing should have been sent there."""
+    """Any success closes the breaker, also one while it is open."""
     breaker = Breaker(SETTINGS)
     fail(breaker, 3)
     breaker.tick(2)
@@ -73,7 +73,7 @@ def test_success_closes_the_breaker_and_forgets_the_intervals(is_half_open: bool
 
 
 def test_share_grows_from_the_least_to_all() -> None:
-    """Evenly, and it never leaves that range."""
+    """The share grows linearly from its minimum to 1 and stays within this range."""
     shares = [share_after(elapsed, SETTINGS) for elapsed in (-1, 0, 5, 10, 11)]
 
     assert shares == [0.1, 0.1, 0.55, 1.0, 1.0]
@@ -108,7 +108,7 @@ def ready_names(registry: Registry) -> list[str]:
 
 
 def test_instance_whose_answers_fail_gets_one_trial_at_a_time() -> None:
-    """None while its breaker is open, one request when it is half open, its share once that was answered."""
+    """An open breaker admits no request, a half-open one a single trial, and a closed one the instance's share."""
     clock = Clock()
     registry, recovery, (bad, _) = make(2, clock)
     for _ in range(3):
@@ -136,7 +136,10 @@ def test_instance_whose_answers_fail_gets_one_trial_at_a_time() -> None:
 
 
 def test_at_most_half_of_the_instances_are_cut_off() -> None:
-    """If all fail the cause is elsewhere; one alone is never cut off."""
+    """At most half of the instances are cut off, because the cause of more failures is elsewhere.
+
+    A single one never is.
+    """
     registry, recovery, instances = make(3, Clock())
     for instance in instances:
         for _ in range(9):
@@ -150,7 +153,7 @@ def test_at_most_half_of_the_instances_are_cut_off() -> None:
 
 
 def test_instance_that_was_down_comes_back_slowly() -> None:
-    """Also if it was started again, and so is another object; one that starts for the first time does not."""
+    """An instance that was down returns with a growing share, also as a new process; a first start does not."""
     clock = Clock()
     registry, recovery, (first, second) = make(2, clock)
     assert first.share == second.share == 1.0
@@ -172,7 +175,7 @@ def test_instance_that_was_down_comes_back_slowly() -> None:
 
 
 def test_instance_that_was_let_go_comes_back_at_once() -> None:
-    """It has not failed: the fleet needed fewer for a while, and needs this one now."""
+    """An instance resumed after a scale-in gets its whole share at once, because it has not failed."""
     registry, _, (_, second) = make(2, Clock())
     registry.drain("i1")
     registry.dismiss("i1")
@@ -183,7 +186,7 @@ def test_instance_that_was_let_go_comes_back_at_once() -> None:
 
 
 def test_instance_that_goes_down_starts_with_a_closed_breaker() -> None:
-    """Probes have judged it, and will judge it again."""
+    """An instance that goes down starts with a closed breaker, since probes now decide."""
     registry, recovery, (bad, _) = make(2, Clock())
     for _ in range(3):
         recovery.on_failed(bad)

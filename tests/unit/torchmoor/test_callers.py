@@ -35,7 +35,7 @@ def test_a_caller_at_its_limit_is_refused_and_others_are_not() -> None:
 
 
 def test_a_lease_returns_its_share_once() -> None:
-    """A lease that is released twice does not free another request's share; an idle caller leaves no entry."""
+    """Releasing a lease twice does not free another request's share; an idle caller has no entry."""
     callers = Callers(CallerSettings(max_requests=2), wall=WALL)
     first, second = callers.lease_request("alice", ""), callers.lease_request("alice", "")
 
@@ -48,7 +48,7 @@ def test_a_lease_returns_its_share_once() -> None:
 
 
 def test_without_keys_a_client_address_is_a_caller() -> None:
-    """An IPv6 client counts with its network of 64 bits."""
+    """Without keys, a client address is a caller; an IPv6 client counts by its /64 network."""
     callers = Callers(CallerSettings(max_requests=1), wall=WALL)
     callers.lease_request("", "2001:db8::1")
     callers.lease_request("", "10.0.0.1")
@@ -122,7 +122,7 @@ def callers() -> Callers:
 
 
 def test_an_opening_at_the_limit_is_refused_until_the_first_session_expires(callers: Callers) -> None:
-    """Retry-After is when the first of the caller's sessions expires; then an opening passes."""
+    """Retry-After is the time until the first of the caller's sessions expires; then an opening is accepted."""
     open_session(callers, "first", life_s=600)
     open_session(callers, "second", life_s=59.2)
 
@@ -136,7 +136,7 @@ def test_an_opening_at_the_limit_is_refused_until_the_first_session_expires(call
 
 
 def test_a_close_gives_a_session_back_once(callers: Callers) -> None:
-    """A close that is sent again frees nothing, and an opening that is answered again counts nothing."""
+    """A close returns a session once; a repeated close or opening changes no count."""
     open_session(callers, "first")
     open_session(callers, "second")
     close_session(callers, "first")
@@ -150,7 +150,7 @@ def test_a_close_gives_a_session_back_once(callers: Callers) -> None:
 
 
 def test_openings_that_have_not_ended_count(callers: Callers) -> None:
-    """Many openings at once are limited like one after the other; one that fails gives its share back."""
+    """Concurrent openings count towards the limit, and a failed one returns its share."""
     leases = [callers.lease_request("alice", "", opens_session=True) for _ in range(2)]
     assert limited(callers, "third") == 1
 
@@ -161,7 +161,7 @@ def test_openings_that_have_not_ended_count(callers: Callers) -> None:
 
 
 def test_an_opening_that_is_sent_again_is_no_other_opening(callers: Callers) -> None:
-    """At the limit too: boto3 sends it again with the same invocation id if the answer was lost."""
+    """boto3's retry with the same invocation id is accepted at the limit, too, because it opens no other session."""
 
     def send(key: str, invocation_id: bytes) -> None:
         lease = callers.lease_request("alice", "", opens_session=True, invocation_id=invocation_id)
@@ -180,13 +180,13 @@ def test_an_opening_that_is_sent_again_is_no_other_opening(callers: Callers) -> 
     send("third", b"call 3")
     with pytest.raises(CallerLimited):
         send("first", b"call 1")
-    send("fourth", b"call 2")  # an instance of another make does not recognize it
+    send("fourth", b"call 2")  # a third-party instance does not recognize it
     with pytest.raises(CallerLimited):
         send("fifth", b"call 2")
 
 
 def test_a_session_that_its_instance_lost_counts_no_more(callers: Callers) -> None:
-    """The answer to its next turn says so."""
+    """A session no longer counts once an answer to its turn says that it is lost."""
     open_session(callers, "first")
     lease = callers.lease_request("alice", "")
     lease.on_turn("first", is_lost=False)
@@ -197,7 +197,7 @@ def test_a_session_that_its_instance_lost_counts_no_more(callers: Callers) -> No
 
 
 def test_turns_keep_a_session_that_expires_by_being_idle(callers: Callers) -> None:
-    """Its time begins again with each turn, up to the expiry in its id."""
+    """Each turn restarts the idle time of a session, up to the expiry in its id."""
     open_session(callers, "first", life_s=100, idle_s=60)
     lease = callers.lease_request("alice", "")
     WALL.now += 50
@@ -210,7 +210,7 @@ def test_turns_keep_a_session_that_expires_by_being_idle(callers: Callers) -> No
 
 
 def test_a_session_of_another_process_is_given_back_where_it_is_closed(callers: Callers) -> None:
-    """Its close allows one opening more here until it would have expired: there it counts as long."""
+    """Closing a session of another process allows one more opening here, until the session would have expired."""
     close_session(callers, "elsewhere", life_s=50)
     close_session(callers, "elsewhere", life_s=50)
     for key in ("first", "second", "third"):
@@ -224,7 +224,7 @@ def test_a_session_of_another_process_is_given_back_where_it_is_closed(callers: 
 
 
 def test_closed_sessions_and_idle_callers_take_no_memory(callers: Callers) -> None:
-    """Any number of openings and closes leaves an account of bounded size."""
+    """The account's size is limited for any number of openings and closes."""
 
     def churn(count: int) -> None:
         for number in range(count):
@@ -246,7 +246,7 @@ def test_closed_sessions_and_idle_callers_take_no_memory(callers: Callers) -> No
 
 
 def test_each_process_has_its_part() -> None:
-    """Several processes together allow what is configured."""
+    """Several processes together allow the configured number."""
     settings = ProxySettings(endpoints=ENDPOINTS, callers=CallerSettings(max_requests=6, max_sessions=9))
     part = divide(settings, 4).callers
 

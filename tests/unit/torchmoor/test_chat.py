@@ -33,7 +33,7 @@ PNG = b"\x89PNG not really"
 
 @dataclass
 class Runtime:
-    """What the stand-in was sent, and what it answers."""
+    """The requests that the stand-in received, and its scripted answers."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -92,7 +92,7 @@ def collected() -> Iterator[None]:
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
-    """The stand-in, and a user without any AWS configuration."""
+    """Yield the stand-in, with an environment without any AWS configuration."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
@@ -121,7 +121,7 @@ def kinds(runtime: Runtime) -> list[str]:
 
 
 def test_questions_are_asked_in_one_session_that_is_closed(runtime: Runtime, picture: Path) -> None:
-    """The image goes once, with the opening; the answers are all that standard output has."""
+    """The image is sent once, with the opening; standard output has the answers only."""
     result = chat(runtime, picture, "--ask", "What color?", "--ask", "Where?")
 
     assert result.exit_code == 0, result.stderr
@@ -136,7 +136,7 @@ def test_questions_are_asked_in_one_session_that_is_closed(runtime: Runtime, pic
 
 
 def test_a_character_cut_in_two_is_put_together(runtime: Runtime, picture: Path) -> None:
-    """A PayloadPart may end anywhere."""
+    """A character that is split between PayloadParts is put together."""
     whole = "größer 🟥".encode()
     runtime.parts = [whole[i : i + 1] for i in range(len(whole))]
 
@@ -146,7 +146,7 @@ def test_a_character_cut_in_two_is_put_together(runtime: Runtime, picture: Path)
 
 
 def test_json_is_one_object_a_line(runtime: Runtime, picture: Path) -> None:
-    """For programs: the question, the answer, and how long its first piece took."""
+    """With JSON output, each line has the question, the answer and the time to its first piece."""
     result = chat(runtime, picture, "--ask", "What color?", "--json")
 
     (line,) = result.stdout.splitlines()
@@ -157,7 +157,10 @@ def test_json_is_one_object_a_line(runtime: Runtime, picture: Path) -> None:
 
 
 def test_a_conversation_can_come_through_a_pipe(runtime: Runtime, picture: Path, tmp_path: Path) -> None:
-    """A line is a question; /image adds a picture to the next one only; /quit and the end of input end it."""
+    """Each line of a pipe is a question.
+
+    /image adds a picture to the next one, and /quit or the end of input ends it.
+    """
     other = tmp_path / "other.png"
     other.write_bytes(PNG)
 
@@ -179,14 +182,14 @@ def test_help_is_not_a_question(runtime: Runtime, picture: Path) -> None:
 
 
 def test_an_address_is_passed_on_and_not_fetched(runtime: Runtime) -> None:
-    """The handler fetches it, behind its own checks."""
+    """An address of an image is sent to the handler, which checks and fetches it."""
     chat(runtime, "https://example.com/a.png", "--ask", "?")
 
     assert runtime.bodies[0]["image"] == "https://example.com/a.png"
 
 
 def test_a_missing_file_is_an_error_that_names_it(runtime: Runtime) -> None:
-    """Before any request is sent."""
+    """A missing file is reported by name before any request is sent."""
     result = chat(runtime, "/nonexistent/a.png", "--ask", "?")
 
     assert result.exit_code == 1
@@ -195,7 +198,7 @@ def test_a_missing_file_is_an_error_that_names_it(runtime: Runtime) -> None:
 
 
 def test_the_models_own_words_are_shown(runtime: Runtime, picture: Path) -> None:
-    """ModelError wraps the handler's JSON twice; a person reads its message only. The session is closed."""
+    """The text in the handler's JSON, which ModelError wraps twice, is shown alone, and the session is closed."""
     original = json.dumps({"error": {"code": "ContextTooLong", "message": "the conversation is full"}})
     runtime.error = (424, {"Message": "Received client error (400)", "OriginalMessage": original})
 
@@ -207,7 +210,7 @@ def test_the_models_own_words_are_shown(runtime: Runtime, picture: Path) -> None
 
 
 def test_an_error_in_mid_stream_is_an_error(runtime: Runtime, picture: Path) -> None:
-    """Half an answer must not look like a whole one."""
+    """An error in mid-stream is reported, so that a partial answer does not look whole."""
     runtime.ending = exception("ModelStreamError", "the instance died", "StreamBroken")
 
     result = chat(runtime, picture, "--ask", "?")
@@ -217,7 +220,7 @@ def test_an_error_in_mid_stream_is_an_error(runtime: Runtime, picture: Path) -> 
 
 
 def test_no_proxy_is_an_error_that_asks_whether_it_runs(picture: Path, runtime: Runtime) -> None:
-    """The most likely mistake of all."""
+    """Without a proxy, the most likely mistake, the error asks whether it is running."""
     runtime.url = "http://127.0.0.1:1"
 
     result = chat(runtime, picture, "--ask", "?")
@@ -228,7 +231,7 @@ def test_no_proxy_is_an_error_that_asks_whether_it_runs(picture: Path, runtime: 
 
 
 def test_an_error_in_a_conversation_does_not_end_it(runtime: Runtime, picture: Path) -> None:
-    """The next question may succeed; without a terminal the exit status says that one failed."""
+    """An error does not end a conversation; without a terminal, the exit status is 1 if any question failed."""
     runtime.error = (424, {"Message": "busy"})
 
     result = chat(runtime, picture, typed="one\ntwo\n")
@@ -239,7 +242,7 @@ def test_an_error_in_a_conversation_does_not_end_it(runtime: Runtime, picture: P
 
 
 def test_a_connection_lost_in_mid_stream_is_a_readable_error(runtime: Runtime, picture: Path) -> None:
-    """A proxy that dies in the middle of an answer."""
+    """A proxy that ends in mid-stream gives a readable error."""
     runtime.breaks = True
 
     result = chat(runtime, picture, "--ask", "?")
@@ -249,7 +252,7 @@ def test_a_connection_lost_in_mid_stream_is_a_readable_error(runtime: Runtime, p
 
 
 def test_an_endpoint_url_that_is_none_is_a_readable_error(runtime: Runtime, picture: Path) -> None:
-    """A forgotten http:// is a slip, not a crash."""
+    """An endpoint URL without http:// gives a readable error."""
     runtime.url = "localhost 8080"
 
     result = chat(runtime, picture, "--ask", "?")
@@ -261,7 +264,7 @@ def test_an_endpoint_url_that_is_none_is_a_readable_error(runtime: Runtime, pict
 def test_a_session_can_be_named_where_other_users_cannot_read_it(
     runtime: Runtime, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An id is a credential, and everybody can read command lines."""
+    """A session id, which is a credential, may be in TORCHMOOR_SESSION, because others can read command lines."""
     monkeypatch.setenv("TORCHMOOR_SESSION", SESSION)
 
     result = chat(runtime, picture, "--ask", "And that?")
@@ -275,7 +278,7 @@ def test_a_session_can_be_named_where_other_users_cannot_read_it(
 def test_a_closed_standard_input_is_told(
     runtime: Runtime, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a service manager or `<&-` leaves it: there is nothing to ask, and no session is opened to find that out."""
+    """A closed standard input, as from a service manager or `<&-`, is an error before a session is opened."""
     module = import_module(f"torchmoor.cli.commands.{command[0]}")
     monkeypatch.setattr(module, "sys", SimpleNamespace(stdin=None))
 
@@ -288,7 +291,7 @@ def test_a_closed_standard_input_is_told(
 
 @pytest.mark.parametrize("command", [("ask", "-"), ("chat",)], ids=" ".join)
 def test_standard_input_that_is_not_text_is_told(runtime: Runtime, command: tuple[str, ...]) -> None:
-    """Such as a file in Latin-1; no session stays open."""
+    """Standard input that is not text, such as Latin-1, is an error, and no session stays open."""
     result = CliRunner().invoke(main, [*command, "--url", runtime.url], input=b"caf\xe9\n")
 
     assert result.exit_code == 1
@@ -298,7 +301,7 @@ def test_standard_input_that_is_not_text_is_told(runtime: Runtime, command: tupl
 
 @pytest.mark.parametrize("arguments", [("ask", "caf\udce9"), ("ask", "hi", "--system", "caf\udce9"), ("chat",)])
 def test_bytes_that_python_has_decoded_to_surrogates_are_told(runtime: Runtime, arguments: tuple[str, ...]) -> None:
-    """Arguments are decoded so everywhere, and standard input in locale C, as in most containers."""
+    """Surrogates, to which Python decodes invalid bytes in arguments and in locale C, are an error."""
     if "chat" in arguments:
         program = [sys.executable, "-m", "torchmoor", "chat", "--url", runtime.url]
         environment = {**os.environ, "LC_ALL": "C"}
@@ -320,7 +323,7 @@ def presigned(client: Any) -> str:
 
 
 def test_a_user_without_credentials_or_region_gets_a_client(runtime: Runtime) -> None:
-    """A laptop without AWS talks to a local proxy."""
+    """Without AWS credentials or region, the client works with a local proxy."""
     client = make_client(runtime.url, Login(), Config())
 
     assert client.meta.region_name == "us-east-1"
@@ -328,7 +331,7 @@ def test_a_user_without_credentials_or_region_gets_a_client(runtime: Runtime) ->
 
 
 def test_a_users_own_credentials_and_region_are_kept(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same command against a proxy that checks signatures."""
+    """A user's own credentials and region are used, for a proxy that checks signatures."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAMINE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
@@ -350,13 +353,13 @@ def test_a_directory_is_no_image(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["~no-such-user/a.png", "a\0.png"])
 def test_a_name_that_no_file_can_have_is_a_readable_error(name: str) -> None:
-    """A typing error must not end a conversation."""
+    """A name that cannot be a file's is reported without ending the conversation."""
     with pytest.raises(ChatError, match="cannot read"):
         image_reference(name)
 
 
 def test_a_conversation_needs_no_picture(runtime: Runtime) -> None:
-    """An endpoint of a text model takes none."""
+    """A conversation may have no picture, as with text models."""
     command = ["chat", "--endpoint", "llm", "--url", runtime.url, "--ask", "hello"]
 
     result = CliRunner().invoke(main, command)

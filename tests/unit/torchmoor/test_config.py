@@ -1,4 +1,4 @@
-"""The configuration file: what it says, and what is wrong with it."""
+"""The configuration file: its meaning and its errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
 
 
 def test_example_in_the_docs_is_a_configuration() -> None:
-    """Whole, with every value where it belongs."""
+    """The example in the documentation is parsed with every value in its place."""
     (text,) = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
     configuration = parse(yaml.safe_load(text), session_keys=KEYS)
@@ -76,7 +76,7 @@ def test_example_in_the_docs_is_a_configuration() -> None:
 
 
 def test_what_is_left_out_has_its_default() -> None:
-    """The service's where it has one: RANDOM; ours for the rest. No late binding unless it is asked for."""
+    """Missing values have the service's defaults, such as RANDOM, or ours; late binding is off."""
     configuration = parse(SMALL)
 
     (endpoint,) = configuration.proxy.endpoints
@@ -170,7 +170,7 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
     ],
 )
 def test_error_names_the_key_and_the_value(path: str, value: object, message: str) -> None:
-    """The error leads to the line, and an unknown key is not ignored."""
+    """Errors name the key and the value, and unknown keys are refused."""
     with pytest.raises(ConfigError, match=message):
         parse(changed(path, value))
 
@@ -188,7 +188,7 @@ def test_error_names_the_key_and_the_value(path: str, value: object, message: st
     ],
 )
 def test_errors_show_no_secret(path: str, value: object) -> None:
-    """An error goes to the log, whatever form the secret was given in."""
+    """Errors, which are logged, contain no secret in any form."""
     with pytest.raises(ConfigError, match=path) as caught:
         parse(changed(path, value))
 
@@ -204,7 +204,7 @@ def test_errors_show_no_secret(path: str, value: object) -> None:
     ],
 )
 def test_errors_about_one_of_several_keys_show_no_secret(make: Callable[[], object]) -> None:
-    """The secret is an item of a field, not the field's value."""
+    """An error about an item of a list of keys contains no secret."""
     with pytest.raises(ConfigError) as caught:
         make()
 
@@ -212,7 +212,7 @@ def test_errors_about_one_of_several_keys_show_no_secret(make: Callable[[], obje
 
 
 def test_settings_are_shown_without_secrets() -> None:
-    """Tracebacks and debug logs show whole groups."""
+    """The repr of a group, as in tracebacks and debug logs, contains no secret."""
     queue = AsyncInferenceSettings(queue=f"redis://:{SECRET}@a/0")
     credentials = Credentials(keys={"abc": AccessKey(secret=SECRET)}, tokens={"alice": SECRET * 2}, admin_token=SECRET)
     webhook = Webhook(url="https://a/", secret=SECRET)
@@ -244,13 +244,13 @@ def test_origins_are_taken_as_browsers_send_them(origin: str) -> None:
     ],
 )
 def test_origins_that_no_browser_sends_are_refused(origin: str) -> None:
-    """They would never match, and the page would stay refused without a reason."""
+    """Origins that no browser sends are refused, because they would never match."""
     with pytest.raises(ConfigError, match=r"listen\.allowed_origins must be origins as browsers send them.*, not '"):
         parse(changed("listen", {"allowed_origins": [origin]}))
 
 
 def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    """The table of strategies decides, when the endpoint is made."""
+    """An unknown strategy is refused with the list of existing ones."""
     settings = parse(changed(f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "BEST"})).proxy
 
     with pytest.raises(ConfigError, match=r"RoutingStrategy must be one of LEAST_OUTSTANDING.* not 'BEST'"):
@@ -258,7 +258,10 @@ def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 
 def test_endpoint_with_many_models_is_declared_as_in_create_model(caplog: pytest.LogCaptureFixture) -> None:
-    """MultiModelConfig declares it; the instances, not this file, know where the models are, and a warning says so."""
+    """MultiModelConfig declares an endpoint with many models.
+
+    The sources are settings of the instances, as a warning says.
+    """
     content = changed("Endpoints.0.MultiModelConfig", {"ModelCacheSetting": "Disabled"})
     content["Endpoints"][0]["ModelDataUrl"] = "s3://bucket/models/"
     content["Endpoints"][0]["multi_model"] = {"hot_outstanding": 4}
@@ -286,7 +289,7 @@ def test_endpoint_with_adapters_has_one_model() -> None:
 
 
 def test_keys_of_sagemakers_machines_are_without_effect_and_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
-    """So that one file serves here and in create_endpoint_config."""
+    """Keys for SageMaker's machines are ignored with a log message, so that create_endpoint_config's file works."""
     with caplog.at_level(logging.WARNING):
         configuration = parse(changed(f"{VARIANT}.InstanceType", "ml.g5.xlarge"))
 
@@ -307,7 +310,7 @@ def test_keys_of_sagemakers_machines_are_without_effect_and_said_to_be(caplog: p
     ],
 )
 def test_file_that_is_none_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
-    """YAML's own surprises included: a key given twice, code in a tag."""
+    """A file that is not a configuration is refused by name, including duplicate keys and code in YAML tags."""
     path = tmp_path / "torchmoor.yaml"
     path.write_text(text)
 
@@ -318,7 +321,7 @@ def test_file_that_is_none_is_refused_by_its_name(tmp_path: Path, text: str, mes
 
 
 def test_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    """In the system's words."""
+    """The error for a missing file is the system's."""
     with pytest.raises(ConfigError, match=r"cannot read .*nothing: No such file"):
         read_file(tmp_path / "nothing", session_keys="")
 
@@ -338,7 +341,7 @@ def test_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     )
 )
 def test_anything_else_is_a_config_error_too(content: object) -> None:
-    """No content ends in a traceback."""
+    """Any other content is a configuration error without a traceback."""
     with pytest.raises(ConfigError):
         parse(content)
 
@@ -347,7 +350,7 @@ RESOURCE = "endpoint/chat/variant/v"
 
 
 def test_autoscaling_example_in_the_docs_says_what_is_the_default() -> None:
-    """Whole, with the published numbers."""
+    """The autoscaling example in the documentation has the published numbers, which are the defaults."""
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT_DOCS / "autoscaling.md").read_text(), re.DOTALL)
 
     configuration = parse(yaml.safe_load(text), session_keys=KEYS)
@@ -365,7 +368,7 @@ STEP = {
 
 
 def scaled(**entry: object) -> dict[str, Any]:
-    """SMALL without instances, with Autoscaling instead; None deletes a key of its entry."""
+    """Return SMALL with Autoscaling instead of instances; None deletes a key of its entry."""
     content = changed("Instances", None)
     given = {"ResourceId": RESOURCE, "MinCapacity": 0, "MaxCapacity": 3, **entry}
     content["Autoscaling"] = [{key: value for key, value in given.items() if value is not None}]
@@ -373,7 +376,7 @@ def scaled(**entry: object) -> dict[str, Any]:
 
 
 def test_autoscaling_has_the_published_policies_unless_it_says_others() -> None:
-    """In Application Auto Scaling's own words; a file that has it needs no instances."""
+    """Autoscaling uses Application Auto Scaling's terms and default policies, and needs no instances in the file."""
     default = parse(scaled())
     own = parse(
         scaled(
@@ -397,7 +400,7 @@ def test_autoscaling_has_the_published_policies_unless_it_says_others() -> None:
 
 
 def test_published_policy_alone_wakes_an_endpoint_at_zero(caplog: pytest.LogCaptureFixture) -> None:
-    """Target tracking with MinCapacity 0, as published: the step out of zero is assumed, and the log says so once."""
+    """Target tracking with MinCapacity 0, as published, gets a step out of zero, with one log message."""
     policy = {"PolicyType": "TargetTrackingScaling", "TargetTrackingScalingPolicyConfiguration": TRACKING}
 
     with caplog.at_level(logging.INFO):
@@ -411,7 +414,7 @@ def test_published_policy_alone_wakes_an_endpoint_at_zero(caplog: pytest.LogCapt
 
 @pytest.mark.parametrize(("given", "least", "count"), [(0, 0, 0), (None, 0, 0), (2, 0, 2), (None, 1, 1)])
 def test_initial_instance_count_may_be_none(given: int | None, least: int, count: int) -> None:
-    """0, which the service's own model refuses, starts with no instance; left out, it is MinCapacity."""
+    """InitialInstanceCount may be 0, which SageMaker's model refuses; if missing, it is MinCapacity."""
     content = scaled(MinCapacity=least)
     if given is not None:
         content["Endpoints"][0]["EndpointConfig"]["ProductionVariants"][0]["InitialInstanceCount"] = given
@@ -486,13 +489,13 @@ def test_initial_instance_count_may_be_none(given: int | None, least: int, count
     ],
 )
 def test_autoscaling_that_cannot_work_is_refused(entry: dict[str, object], message: str) -> None:
-    """With the place and the value."""
+    """Impossible autoscaling is refused with its place and value."""
     with pytest.raises(ConfigError, match=message):
         parse(scaled(**entry))
 
 
 def test_autoscaling_and_instances_of_one_variant_exclude_each_other() -> None:
-    """Who counts instances must know them all."""
+    """A variant has either autoscaling or listed instances, because the autoscaler must know all of them."""
     with pytest.raises(ConfigError, match="has Autoscaling, which starts its instances"):
         parse({**scaled(), "Instances": SMALL["Instances"]})
     with pytest.raises(ConfigError, match="given twice"):

@@ -1,4 +1,4 @@
-"""Where secrets come from, and what may be reached without any."""
+"""Sources of secrets, and what is reachable without any."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def test_file_and_environment_are_read_together(tmp_path: Path) -> None:
-    """Several keys, some with a session token; comments; the admin plane's token."""
+    """File and environment are combined: several keys, session tokens, comments, the admin plane's token."""
     path = write(
         tmp_path / "keys",
         f"# of the team\nkey AKIAONE {SECRET}\n\nkey ASIATWO {SECRET}2 session/token==\ntoken alice {TOKEN}\n",
@@ -53,7 +53,7 @@ def test_file_and_environment_are_read_together(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_in_what_could_be_logged() -> None:
-    """Neither in a repr nor in an error."""
+    """Neither a repr nor an error contains a secret."""
     credentials = Credentials(keys=dict(KEYS.keys), tokens={"alice": TOKEN}, admin_token=TOKEN)
 
     assert SECRET not in repr(credentials) + repr(credentials.keys)
@@ -76,7 +76,7 @@ def test_no_secret_is_in_what_could_be_logged() -> None:
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_without_the_secret(tmp_path: Path, text: str, message: str) -> None:
-    """The line, and what was expected."""
+    """The error has the line and the expected form, without the secret."""
     with pytest.raises(ConfigError, match=message) as caught:
         read_credentials({}, write(tmp_path / "keys", text))
     assert SECRET not in str(caught.value)
@@ -85,13 +85,13 @@ def test_what_is_wrong_in_a_file_is_named_without_the_secret(tmp_path: Path, tex
 
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o620])
 def test_a_file_that_others_could_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
-    """The message has the command that mends it."""
+    """A file that others can read or change is refused with the command that corrects it."""
     with pytest.raises(ConfigError, match="chmod 600"):
         read_credentials({}, write(tmp_path / "keys", f"admin {TOKEN}", mode))
 
 
 def test_a_file_that_is_not_there_or_too_long_is_refused(tmp_path: Path) -> None:
-    """No other credentials are used in its place."""
+    """A file that is missing or too long is refused; no other credentials replace it."""
     with pytest.raises(ConfigError, match="cannot read"):
         read_credentials({}, tmp_path / "keys")
     with pytest.raises(ConfigError, match="longer than"):
@@ -100,13 +100,13 @@ def test_a_file_that_is_not_there_or_too_long_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
 def test_loopback_needs_no_credentials(host: str) -> None:
-    """Only this machine reaches it."""
+    """Loopback, which only this machine reaches, needs no credentials."""
     check_exposure(ListenSettings(host=host, admin_host=host), Credentials(), is_open=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5"])
 def test_any_other_address_needs_credentials_or_must_be_meant(host: str) -> None:
-    """Of the data plane keys or tokens, or an explicit flag."""
+    """Any other address of the data plane needs keys, tokens or an explicit flag."""
     listen = ListenSettings(host=host)
     with pytest.raises(ConfigError, match=r"--keys FILE.*--no-auth"):
         check_exposure(listen, ADMIN, is_open=False)
@@ -117,14 +117,14 @@ def test_any_other_address_needs_credentials_or_must_be_meant(host: str) -> None
 
 
 def test_no_auth_with_credentials_is_refused() -> None:
-    """It would be guessed which of the two is meant."""
+    """no_auth with credentials is refused as contradictory."""
     with pytest.raises(ConfigError, match="leave one of them out"):
         check_exposure(ListenSettings(), KEYS, is_open=True)
 
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_the_admin_plane_on_another_address_always_needs_its_token(is_open: bool) -> None:
-    """It drains instances and names them all: no flag opens it."""
+    """On another address the admin plane needs its token, without an exception, since it can drain instances."""
     listen = ListenSettings(admin_host="0.0.0.0")
     with pytest.raises(ConfigError, match="TORCHMOOR_ADMIN_TOKEN"):
         check_exposure(listen, Credentials() if is_open else KEYS, is_open=is_open)
@@ -133,13 +133,13 @@ def test_the_admin_plane_on_another_address_always_needs_its_token(is_open: bool
 
 
 def test_a_host_that_is_no_address_is_refused() -> None:
-    """A name could resolve to anything."""
+    """A host must be an address, because a name could resolve to anything."""
     with pytest.raises(ConfigError, match=r"example\.com"):
         check_exposure(ListenSettings(host="example.com"), Credentials(), is_open=True)
 
 
 def test_tokens_in_clear_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """A signature can be read by anybody without harm, a token cannot."""
+    """Tokens without TLS give a warning, because anyone who reads a token can use it."""
     check_exposure(ListenSettings(host="0.0.0.0"), KEYS, is_open=False)
     assert caplog.text == ""
 
@@ -155,7 +155,7 @@ def test_tokens_in_clear_are_warned_of(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    """A certificate without its key; a bound that no body fits in."""
+    """Contradictory settings are refused, such as a certificate without its key or a limit below any body."""
     with pytest.raises(ConfigError, match="together"):
         ListenSettings(tls_certificate="cert.pem")
     with pytest.raises(ConfigError, match=r"admin_tls_key must be given together"):

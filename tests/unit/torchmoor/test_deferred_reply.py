@@ -1,4 +1,4 @@
-"""Replies that wait for an operation: the time that they have."""
+"""Replies that wait for an operation, and their time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SlowUpload:
 
 
 def test_the_time_of_an_operation_begins_with_it() -> None:
-    """It would have none left after a body that arrives slowly: the client got an error, and the operation ran."""
+    """The time of an operation begins after its body has arrived, so that a slow upload does not use it up."""
     line = RequestLine(b"POST", b"/endpoints/llava/async-invocations", b"", is_http10=False)
     reply = DeferredReply(
         cast(Dispatchers, None),

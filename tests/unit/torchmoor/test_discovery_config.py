@@ -1,4 +1,4 @@
-"""The group Discovery of the configuration file, and what `torchmoor serve --check` says of it."""
+"""The group Discovery of the configuration file, and the messages of `torchmoor serve --check`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read(*entries: dict[str, Any], **more: Any) -> tuple[DiscoverySettings, ...]
 
 
 def test_example_in_the_docs_is_a_configuration() -> None:
-    """With the endpoint that it names."""
+    """The example in the documentation is parsed with the endpoint that it names."""
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
     (entry,) = parse({"Endpoints": ENDPOINTS, **yaml.safe_load(text)}).discovery
@@ -42,14 +42,14 @@ def test_example_in_the_docs_is_a_configuration() -> None:
 
 
 def test_page_names_every_key() -> None:
-    """With its default in docs/configuration.md, which is made from the class."""
+    """The page documents every key, with its default in docs/configuration.md."""
     rows = re.findall(r"^\| (`.*?`) \|", PAGE.read_text(), re.MULTILINE)
 
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(DiscoverySettings.model_fields)
 
 
 def test_instances_may_stand_beside_it_or_be_left_out() -> None:
-    """Both come to the same registry."""
+    """Instances may be listed beside Discovery or left out; both use one registry."""
     alone = parse({"Endpoints": ENDPOINTS, "Discovery": [{"dns_name": NAME}]})
     beside = parse({"Endpoints": ENDPOINTS, "Discovery": [{"dns_name": NAME}], "Instances": [{"name": "a", "port": 1}]})
 
@@ -80,13 +80,13 @@ def test_instances_may_stand_beside_it_or_be_left_out() -> None:
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
-    """With key and value."""
+    """Errors name key and value."""
     with pytest.raises(ConfigError, match=message):
         read({"dns_name": NAME, **changes})
 
 
 def test_a_name_is_asked_by_one_entry() -> None:
-    """A dot at its end makes no other name of it."""
+    """A name may have one entry; a final dot does not make it another name."""
     with pytest.raises(ConfigError, match=r"Discovery\[1\].dns_name .* is given twice"):
         read({"dns_name": NAME}, {"dns_name": f"{NAME}."})
 
@@ -102,12 +102,12 @@ def test_a_name_is_asked_by_one_entry() -> None:
     ],
 )
 def test_nameservers(text: str, server: tuple[str, int]) -> None:
-    """With a port or without."""
+    """A name server may have a port."""
     assert parse_nameserver(text) == server
 
 
 def test_check_says_what_the_names_bring() -> None:
-    """And warns of those that bring nothing."""
+    """The check lists what the names resolve to, and warns of those without instances."""
     zone = answering(f"{NAME}. 30 SRV 0 0 8085 llava-0.zone.test.", "llava-0.zone.test. 30 A 10.0.0.1")
 
     async def run() -> tuple[dict[str, list[str]], list[str]]:

@@ -1,4 +1,4 @@
-"""CloudWatch Logs of instances with long logs: what one answer reads is bounded, and the next answers have the rest."""
+"""CloudWatch Logs of instances with long logs: one answer reads a limited part, and the next ones continue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def line(number: int, text: str) -> str:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of two instances. Lines without a time belong to the line before."""
+    """Create the logs of two instances; a line without a time belongs to the line before."""
     folder = tmp_path_factory.mktemp("run")
     for name, step in (("a", 1), ("b", 2)):
         path = folder / name / INSTANCE_LOG
@@ -69,7 +69,7 @@ def pages(logs: EndpointLogs, operation: str, token: str = "nextToken", **values
 
 
 def test_get_log_events_goes_on_after_a_part_without_events(logs: EndpointLogs) -> None:
-    """The first megabytes are before the request's time: the answers are empty, with a new token until the end."""
+    """Parts before the requested time give empty answers with a new token each, until the end."""
     last = int((START + timedelta(seconds=NUM_LINES - 1)).timestamp() * 1000)
     values = {**STREAM, "startFromHead": True, "startTime": last}
 
@@ -95,7 +95,7 @@ def test_get_log_events_has_every_line_once(logs: EndpointLogs) -> None:
 
 
 def test_filter_log_events_merges_streams_and_reads_a_part(logs: EndpointLogs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each answer reads at most 8 MiB, and holds its own events only."""
+    """Each answer reads at most 8 MiB and has only the events of this part."""
     num_read, read = [0], LogReader.read
 
     def count(reader: LogReader) -> list[Any]:
@@ -119,7 +119,7 @@ def test_filter_log_events_merges_streams_and_reads_a_part(logs: EndpointLogs, m
 
 @pytest.mark.parametrize("operation", ["GetLogEvents", "FilterLogEvents"])
 def test_a_log_that_was_replaced_is_read_from_its_beginning(tmp_path: Path, operation: str) -> None:
-    """As by a restart of the instance, or when TorchServe rolls it over: no event of the new file is lost."""
+    """After a log is replaced by a restart or a rollover, the new file is read from its beginning."""
     registry = Registry((EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),))
     registry.add(Instance(name="a", endpoint="llava", model="llava", port=9000))
     path = tmp_path / "a" / INSTANCE_LOG
@@ -172,7 +172,7 @@ def in_tokyo() -> Iterator[None]:
 
 @pytest.mark.parametrize("digits", ["0000-00-00T00:00:00", "0001-01-01T00:00:00", "9999-12-31T23:59:59"])
 def test_digits_that_are_no_usable_time_do_not_end_the_answer(tmp_path: Path, in_tokyo: None, digits: str) -> None:
-    """In a time zone east of Greenwich, the first second of year 1 is before the first year."""
+    """Digits that are not a usable time do not end the answer, such as year 1 in a time zone east of Greenwich."""
     path = tmp_path / "log"
     path.write_text(f"{digits},000 a line\n")
 

@@ -1,4 +1,4 @@
-"""The error codes that another language repeats."""
+"""The error codes that the JavaScript code repeats."""
 
 from __future__ import annotations
 

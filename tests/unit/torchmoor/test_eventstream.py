@@ -16,7 +16,7 @@ from torchmoor.wire.marked_text import MAX_HELD_BYTES
 
 
 def decode(data: bytes) -> list[tuple[dict[str, object], bytes]]:
-    """botocore checks lengths and both checksums."""
+    """Decode with botocore, which checks lengths and both checksums."""
     buffer = EventStreamBuffer()
     buffer.add_data(data)
     return [(event.headers, event.payload) for event in buffer]
@@ -24,7 +24,7 @@ def decode(data: bytes) -> list[tuple[dict[str, object], bytes]]:
 
 @given(st.lists(st.binary(max_size=2000)))
 def test_parts_are_decoded_as_they_were(payloads: list[bytes]) -> None:
-    """Any bytes, any number of frames in a row."""
+    """Any bytes in any number of consecutive frames are decoded unchanged."""
     events = decode(b"".join(map(payload_part, payloads)))
 
     expected = {
@@ -37,12 +37,12 @@ def test_parts_are_decoded_as_they_were(payloads: list[bytes]) -> None:
 
 @given(st.dictionaries(st.text("abc-:", min_size=1, max_size=20), st.text(max_size=50), max_size=5), st.binary())
 def test_any_headers_are_decoded_as_they_were(headers: dict[str, str], payload: bytes) -> None:
-    """Names and values keep their bytes."""
+    """Names and values of headers are decoded unchanged."""
     assert [(headers, payload)] == decode(encode_frame(encode_headers(headers), payload))
 
 
 def test_exception_carries_its_kind_and_body() -> None:
-    """ErrorCode is a member of the body."""
+    """An exception has its kind as header, and ErrorCode as a member of the body."""
     [(headers, payload)] = decode(exception("ModelStreamError", "why", "StreamBroken"))
 
     assert (headers[":message-type"], headers[":exception-type"]) == ("exception", "ModelStreamError")
@@ -59,7 +59,7 @@ def text_of(data: bytes) -> bytes:
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 300), max_size=5))
 def test_text_without_an_error_passes_however_it_is_cut(text: bytes, cuts: list[int]) -> None:
-    """Every byte arrives, in order, even if it looks like the mark."""
+    """Text that looks like the error mark arrives unchanged, wherever it is divided."""
     encoder = TextPartEncoder()
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
 
@@ -70,7 +70,7 @@ def test_text_without_an_error_passes_however_it_is_cut(text: bytes, cuts: list[
 
 
 def test_what_is_held_back_is_bounded() -> None:
-    """A stream that goes on after the mark is text after all."""
+    """The text that is held back after a mark is limited; a longer stream is text."""
     encoder = TextPartEncoder()
     data = encoder.encode(b"\x1e")
 
@@ -82,7 +82,7 @@ def test_what_is_held_back_is_bounded() -> None:
 
 
 def test_what_is_nested_deeply_behind_the_mark_is_text() -> None:
-    """It is not the error of a handler, and the reader does not fail."""
+    """Deeply nested JSON after the mark is text, and does not make the reader fail."""
     encoder, text = TextPartEncoder(), b"\x1e" + b"[" * 50_000
 
     assert text_of(encoder.encode(text) + encoder.finish()) == text
@@ -99,7 +99,7 @@ def test_a_stream_that_breaks_off_ends_with_its_reason() -> None:
 
 
 def test_a_stream_that_breaks_off_after_its_error_ends_once() -> None:
-    """The handler's error is the better one; text held back is not lost either."""
+    """A stream truncated after the handler's error ends with that error once, and text held back is sent before."""
     encoder = TextPartEncoder()
     encoder.encode(b'\x1e{"error": {"code": "InternalError", "message": "boom"}}')
     assert kinds(encoder.fail(Loss.RESET)) == ["ModelStreamError"]

@@ -30,7 +30,7 @@ def make_instance(name: str = "a") -> Instance:
 
 
 def test_lease_counts_once_however_often_it_is_released() -> None:
-    """Up at the start, down at the first release."""
+    """A lease counts up at its start and down at its first release only."""
     instance = make_instance()
 
     first, second = instance.lease(), instance.lease()
@@ -43,7 +43,7 @@ def test_lease_counts_once_however_often_it_is_released() -> None:
 
 
 def test_registry_knows_instances_by_name_and_endpoint() -> None:
-    """Added, found, replaced, removed."""
+    """Instances are added, found, replaced and removed by name and endpoint."""
     registry = Registry([ENDPOINT])
     old, new = make_instance(), make_instance()
 
@@ -58,7 +58,7 @@ def test_registry_knows_instances_by_name_and_endpoint() -> None:
 
 
 def test_unknown_names_are_errors() -> None:
-    """Each raises its own."""
+    """An unknown endpoint, variant or instance raises its own error."""
     registry = Registry([ENDPOINT])
 
     with pytest.raises(UnknownEndpoint):
@@ -72,7 +72,7 @@ def test_unknown_names_are_errors() -> None:
 
 
 def test_instance_that_goes_down_loses_its_idle_connections() -> None:
-    """The process behind them is gone."""
+    """An instance that goes down loses its idle connections, because their process is gone."""
     registry = Registry([ENDPOINT])
     instance, connection = make_instance(), FakeConnection()
     registry.add(instance)
@@ -86,7 +86,10 @@ def test_instance_that_goes_down_loses_its_idle_connections() -> None:
 
 
 def test_an_instance_that_goes_down_or_comes_back_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """At the default level, also if it comes back as another process; starts, drains and removals are not."""
+    """Going down and coming back, also as another process, are logged by default.
+
+    Starts, drains and removals are not.
+    """
     registry = Registry([ENDPOINT])
     registry.add(make_instance())
     registry.set_state("a", InstanceState.READY)
@@ -114,7 +117,7 @@ def test_an_instance_that_goes_down_or_comes_back_is_in_the_log(caplog: pytest.L
 
 
 def test_replay_budget_is_bounded_in_total() -> None:
-    """What does not fit is not kept."""
+    """The total of kept bodies is limited; a body beyond it is not kept."""
     budget = ReplayBudget(max_body_bytes=10, max_total_bytes=15)
 
     assert budget.try_take(10)
@@ -124,7 +127,7 @@ def test_replay_budget_is_bounded_in_total() -> None:
 
 
 def test_session_keys_are_read_from_the_environments_form() -> None:
-    """kid:hex, several, the first signs."""
+    """Session keys have the form kid:hex; of several, the first signs."""
     settings = SessionIdSettings.parse("k1:" + "00" * 16 + ", k2:" + "11" * 16)
 
     assert {"k1": bytes(16), "k2": b"\x11" * 16} == dict(settings.keys)

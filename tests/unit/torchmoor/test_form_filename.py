@@ -26,7 +26,7 @@ PURPOSE = b'--B\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nvision\
     ],
 )
 def test_names_are_read_without_their_path(disposition: str, name: str) -> None:
-    """They are percent-encoded, and short enough for TorchServe's limit on headers."""
+    """Names are read without their path, percent-encoded, and shortened to TorchServe's limit on headers."""
     form = PURPOSE + f"--B\r\nContent-Disposition: form-data; {disposition}\r\n\r\nx\r\n--B--\r\n".encode()
 
     assert filename_line(form) == f"x-torchmoor-form-filename: {name}\r\n".encode()
@@ -42,5 +42,5 @@ def test_a_form_without_a_name_has_no_line(disposition: str) -> None:
 
 @pytest.mark.parametrize("end", [b"", b'"'])
 def test_an_endless_name_is_none(end: bytes) -> None:
-    """A client's form of megabytes costs no more than its beginning."""
+    """A name without an end is ignored, and only the form's beginning is read."""
     assert filename_line(b'content-disposition: form-data; name="file"; filename="' + b"a" * 8_000_000 + end) == b""

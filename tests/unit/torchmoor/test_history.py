@@ -39,7 +39,7 @@ def observed(*seconds: float) -> list[int]:
     ],
 )
 def test_quantile_lies_in_its_bucket(seconds: tuple[float, ...], q: float, least: float, most: float) -> None:
-    """As exact as the buckets are; the open one is where it begins."""
+    """A quantile is as exact as its bucket; in the open bucket it is the lower bound."""
     found = quantile(observed(*seconds), q)
 
     assert found is not None
@@ -47,12 +47,12 @@ def test_quantile_lies_in_its_bucket(seconds: tuple[float, ...], q: float, least
 
 
 def test_quantile_of_nothing_is_none() -> None:
-    """A gap in the curve, not a zero."""
+    """A quantile of no values is None, so that the curve has a gap instead of a zero."""
     assert quantile(observed(), 0.5) is None
 
 
 def test_series_tell_rates_and_what_was_true_at_the_time() -> None:
-    """Per second, by the time that really passed."""
+    """Series have rates per second of elapsed time, and the gauges of their time."""
     traffic = Traffic()
     history = VariantHistory(traffic, 0.0)
     traffic.metrics.invocations, traffic.metrics.server_errors, traffic.num_waiting = 12, 2, 3
@@ -74,7 +74,7 @@ def test_series_tell_rates_and_what_was_true_at_the_time() -> None:
 
 
 def test_what_is_older_than_five_minutes_is_forgotten() -> None:
-    """In histograms and decisions as in curves; memory is bounded."""
+    """Curves, histograms and decisions older than five minutes are dropped, so that memory is limited."""
     traffic = Traffic()
     history = VariantHistory(traffic, 0.0)
     traffic.metrics.observe(0.02, 0.001)
@@ -91,7 +91,7 @@ def test_what_is_older_than_five_minutes_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("name", "seconds"), [("15m", 900), ("1h", 3600), ("24h", 86_400)])
 def test_longer_ranges_keep_less_often_what_the_shorter_ones_forget(name: str, seconds: int) -> None:
-    """Each has as many samples; gauges are the highest between two of them, and quantiles cover that time."""
+    """Each range has as many samples: gauges are the highest since the last sample, and quantiles cover that time."""
     traffic = Traffic()
     history = VariantHistory(traffic, 0.0)
     traffic.metrics.observe(0.02, 0.001)
@@ -116,7 +116,7 @@ def test_longer_ranges_keep_less_often_what_the_shorter_ones_forget(name: str, s
 
 
 def test_recent_rates_are_those_of_ten_seconds_in_every_range() -> None:
-    """A range whose samples are minutes apart still shows what happens now."""
+    """Current rates cover ten seconds in every range, however far apart its samples are."""
     traffic = Traffic()
     history = VariantHistory(traffic, 0.0)
     for number in range(1, 9):

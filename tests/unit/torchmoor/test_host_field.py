@@ -26,7 +26,7 @@ class Sent:
 
 @pytest.mark.parametrize(("host", "field"), [("10.0.0.5", b"10.0.0.5:8085"), ("fd77::11", b"[fd77::11]:8085")])
 def test_an_ipv6_address_has_brackets(host: str, field: bytes) -> None:
-    """RFC 9110 7.2. A proxy between the two would refuse the request otherwise."""
+    """An IPv6 address in Host has brackets (RFC 9110 7.2); otherwise a proxy in between would refuse it."""
     instance = Instance(name="a", endpoint="llava", model="llava", host=host, port=8085)
     sent = Sent()
 

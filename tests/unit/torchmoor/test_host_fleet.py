@@ -1,4 +1,4 @@
-"""Which instances a host may have."""
+"""The instances that a host may have."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def endpoint(name: str, *variants: str, scaling: ScalingSettings | None = TWO) -
 
 
 def test_every_instance_that_may_run_is_planned() -> None:
-    """MaxCapacity of each scaled variant, named for its endpoint, and for its variant where there are several; spread
-    over the GPUs."""
+    """Up to MaxCapacity instances of each scaled variant are planned, spread over the GPUs.
+
+    Each is named after its endpoint, and after its variant where there are several.
+    """
     planned = plan_scaled(
         [endpoint("Chat", "AllTraffic"), endpoint("fixed", "v", scaling=None), endpoint("ab", "Blue", "Green")],
         ["0", "1"],
@@ -39,7 +41,7 @@ def test_every_instance_that_may_run_is_planned() -> None:
 
 
 def test_a_name_leads_to_its_variant_without_the_instance() -> None:
-    """So a session finds its variant while that has no instance; other names lead nowhere."""
+    """A name leads to its variant without the instance, so that sessions find it; other names lead nowhere."""
     settings = [endpoint("ab", "Blue", "Green")]
     (found,) = Registry(settings).endpoints()
 
@@ -58,6 +60,6 @@ def test_a_name_leads_to_its_variant_without_the_instance() -> None:
     ],
 )
 def test_names_that_would_be_none_or_the_same_are_refused(endpoints: list[EndpointSettings]) -> None:
-    """Session ids carry them."""
+    """Invalid or equal names are refused, because session ids contain them."""
     with pytest.raises(ConfigError, match="name"):
         plan_scaled(endpoints, [])

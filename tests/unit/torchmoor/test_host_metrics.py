@@ -62,7 +62,7 @@ def values(collector: HostCollector) -> dict[str, float]:
 
 
 def test_gpus_are_summed(proc: Path) -> None:
-    """As in CloudWatch, 200 % are two busy GPUs."""
+    """GPUs are summed as in CloudWatch: 200 % are two busy GPUs."""
     assert values(HostCollector(proc, Library((90, 50), (60, 25)))) == {
         "CPUUtilization": pytest.approx(20.0),
         "MemoryUtilization": 75.0,
@@ -78,7 +78,7 @@ def test_a_machine_without_gpus_reports_none(proc: Path, library: ModuleType | N
 
 
 def test_a_driver_that_fails_costs_only_the_gpus(proc: Path) -> None:
-    """The other metrics stay, and the GPUs come back with the driver."""
+    """If the driver fails the other metrics stay, and the GPUs return with the driver."""
     library = Library((10, 10))
     collector = HostCollector(proc, library)
     values(collector)
@@ -100,7 +100,7 @@ def test_each_gpu_is_read_with_its_names() -> None:
 
 
 def test_a_driver_that_fails_at_each_reading_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """And again after it has worked meanwhile."""
+    """A failing driver is logged once, and again after it has worked in between."""
     library = Library((10, 10))
     gpus = Gpus(library)
 

@@ -1,4 +1,4 @@
-"""An instance's history: what is kept, for how long, and what is not known."""
+"""An instance's history: what is kept, for how long, and unknown values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_instance() -> Instance:
 
 
 def test_load_sessions_state_and_gpu_are_kept() -> None:
-    """What an instance does not report is not known."""
+    """Values that an instance does not report are unknown, not zero."""
     instance, history = make_instance(), InstanceHistory()
     history.take(0.0, instance, None)
     instance.outstanding = 3
@@ -38,7 +38,7 @@ def test_load_sessions_state_and_gpu_are_kept() -> None:
 
 @pytest.mark.parametrize("name", RANGES)
 def test_each_range_is_bounded_and_keeps_peaks(name: str) -> None:
-    """A peak between two samples is not lost, and what is older than the range is."""
+    """Each range keeps peaks between its samples and drops what is older."""
     instance, history = make_instance(), InstanceHistory()
     history.take(0.0, instance, None)
     instance.outstanding = 9
@@ -57,7 +57,7 @@ def test_each_range_is_bounded_and_keeps_peaks(name: str) -> None:
 
 
 def test_gpu_is_found_by_number_or_uuid() -> None:
-    """As CUDA_VISIBLE_DEVICES names it."""
+    """A GPU is found by the number or UUID in CUDA_VISIBLE_DEVICES."""
     instance = make_instance()
     assert find_gpu(instance, {"1": GPU}) is GPU
     instance.gpu = "GPU-a"
@@ -67,7 +67,7 @@ def test_gpu_is_found_by_number_or_uuid() -> None:
 
 
 def test_several_gpus_of_an_instance_are_one() -> None:
-    """Their mean use and their whole memory; nothing unless all are known."""
+    """Several GPUs of an instance give their mean load and total memory, or unknown if one of them is."""
     instance = make_instance()
     instance.gpu = "0,GPU-b"
     first, second = GpuUse("0", "GPU-a", 10.0, 1, 4), GpuUse("1", "GPU-b", 30.0, 2, 8)

@@ -14,7 +14,7 @@ from torchmoor.proxy.http.head import Head, HeadBook
 
 
 def test_lengths_are_those_of_the_service_model() -> None:
-    """Where this table and the installed botocore disagree, botocore is right."""
+    """Lengths equal those in the installed botocore."""
     model = botocore.session.get_session().get_service_model("sagemaker-runtime")
 
     assert (ENDPOINT_NAME.max_length, ENDPOINT_NAME.min_length) == (63, 0)
@@ -33,7 +33,7 @@ def test_lengths_are_those_of_the_service_model() -> None:
 
 
 def test_the_asynchronous_operation_has_the_members_of_the_service_model() -> None:
-    """The API reference names them, and a request keeps its own in fields of the same types."""
+    """The asynchronous operation has the members of botocore's service model, and fields of the same types."""
     model = botocore.session.get_session().get_service_model("sagemaker-runtime")
     shapes = [each.serialization for each in model.operation_model("InvokeEndpointAsync").input_shape.members.values()]
     types = get_type_hints(AsyncRequest)
@@ -51,14 +51,14 @@ def test_endpoint_names_in_form_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "a_b", "a b", "x" * 64, "ä", "a\n", "a" * 40 + "!"])
 def test_endpoint_names_out_of_form_are_refused(name: str) -> None:
-    """The message names member and value as the service does."""
+    """The message names member and value in SageMaker's wording."""
     with pytest.raises(ValidationError, match=r"(?s)1 validation error detected: Value .* at 'endpointName'"):
         ENDPOINT_NAME.check(name.encode())
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_a_refused_value_is_shown_as_it_was_written(encoding: str) -> None:
-    """Most clients send UTF-8, and http.client Latin-1 if it can."""
+    """A refused value is shown as the client wrote it, in UTF-8 or, as http.client may send it, in Latin-1."""
     value = "café".encode(encoding)
 
     assert "Value 'café' at 'inferenceId'" in (MEMBERS[b"x-amzn-sagemaker-inference-id"].find_problem(value) or "")
@@ -79,7 +79,7 @@ def test_a_number_above_its_range_is_refused_with_the_range(value: bytes, shown:
 
 
 def test_members_are_read_once_and_in_ascii() -> None:
-    """A member given twice is ambiguous, so it is refused."""
+    """A member that is sent twice is ambiguous and refused; members are ASCII."""
     header = b"x-amzn-sagemaker-session-id"
 
     def heard(*lines: bytes) -> bytes | None:

@@ -9,7 +9,7 @@ from torchmoor.metrics.invocations import InvocationMetrics
 
 
 def test_every_count_has_one_metric_of_its_type() -> None:
-    """Each field of InvocationMetrics is a row's, also one that is counted by a label."""
+    """Each field of InvocationMetrics has one metric of its type, also a field with labels."""
     counts = InvocationMetrics("llava", "AllTraffic")
     rows = {each.field: each.type for each in METRICS if each.field}
     expected = {each.name for each in fields(InvocationMetrics)} - {"endpoint", "variant"}

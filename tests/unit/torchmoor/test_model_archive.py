@@ -1,4 +1,4 @@
-"""torchmoor package: what goes into an archive, what is refused, and that it is the same each time."""
+"""`torchmoor package`: the content of an archive, refusals, and reproducible output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchmoor.errors import TorchmoorError
 
 
 def safetensors(num_bytes: int = 8) -> bytes:
-    """A file with one tensor, as the format has it."""
+    """Return a file in the safetensors format with one tensor."""
     entry = {"w": {"dtype": "F32", "shape": [num_bytes // 4], "data_offsets": [0, num_bytes]}}
     header = json.dumps(entry).encode()
     return len(header).to_bytes(8, "little") + header + bytes(num_bytes)
@@ -42,7 +42,10 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_only_what_serving_needs_goes_in(checkpoint: Path, tmp_path: Path) -> None:
-    """No pickles, no weights of other programs, nothing hidden; subfolders of sentence-transformers stay."""
+    """Pickles, weights for other programs and hidden files are left out.
+
+    Subfolders of sentence-transformers are included.
+    """
     made = package(checkpoint, tmp_path / "m.tar.gz")
 
     with tarfile.open(made.path) as tar:
@@ -52,7 +55,7 @@ def test_only_what_serving_needs_goes_in(checkpoint: Path, tmp_path: Path) -> No
 
 
 def test_links_that_lead_outside_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
-    """A directory from elsewhere could otherwise take any file of this machine into the archive."""
+    """Links out of the directory are left out, because they could put any file of this machine into the archive."""
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "key.json").write_text("secret")
     (checkpoint / "key.json").symlink_to(tmp_path / "private" / "key.json")
@@ -72,7 +75,7 @@ def test_links_that_lead_outside_are_left_out(checkpoint: Path, tmp_path: Path) 
 
 
 def test_a_snapshot_of_a_hub_cache_is_packaged(checkpoint: Path, tmp_path: Path) -> None:
-    """It consists of links to the cache's blobs; so does a directory to which an old client has downloaded."""
+    """Links to the hub cache's blobs are followed, in a snapshot and in an old client's download folder."""
     cache = tmp_path / "hub" / "models--a--minilm"
     snapshot, local = cache / "snapshots" / "0f3c", tmp_path / "local"
     (cache / "blobs").mkdir(parents=True)
@@ -90,7 +93,10 @@ def test_a_snapshot_of_a_hub_cache_is_packaged(checkpoint: Path, tmp_path: Path)
 
 
 def test_weights_are_stored_as_they_are_and_the_rest_is_compressed(checkpoint: Path, tmp_path: Path) -> None:
-    """Compressing weights saves little and costs each cold start; the system's own tar reads the result."""
+    """Weights are not compressed, which would save little and slow each cold start.
+
+    The system's tar reads the result.
+    """
     (checkpoint / "model.safetensors").write_bytes(safetensors(400_000))
     (checkpoint / "vocab.txt").write_text("word\n" * 40_000)
 
@@ -103,7 +109,7 @@ def test_weights_are_stored_as_they_are_and_the_rest_is_compressed(checkpoint: P
 
 @pytest.mark.parametrize("name", ["m.tar.gz", "m.mar"])
 def test_the_same_files_give_the_same_bytes(checkpoint: Path, tmp_path: Path, name: str) -> None:
-    """The time, the order in which the files were written, and their permissions do not matter."""
+    """Time, order of writing and permissions of the files do not change the archive."""
     first = package(checkpoint, tmp_path / name).path.read_bytes()
     for path in checkpoint.rglob("*"):
         os.utime(path, (1, 1))
@@ -116,7 +122,7 @@ def test_the_same_files_give_the_same_bytes(checkpoint: Path, tmp_path: Path, na
 
 @pytest.mark.parametrize("name", ["minilm.tar.gz", "minilm.tgz", "minilm.mar"])
 def test_an_archive_in_the_directory_is_no_part_of_the_next_one(checkpoint: Path, name: str) -> None:
-    """The default output of a command that runs in the directory lies there."""
+    """An earlier archive in the directory, the default output location, is left out."""
     first = package(checkpoint, checkpoint / name).path.read_bytes()
 
     second = package(checkpoint, checkpoint / name).path.read_bytes()
@@ -125,7 +131,6 @@ def test_an_archive_in_the_directory_is_no_part_of_the_next_one(checkpoint: Path
 
 
 def test_a_mar_is_a_zip_of_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
-    """TorchServe's container for the same content."""
     made = package(checkpoint, tmp_path / "m.mar")
 
     with zipfile.ZipFile(made.path) as bundle:
@@ -134,7 +139,7 @@ def test_a_mar_is_a_zip_of_the_same_files(checkpoint: Path, tmp_path: Path) -> N
 
 
 def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
-    """One message to act on, and no file."""
+    """One error lists everything that is missing, and no file is written."""
     folder = tmp_path / "empty"
     folder.mkdir()
 
@@ -146,7 +151,7 @@ def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_pickled_weights_are_only_taken_when_asked_for(checkpoint: Path, tmp_path: Path) -> None:
-    """They can run code; the message names the option."""
+    """Pickled weights, which can run code, are refused with the name of the option that permits them."""
     (checkpoint / "model.safetensors").unlink()
 
     with pytest.raises(TorchmoorError, match="--allow-pickle"):
@@ -165,7 +170,7 @@ def test_a_cut_off_weights_file_is_noticed(checkpoint: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_file_that_may_not_be_read_is_named(checkpoint: Path, tmp_path: Path, name: str) -> None:
-    """The error is not about the archive, which could be written."""
+    """The error names the unreadable file, not the archive."""
     (checkpoint / name).chmod(0)
     if os.access(checkpoint / name, os.R_OK):
         pytest.skip("root may read everything")
@@ -175,7 +180,7 @@ def test_a_file_that_may_not_be_read_is_named(checkpoint: Path, tmp_path: Path, 
 
 
 def test_a_missing_shard_is_named(checkpoint: Path, tmp_path: Path) -> None:
-    """The index says which files there must be."""
+    """A shard that the index lists and that is missing is named."""
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model.safetensors"}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -184,7 +189,7 @@ def test_a_missing_shard_is_named(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_an_output_that_cannot_be_written_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    """The name's ending decides the format, and a failure is reported."""
+    """The output's ending selects the format; a failed write is reported and leaves no file."""
     with pytest.raises(TorchmoorError, match=r"\.tar\.gz or \.mar"):
         package(checkpoint, tmp_path / "m.rar")
     with pytest.raises(TorchmoorError, match="cannot be written"):
@@ -192,7 +197,7 @@ def test_an_output_that_cannot_be_written_leaves_nothing(checkpoint: Path, tmp_p
 
 
 def test_the_command_says_what_it_made(checkpoint: Path, tmp_path: Path) -> None:
-    """One line on standard output, what was left out on standard error, an error as an error."""
+    """Standard output has one line with the result; files left out, and errors, are on standard error."""
     target = tmp_path / "models" / "m.tar.gz"
     target.parent.mkdir()
 
@@ -222,7 +227,7 @@ def chat_model(checkpoint: Path, architecture: str, **config: object) -> Path:
 def test_a_mar_of_a_model_that_chats_has_the_chat_handler(
     architecture: str, config: dict[str, object], checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Its endpoint has the file's name, and many models find the checkpoint in it, too."""
+    """A .mar of a chat model has the chat handler and serves under its file name; many models can read it, too."""
     chat_model(checkpoint, architecture, **config)
 
     made = package(checkpoint, tmp_path / "my-llava.mar")
@@ -246,7 +251,7 @@ def test_a_mar_of_a_model_that_chats_has_the_chat_handler(
 
 @pytest.mark.parametrize("name", ["m.tar.gz", "m.mar"])
 def test_a_model_that_does_not_chat_has_no_handler(name: str, checkpoint: Path, tmp_path: Path) -> None:
-    """A sentence encoder of the architecture of a language model is one."""
+    """A model that does not chat, such as a sentence encoder with a language model's architecture, gets no handler."""
     chat_model(checkpoint, "Qwen3ForCausalLM" if name == "m.mar" else "BertModel")
     (checkpoint / "modules.json").write_text("[]")
 
@@ -256,7 +261,7 @@ def test_a_model_that_does_not_chat_has_no_handler(name: str, checkpoint: Path, 
 
 
 def test_a_mar_whose_name_no_endpoint_can_have_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    """`up` could not serve it; the message has a name that it could."""
+    """A .mar whose name cannot be an endpoint's is refused with a suggestion, since `up` could not serve it."""
     chat_model(checkpoint, "LlamaForCausalLM")
 
     with pytest.raises(TorchmoorError, match=r"-o Llama-3-2\.mar"):
@@ -266,7 +271,7 @@ def test_a_mar_whose_name_no_endpoint_can_have_is_refused(checkpoint: Path, tmp_
 
 
 def test_the_command_says_how_to_serve_it(checkpoint: Path, tmp_path: Path) -> None:
-    """The whole command, on standard error."""
+    """The command prints the whole `torchmoor up` command on standard error."""
     chat_model(checkpoint, "LlamaForCausalLM")
 
     made = CliRunner().invoke(main, ["package", str(checkpoint), "-o", str(tmp_path / "mine.mar")])

@@ -1,4 +1,4 @@
-"""What several proxy processes add up and divide."""
+"""Sums and shares of several proxy processes."""
 
 import asyncio
 import json
@@ -70,7 +70,7 @@ def report(
 
 
 def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
-    """A counter never goes down, a gauge forgets who has ended."""
+    """A counter keeps the counts of ended processes; a gauge drops them."""
     registry = Registry(SETTINGS.endpoints)
     registry.add(Instance(name="chat-0", endpoint="chat", model="chat", port=1))
     totals = Totals(registry)
@@ -95,7 +95,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
     assert instance.outstanding == 6
     assert instance.inflight_body_bytes == 80
 
-    for _ in range(2):  # a process ends, its successor too
+    for _ in range(2):  # a process ends, and so does its successor
         totals.end(1)
         totals.take(1, report(invocations=10, latency_s=0.2))
     totals.compute()
@@ -114,7 +114,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
 
 
 def test_limits_that_are_for_all_processes_are_divided() -> None:
-    """So that more processes do not mean more memory, more retries or longer queues."""
+    """Limits for all processes are divided, so that more processes do not need more memory, retries or queue room."""
     many = EndpointSettings(
         name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings(hot_outstanding=10)
     )
@@ -128,7 +128,7 @@ def test_limits_that_are_for_all_processes_are_divided() -> None:
 
 
 def test_no_part_is_too_small_for_one_request() -> None:
-    """However many processes, each takes the largest body."""
+    """Each process accepts the largest body, however many processes there are."""
     part = divide(SETTINGS, 64)
 
     assert part.limits.max_waiting_bytes >= part.limits.max_body_bytes
@@ -136,7 +136,7 @@ def test_no_part_is_too_small_for_one_request() -> None:
 
 
 def test_each_process_sends_an_instance_its_part_of_the_bodies() -> None:
-    """All together no more than its heap carries, and a body of the runtime API always fits."""
+    """The processes together send an instance no more than its heap holds; a runtime API body always fits."""
     instance = Instance(name="chat-0", endpoint="chat", model="chat", port=1, max_inflight_body_bytes=192 << 20)
     parts = [
         part_of_body_bytes(instance, SETTINGS.replace(listen=ListenSettings(processes=number))) for number in (2, 64)
@@ -146,7 +146,7 @@ def test_each_process_sends_an_instance_its_part_of_the_bodies() -> None:
 
 
 def test_assignment_survives_the_wire() -> None:
-    """A process has the settings that its parent has, secrets included."""
+    """A process has its parent's settings, including secrets."""
     given = ChildAssignment(SETTINGS, port=1, index=0, log_level=30)
 
     assert from_text(to_text(given)) == given
@@ -172,7 +172,7 @@ class OneWayLink:
 
 
 def test_process_that_starts_later_carries_out_the_newest_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it takes connections: a key that is taken back while a process starts is not good there."""
+    """A process gets the newest commands before it accepts connections, so that a revoked key is not valid there."""
     link, settings = OneWayLink(), SETTINGS.replace(listen=ListenSettings(port=0, processes=1))
     old, new = (Credentials(tokens={"ann": f"the-{age}-token-of-ann"}) for age in ("old", "new"))
     monkeypatch.setattr(sys, "executable", "/bin/true")
@@ -201,7 +201,7 @@ def test_process_that_starts_later_carries_out_the_newest_commands(monkeypatch: 
 
 
 def test_number_of_processes_is_a_setting() -> None:
-    """In the file, checked like any other."""
+    """The number of processes is a checked setting of the file."""
     content = {
         "Endpoints": [
             {
@@ -220,7 +220,10 @@ def test_number_of_processes_is_a_setting() -> None:
 
 
 def test_reserved_port_can_be_shared_by_our_own_only() -> None:
-    """A process that shares it can listen there; one that does not share it, or reserves it again, is refused."""
+    """Only a process that shares the reserved port can listen on it.
+
+    Other processes, and a second reservation, fail.
+    """
     held, port = reserve("127.0.0.1", 0)
     try:
         with socket.socket() as ours:
@@ -236,13 +239,16 @@ def test_reserved_port_can_be_shared_by_our_own_only() -> None:
 
 
 def test_one_process_is_the_default() -> None:
-    """Its data plane is in the process that has the admin plane."""
+    """By default one process runs the data plane and the admin plane."""
     assert ListenSettings().processes == 1
     assert isinstance(Proxy(SETTINGS, Registry(SETTINGS.endpoints)).data, DataPlane)
 
 
 def test_late_binding_needs_one_process() -> None:
-    """Each process would have a queue of its own; the error names the endpoint and both ways out."""
+    """Late binding with several processes is refused, since each would have its own queue.
+
+    The error names both remedies.
+    """
     endpoint = SETTINGS.endpoints[0].replace(name="late", late_binding=LateBindingSettings())
     settings = SETTINGS.replace(endpoints=(*SETTINGS.endpoints, endpoint), listen=ListenSettings(processes=2))
 
@@ -251,7 +257,7 @@ def test_late_binding_needs_one_process() -> None:
 
 
 def test_models_that_a_platform_loads_need_one_process() -> None:
-    """Only the process that received a load knows the model; others would deny it."""
+    """Models loaded by a platform need one process, since only the process that received a load knows the model."""
     endpoint = EndpointSettings(
         name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings()
     )
@@ -266,7 +272,7 @@ def test_models_that_a_platform_loads_need_one_process() -> None:
 
 
 def test_status_survives_the_wire() -> None:
-    """Of an instance with many models, and of one that says nothing."""
+    """The parent's copy of an instance's status equals the original, with many models and with no report."""
     full = ReportedStatus(1, 3, ModelReport({"m": ReportedTier.DEVICE, "n": ReportedTier.DISK}, 10, 20), can_see=False)
 
     assert from_text(json.loads(json.dumps(to_text(full)))) == full

@@ -1,4 +1,4 @@
-"""A process of a proxy with several processes."""
+"""One process of a proxy with several."""
 
 import gc
 import socket
@@ -10,7 +10,7 @@ from torchmoor.run.processes import child
 
 
 def test_collections_leave_out_the_imported_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full collection of 50,000 objects would delay every request of the process."""
+    """Imported modules are excluded from garbage collection, which would delay requests for 50,000 objects."""
     frozen: list[int] = []
     monkeypatch.setattr(child, "run", socket.socket.close)
     monkeypatch.setattr(uvloop, "run", lambda work: frozen.append(gc.get_freeze_count()))

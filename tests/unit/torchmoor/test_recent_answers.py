@@ -1,4 +1,4 @@
-"""Answers that are found once for all who ask."""
+"""Answers that are computed once for concurrent readers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torchmoor.admin.recent_answers import MAX_KEPT, RecentAnswers
 
 
 def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
-    """Ten who ask at once cost as much as one."""
+    """Ten concurrent readers cause one computation."""
     num_found = 0
 
     async def find() -> int:
@@ -25,7 +25,7 @@ def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
 
 
 def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> None:
-    """A reader after the change does not get an answer that was computed before it."""
+    """An answer whose computation began before a change is not returned to readers after it."""
     state = "open"
 
     async def look() -> list[str]:
@@ -49,7 +49,7 @@ def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> 
 
 
 def test_only_so_many_questions_are_remembered() -> None:
-    """Different questions cannot fill the memory: the oldest is dropped."""
+    """A limited number of answers is kept; the oldest is dropped."""
     found = []
 
     async def ask() -> None:

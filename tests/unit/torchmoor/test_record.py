@@ -1,4 +1,4 @@
-"""What records show of a request's path."""
+"""Paths of requests in records."""
 
 import pytest
 
@@ -22,5 +22,5 @@ from torchmoor.proxy.dispatch.record import hide_ids
     ],
 )
 def test_ids_of_resources_are_hidden(path: bytes, shown: str) -> None:
-    """The names of resources and operations stay."""
+    """Ids of resources are hidden; names of resources and operations stay."""
     assert hide_ids(path) == shown

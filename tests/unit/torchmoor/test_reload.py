@@ -1,4 +1,4 @@
-"""What a reload of the configuration refuses."""
+"""Changes that a reload refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_configuration(most: int) -> Configuration:
 
 
 def test_a_change_of_autoscaling_is_refused_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
-    """The settings of both groups become those of the endpoints, so the error names both."""
+    """The error names autoscaling, although its settings become part of the endpoints'."""
     proxy = Mock()
     reloader = Reloader(make_configuration(1), lambda: make_configuration(2), Mock(), proxy, Mock(), Mock())
 

@@ -36,7 +36,7 @@ READERS = (
 
 @given(SESSIONS, st.integers(0, 999_999), st.integers(0, 999_999), st.sampled_from(["message", "function_call"]))
 def test_an_id_names_its_place(session_id: str, number: int, item: int, kind: str) -> None:
-    """Each id is read as what it names, and by its own reader only."""
+    """Each id is read only by the reader for its kind."""
     ids = (
         response_id(session_id, number),
         conversation_id(session_id),
@@ -57,5 +57,5 @@ def test_an_id_names_its_place(session_id: str, number: int, item: int, kind: st
     "text", ["", "resp_", "resp_a", "resp_a_01", "resp_a_1\n", "resp_A_1", "resp_a_1_", "conv_a/b", "resp_a_٣"]
 )
 def test_other_texts_name_nothing(text: str) -> None:
-    """An id has one spelling."""
+    """An id has one valid spelling; other texts are not ids."""
     assert [read(text) for read in READERS] == [None] * len(READERS)

@@ -1,10 +1,10 @@
-"""How many requests may be sent a second time."""
+"""The budget of repeated requests."""
 
 from torchmoor.proxy.dispatch.retry_budget import RetryBudget
 
 
 def test_budget_is_a_burst_then_a_fraction_of_the_requests() -> None:
-    """Once the burst is spent, one retry for every five requests."""
+    """After the burst, every five requests allow one retry."""
     budget = RetryBudget(fraction=0.2, burst=3)
 
     assert [budget.try_take(10) for _ in range(4)] == [True, True, True, False]
@@ -14,7 +14,7 @@ def test_budget_is_a_burst_then_a_fraction_of_the_requests() -> None:
 
 
 def test_budget_is_bounded() -> None:
-    """A long time without retries does not save up for more than the burst."""
+    """A long time without retries never saves more than the burst."""
     budget = RetryBudget(fraction=0.2, burst=3)
 
     assert [budget.try_take(1_000_000) for _ in range(4)] == [True, True, True, False]

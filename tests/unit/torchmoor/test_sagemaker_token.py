@@ -1,4 +1,4 @@
-"""SageMaker's bearer tokens: those that its generator makes of a configured key are accepted, all others refused."""
+"""SageMaker's bearer tokens: those generated with a configured key are accepted, all others refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CREDENTIALS = Credentials(
 
 
 def admit(token: str, *, later_s: float = 0.0, **changes: Any) -> str:
-    """Return the principal of a request with this token. Raises AccessDenied."""
+    """Return the principal of a request with this token; raise AccessDenied if it is refused."""
     gate = Gate(AccessSettings(**changes), CREDENTIALS, wall=lambda: time() + later_s)
     fields = [(b"authorization", f"Bearer {token}".encode()), (b"host", b"elsewhere:8080")]
     request = make_request(b"POST", b"/v1/chat/completions", fields=fields)
@@ -44,7 +44,7 @@ def ended(text: str) -> str:
 
 @pytest.mark.parametrize("region", ["us-east-1", "eu-central-2"])
 def test_a_token_of_a_configured_key_has_that_keys_identity(region: str) -> None:
-    """boto3 with the same key is the same caller, so both may use the same sessions."""
+    """A token has its key's identity, so boto3 with the same key may use the same sessions."""
     assert admit(make_token(KEY_ID, SECRET, region=region)) == principal_of("key", KEY_ID)
     token = make_token(TEMPORARY, SECRET, SESSION_TOKEN, region=region)
     assert admit(token) == principal_of("key", TEMPORARY)
@@ -86,7 +86,7 @@ def test_a_token_ends_with_its_lifetime(lifetime_s: int) -> None:
     ],
 )
 def test_a_token_of_another_kind_is_refused(token: str, error: type[AccessDenied]) -> None:
-    """Another key, secret, session token, host, path, method, action, service, version or lifetime."""
+    """A token with another key, host, path, method, service, version, lifetime or the like is refused."""
     with pytest.raises(error):
         admit(token)
 
@@ -101,7 +101,7 @@ def test_the_configured_region_holds_for_tokens_too() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_no_changed_token_is_accepted(data: st.DataObject) -> None:
-    """One character of the URL, at any place."""
+    """A token with one changed character at any place of its URL is refused."""
     url = url_of(make_token(TEMPORARY, SECRET, SESSION_TOKEN))
     at = data.draw(st.integers(0, len(url) - 1))
     other = data.draw(st.characters(min_codepoint=0x20, max_codepoint=0x17F).filter(lambda char: char != url[at]))

@@ -72,7 +72,7 @@ def test_minted_id_is_verified(instance: str) -> None:
 
 
 def test_a_new_id_is_signed_with_the_first_key() -> None:
-    """It carries its proof, so any instance can tell that it is the fleet's own."""
+    """A new id is signed with the first key, so every instance can verify it."""
     asked: list[int] = []
 
     def count(number: int) -> bytes:
@@ -118,7 +118,7 @@ def test_keys_out_of_form_are_refused_without_showing_them(text: str, problem: s
 
 
 def test_every_key_verifies() -> None:
-    """Keys rotate: the id names the one that it was signed with."""
+    """An id names its key, so that keys can be rotated."""
     assert verify(mint(key_id="k2", key=KEYS["k2"]), KEYS, endpoint="llava") is not None
     assert verify(mint(key_id="k2", key=KEYS["k1"]), KEYS, endpoint="llava") is None
     assert verify(mint(key_id="k3"), KEYS, endpoint="llava") is None
@@ -126,20 +126,20 @@ def test_every_key_verifies() -> None:
 
 
 def test_the_key_that_an_id_names_is_found() -> None:
-    """What else a worker signs for a session has the same key."""
+    """The key that an id names also signs a worker's other data of the session."""
     assert find_key(mint(key_id="k2", key=KEYS["k2"]), KEYS) == KEYS["k2"]
     assert find_key(mint(key_id="k3"), KEYS) is None
 
 
 def test_id_belongs_to_one_endpoint_and_principal() -> None:
-    """Another endpoint's or caller's id is worth nothing."""
+    """An id is not valid for another endpoint or caller."""
     assert verify(mint(), KEYS, endpoint="other") is None
     assert verify(mint(), KEYS, endpoint="llava", principal="someone") is None
     assert verify(mint(principal="someone"), KEYS, endpoint="llava", principal="someone") is not None
 
 
 def test_any_edit_of_any_character_is_noticed() -> None:
-    """Changed, dropped, doubled, swapped: only the one canonical spelling passes."""
+    """An id with a changed, removed, doubled or swapped character is refused; each id has one spelling."""
     text = mint()
     edits = set()
     for place, character in enumerate(text):
@@ -153,19 +153,19 @@ def test_any_edit_of_any_character_is_noticed() -> None:
 
 @pytest.mark.parametrize("instance", ["", "-a", "a-", "a--b", "A", "a_b", "x" * 64, "a" * 120 + "!"])
 def test_instance_names_out_of_form_are_refused_even_if_signed(instance: str) -> None:
-    """The form is part of what a name is."""
+    """A signed id with an invalid instance name is refused."""
     assert verify(mint(instance=instance), KEYS, endpoint="llava") is None
 
 
 @given(st.text(max_size=300))
 def test_no_text_is_an_id(text: str) -> None:
-    """And none raises."""
+    """Any other text is refused without an exception."""
     assert verify(text, KEYS, endpoint="llava") is None
     assert verify("ts-seq-" + text, KEYS, endpoint="llava") is None
 
 
 def test_long_near_misses_are_refused_quickly() -> None:
-    """The forms have no nested repeat that backtracks: this would take hours."""
+    """Long texts that resemble an id are refused in linear time, because the patterns do not backtrack."""
     began = time.process_time()
 
     verify("ts-seq-" + "a" * 16 + "-00000000-" + "a" * 160 + "!-k1" + "a" * 26, KEYS, endpoint="llava")
@@ -174,6 +174,6 @@ def test_long_near_misses_are_refused_quickly() -> None:
 
 
 def test_hash_of_a_session_stays_the_same() -> None:
-    """Logs and instances of another version name a session by the same 16 digits."""
+    """A session's hash is fixed, because logs and instances of other versions use the same 16 digits."""
     assert session_hash("sm-1") == session_hash(b"sm-1") == "683820e8fc4a78b1"
     assert SESSION_HASH.fullmatch(session_hash("sm-1"))

@@ -1,4 +1,4 @@
-"""Signature Version 4: whatever botocore signs is accepted, and nothing that differs from it."""
+"""Signature Version 4: everything that botocore signs is accepted, and anything different is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BODIES = st.one_of(st.just(b""), st.binary(max_size=200), st.binary(min_size=1, 
 def sign(
     method: str, path: str, query: str, fields: list[tuple[str, str]], body: bytes, *, service: str = "sagemaker"
 ) -> AWSRequest:
-    """A request as botocore signs it."""
+    """Return a request signed by botocore."""
     url = f"http://{HOST}{path}" + (f"?{query}" if query else "")
     request = AWSRequest(method, url, data=body)
     for name, value in fields:
@@ -55,7 +55,7 @@ def sign(
 
 
 def arrive(signed: AWSRequest, method: str, path: str, query: str, body: bytes) -> Request:
-    """The same as the proxy's reader gives it: names in lower case, no white space around values."""
+    """Return the request as the proxy's reader delivers it: lower-case names, stripped values."""
     fields = [
         (name.lower().encode(), str(value).strip(" \t").encode("latin-1"))
         for name, value in signed.headers.items()
@@ -73,7 +73,7 @@ def make_gate(wall: float | None = None, **changes: Any) -> Gate:
 
 
 def judge(request: Request, body: bytes) -> None:
-    """All that the proxy does with it. Raises ApiError."""
+    """Verify a request as the proxy does. Raises ApiError."""
     gate = make_gate()
     gate.admit(request)
     assert (request.body_check is not None) == bool(body)
@@ -86,14 +86,14 @@ def judge(request: Request, body: bytes) -> None:
 def test_what_botocore_signs_is_accepted(
     method: str, path: str, query: str, fields: list[tuple[str, str]], body: bytes
 ) -> None:
-    """Odd characters and dots in paths, spaces in and around values, repeated fields, any body."""
+    """Odd characters and dots in paths, spaces in and around values, repeated fields and any body are accepted."""
     judge(arrive(sign(method, path, query, fields, body), method, path, query, body), body)
 
 
 @settings(max_examples=150, deadline=None)
 @given(FIELDS, BODIES, st.data())
 def test_what_differs_in_one_place_is_refused(fields: list[tuple[str, str]], body: bytes, data: st.DataObject) -> None:
-    """One byte of what is signed."""
+    """A request with one changed byte of what is signed is refused."""
     path, query = "/endpoints/llava/invocations", "a=1"
     request = arrive(sign("POST", path, query, fields, body), "POST", path, query, body)
     signed_fields = [
@@ -131,7 +131,7 @@ def test_what_differs_in_one_place_is_refused(fields: list[tuple[str, str]], bod
     )
 )
 def test_no_authorization_field_is_a_fault(text: bytes) -> None:
-    """Whatever it holds, it is judged."""
+    """Any Authorization field is refused with an ApiError, never with another exception."""
     for prefix in (b"", b"AWS4-HMAC-SHA256 ", b"Bearer "):
         fields = [(b"authorization", prefix + text), (b"host", b"h")]
         with pytest.raises(ApiError):
@@ -139,7 +139,7 @@ def test_no_authorization_field_is_a_fault(text: bytes) -> None:
 
 
 def test_the_length_of_the_body_may_be_signed() -> None:
-    """Other SDKs than botocore sign Content-Length, which the reader keeps apart."""
+    """A signed Content-Length, as other SDKs send it, is verified, although the reader keeps it apart."""
     signed = sign("POST", "/x", "", [("Content-Length", "3")], b"abc")
     assert "content-length" in signed.headers["Authorization"]
 
@@ -170,7 +170,7 @@ def test_a_changed_scope_is_refused(spoil: Any, error: type[AccessDenied]) -> No
 
 @pytest.mark.parametrize(("offset_s", "word"), [(301, "expired"), (-301, "not yet current"), (299, ""), (-299, "")])
 def test_the_clock_skew_is_the_settings(offset_s: float, word: str) -> None:
-    """Counted from X-Amz-Date, to both sides; the message has both times."""
+    """The clock skew counts from X-Amz-Date in both directions; the message has both times."""
     request = arrive(sign("POST", "/x", "", [], b""), "POST", "/x", "", b"")
     given_at = {field.name: field.value for field in request.headers}[b"x-amz-date"].decode()
     at = timegm(strptime(given_at, "%Y%m%dT%H%M%SZ"))
@@ -186,7 +186,7 @@ def test_the_clock_skew_is_the_settings(offset_s: float, word: str) -> None:
 
 
 def test_a_date_that_is_none_is_told_so() -> None:
-    """The thirteenth month."""
+    """An impossible date, such as month 13, is refused as such."""
     signed = sign("POST", "/x", "", [], b"")
     day = signed.headers["X-Amz-Date"][:8]
     signed.headers.replace_header("X-Amz-Date", "20261301T000000Z")
@@ -198,7 +198,7 @@ def test_a_date_that_is_none_is_told_so() -> None:
 
 
 def test_two_authorizations_are_refused() -> None:
-    """Another component might read the other one."""
+    """Two Authorization fields are refused, because another component might read the other one."""
     signed = sign("POST", "/x", "", [], b"")
     signed.headers["authorization"] = "Bearer x"  # a second one: these headers keep both
     request = arrive(signed, "POST", "/x", "", b"")
@@ -208,7 +208,10 @@ def test_two_authorizations_are_refused() -> None:
 
 
 def test_signing_keys_are_kept_but_not_without_bound() -> None:
-    """A secret's key for a day is made once; days and regions that clients invent are forgotten."""
+    """The key of a secret and a day is computed once.
+
+    The cache is limited, since clients can invent days and regions.
+    """
     first = make_signing_key(SECRET, "20260101", "us-east-1")
     assert make_signing_key(SECRET, "20260101", "us-east-1") is first
     for number in range(3000):
@@ -219,7 +222,7 @@ def test_signing_keys_are_kept_but_not_without_bound() -> None:
 
 
 def test_declared_hash_is_judged_before_the_body_comes() -> None:
-    """Who cannot sign is refused at the head; who can still has to send that body."""
+    """A wrong signature is refused at the head if the body's hash is declared; a valid one needs that body."""
     declared = sha256(b"abc").hexdigest()
     signed = sign("POST", "/x", "", [(BODY_HASH, declared)], b"abc")
     request = arrive(signed, "POST", "/x", "", b"abc")
@@ -233,7 +236,10 @@ def test_declared_hash_is_judged_before_the_body_comes() -> None:
 
 
 def test_a_caller_is_known_once_the_head_is_verified() -> None:
-    """Bytes of a body count for the caller from then on; without a hash in the head, for the client's address."""
+    """Once the head is verified, body bytes count for the caller.
+
+    Without a hash in the head, for the client's address.
+    """
     for fields, is_known in (([], False), ([(BODY_HASH, sha256(b"abc").hexdigest())], True)):
         request = arrive(sign("POST", "/x", "", fields, b"abc"), "POST", "/x", "", b"abc")
         make_gate().admit(request)

@@ -61,5 +61,5 @@ class TestResponses(TestChatCompletions):
 
     @pytest.mark.xfail(reason="OpenAI's client has no stop sequences in its Responses API")
     def test_stop_sequence(self, model: BaseChatModel) -> None:
-        """Run the test, which fails in the client."""
+        """Run the test, whose failure is in the client."""
         super().test_stop_sequence(model)

@@ -1,4 +1,4 @@
-"""What the clients of this folder share: the SDK's session, an upload, and the end."""
+"""Shared parts of the clients of this folder: the SDK's session, an upload, and the end."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ import sagemaker  # noqa: E402
 
 ROLE = "arn:aws:iam::000000000000:role/service-role/execution"  # the SDK would ask AWS's own STS for it
 QUICK = {"Delay": 1, "MaxAttempts": 200}
-TGI_VARIABLES = {  # as they are published, but for four GPUs
+TGI_VARIABLES = {  # as published, except for four GPUs
     "HF_MODEL_ID": "/opt/ml/model",
     "SM_NUM_GPUS": json.dumps(4),
     "MAX_INPUT_LENGTH": json.dumps(200),
@@ -53,7 +53,7 @@ def wait_until_deleted(endpoint):
 
 
 def tell(told, endpoint):
-    """Print what a client has found, and what is left of everything when its endpoint is deleted."""
+    """Print a client's results, and what is left when its endpoint is deleted."""
     wait_until_deleted(endpoint)
     client = boto3.client("sagemaker")
     left = {

@@ -122,7 +122,7 @@ def test_a_row_that_fails_fails_alone(error: Exception, answer: type[HandlerErro
 
 
 def test_a_failed_batch_keeps_no_memory_while_its_rows_run_alone(compute: Compute) -> None:
-    """On a GPU, what the batch has computed would leave no room for its rows either."""
+    """A failed batch releases its results before its rows run alone; on a GPU they would leave no memory for them."""
     told: dict[int, Any] = {}
     made: list[weakref.ref[torch.Tensor]] = []
 
@@ -198,7 +198,7 @@ def test_callers_take_turns_and_share_the_queue(compute: Compute) -> None:
 
 
 def test_outputs_of_another_number_fail_their_rows_only(compute: Compute) -> None:
-    """A model that gives fewer outputs than it has inputs ends no thread; alone, each row is answered."""
+    """A batch that returns fewer outputs than inputs does not end the thread; its rows run alone and are answered."""
     told: dict[int, Any] = {}
     queue = RowQueue(lambda batch: [row.inputs for row in batch] if len(batch) == 1 else [])
     compute.put(queue, rows("ab", told))

@@ -13,7 +13,7 @@ from tests.unit.handlers.many.test_service import Worker, whole
 
 EMBEDDINGS = {"input": "a cat", "model": "m", "encoding_format": "float", "dimensions": 4, "user": "u"}
 RERANK = {"query": "a", "documents": ["b", "c"], "model": "m", "top_n": 1, "return_documents": True, "user": "u"}
-# A model by its folder, and the body that it reads.
+# Each path, with a body that is valid there.
 ASKED = {"embed": EMBEDDINGS, "embed/rerank": RERANK, "rank": RERANK}
 NAN, INF, HUGE = float("nan"), float("inf"), 10**400
 NUMBERS = (None, True, False, 0, -1, 1, 1.5, NAN, INF, -INF, HUGE, -HUGE, 2**63, 1e308)
@@ -57,7 +57,7 @@ def hostile_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]
 
 
 def send(worker: Worker, asked: str, body: bytes) -> int:
-    """Return the status of a body's answer, which is valid JSON, and a short one if it is an error."""
+    """Send a body and return the status; check that the answer is valid JSON, and short if it is an error."""
     answer = whole(worker.ask(asked.partition("/")[0], body))
     content = json.loads(answer.body, parse_constant=pytest.fail)
     if answer.status != 200:
@@ -69,7 +69,7 @@ def send(worker: Worker, asked: str, body: bytes) -> int:
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_body_with_one_odd_value_is_answered_or_refused(hostile_worker: Worker, asked: str) -> None:
-    """In each of its fields, and in one that is unknown."""
+    """An odd value in any field, or in an unknown one, gets an answer or a 400."""
     whole_body = ASKED[asked]
     assert send(hostile_worker, asked, json.dumps(whole_body).encode()) == 200
     statuses = {
@@ -81,7 +81,10 @@ def test_a_body_with_one_odd_value_is_answered_or_refused(hostile_worker: Worker
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_body_with_a_deep_value_is_answered_or_refused(hostile_worker: Worker, asked: str) -> None:
-    """In each of its fields. One that nothing reads may be as deep as the parser allows."""
+    """A deeply nested value in any field gets an answer or a 400.
+
+    A field that is not read may be as deep as the parser allows.
+    """
     for name, depth in product(ASKED[asked], DEPTHS):
         rest = json.dumps({key: value for key, value in ASKED[asked].items() if key != name})[:-1]
         lists, objects = "[" * depth + "]" * depth, '{"text":' * depth + "1" + "}" * depth
@@ -94,6 +97,9 @@ def test_a_body_with_a_deep_value_is_answered_or_refused(hostile_worker: Worker,
 def test_bytes_that_are_not_a_body_are_answered_or_refused(
     hostile_worker: Worker, asked: str, num_answered: int
 ) -> None:
-    """UTF-16 is JSON, top_n may exceed the documents, and embeddings read a long query once."""
+    """Bytes that are not a JSON object get a 400.
+
+    UTF-16 JSON, and a top_n above the number of documents, are accepted.
+    """
     statuses = [send(hostile_worker, asked, body) for body in RAW]
     assert statuses.count(200) == num_answered

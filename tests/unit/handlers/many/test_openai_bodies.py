@@ -33,7 +33,7 @@ def answer(body: Any, result: Any, task: str = EMBEDDINGS) -> dict[str, Any]:
 
 @pytest.mark.parametrize("texts", ["a cat", ["a cat", "a dog"]])
 def test_embeddings_have_openais_form(texts: Any) -> None:
-    """One text or several; the model is the name that the client used, or the target's."""
+    """The answer names the model as the client did, or else the target model; the input is one text or several."""
     assert read({"input": texts, "model": "mine"}).inputs == (texts if isinstance(texts, list) else [texts])
     found = answer({"input": texts, "model": "mine", "user": "bob"}, {"embeddings": VECTORS})
 
@@ -59,7 +59,7 @@ def test_embeddings_can_be_shorter_and_in_base64() -> None:
 @pytest.mark.parametrize("task", [EMBEDDINGS, CLASSIFICATION])
 @pytest.mark.parametrize("body", [{"query": "q", "documents": ["a"] * 200_000}, {"input": ["a"] * 200_000}])
 def test_too_many_texts_are_refused_before_they_become_inputs(body: Any, task: str) -> None:
-    """A body of 14 MiB with 3,900,000 documents took 510 MB and 9 s."""
+    """Too many texts are refused before inputs are made of them: 3,900,000 documents in 14 MiB took 510 MB and 9 s."""
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequest, match="may have 1 to 256 inputs, not 200000"):
@@ -125,7 +125,7 @@ def test_rerank_uses_a_cross_encoders_score() -> None:
     ],
 )
 def test_errors_name_the_field(body: Any, task: str, param: str) -> None:
-    """Each wrong value, and a model of another task."""
+    """The error for a wrong value, or for a model of another task, names the field."""
     with pytest.raises(InvalidRequest) as caught:
         read(body, task)
     assert caught.value.param == param
@@ -144,21 +144,21 @@ def test_errors_name_the_field(body: Any, task: str, param: str) -> None:
     ],
 )
 def test_errors_say_what_can_be_sent(body: Any, task: str, words: str) -> None:
-    """The model's task, and the form of a field."""
+    """The error states the model's task and the form of the field."""
     with pytest.raises(InvalidRequest, match=words):
         read(body, task)
 
 
 @pytest.mark.parametrize(("texts", "are_tokens"), [(7, True), ([[7, 8]], True), (["a", 7], True), (True, False)])
 def test_only_numbers_are_taken_for_token_ids(texts: Any, are_tokens: bool) -> None:
-    """A truth value is a wrong text."""
+    """Token ids must be integers; booleans are refused like a wrong text."""
     with pytest.raises(InvalidRequest) as caught:
         read({"input": texts})
     assert ("token ids" in str(caught.value)) is are_tokens
 
 
 def test_an_unknown_field_is_found_among_many() -> None:
-    """All names of a body of 2 MB were sorted for it; the error names one, and only its beginning."""
+    """The error names one unknown field, shortened; sorting all names of a 2 MB body is not necessary."""
     body = {"input": "a", "x" * 1000: 1, **{f"k{number}": 1 for number in range(1000)}}
     with pytest.raises(InvalidRequest, match=f"there is no field '{'x' * 40}' for embeddings here") as caught:
         read(body)
@@ -166,12 +166,12 @@ def test_an_unknown_field_is_found_among_many() -> None:
 
 
 def test_a_body_with_inputs_is_the_tasks_own() -> None:
-    """Hugging Face's form has no other answer."""
+    """A body with `inputs` gets the task's own answer, as with Hugging Face."""
     assert read({"inputs": "a", "input": "b"}).form is None
 
 
 def test_raw_tensors_are_refused_by_the_models_task() -> None:
-    """As a client of the open inference protocol sends them by default: the body is not JSON all through."""
+    """The error for raw tensors, which open inference clients send by default, names the model's task."""
     incoming = Incoming({"inference-header-content-length": "14"}, b'{"inputs": []}\xff\xff')
 
     with pytest.raises(InvalidRequest, match="this model's task is sentence-embeddings, which takes no tensors"):

@@ -147,7 +147,10 @@ def test_what_cannot_be_served_is_told_why(
 
 
 def test_what_a_model_stores_is_found_without_its_name(worker: Worker) -> None:
-    """Only creation names the model. What is stored ends with the model in memory."""
+    """Only creation names the model.
+
+    Later requests find the stored object, which is lost when the model leaves memory.
+    """
     created = {TARGET: "write", "x-torchmoor-resource": "POST responses"}
     assert worker.operate(action="load", model="classify")[0] == 200
     status, first = said(worker.send({"model": "write", "input": "the cat", "max_output_tokens": 16}, **created))
@@ -189,7 +192,7 @@ def test_operators_decide_what_is_in_memory(worker: Worker) -> None:
 def test_a_model_that_its_source_does_not_have_is_not_pinned(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The answer waits for the source, however slow that is. Its message fits models and adapters."""
+    """Pinning waits for the source, however slow it is. The error fits models and adapters."""
     find, is_asked, may_answer = GivenSource.find, threading.Event(), threading.Event()
 
     def find_slowly(source: GivenSource, name: str) -> SourceModel:
@@ -242,7 +245,7 @@ def test_an_answer_tells_its_end_once() -> None:
 
 @pytest.mark.parametrize("question", ["metadata", "ready"])
 def test_a_request_may_name_the_version_that_the_metadata_has(worker: Worker, question: str) -> None:
-    """Clients of the open inference protocol send a version that they have read, and another one is refused."""
+    """A request may name the version from the metadata, as open inference clients do; another version is refused."""
     headers = {TARGET: "classify", "x-torchmoor-model-question": question}
 
     [version] = said(worker.send(None, **{**headers, "x-torchmoor-model-question": "metadata"}))[1]["versions"]

@@ -192,7 +192,7 @@ def test_embeddings_are_pooled_as_the_checkpoint_says(architecture: str, mode: s
 
 
 def test_embeddings_are_shortened(tmp_path: Path, load: Load) -> None:
-    """A shorter vector has the length 1 again, if wanted; more numbers than the model has are refused at once."""
+    """A shortened vector is normalised again if requested; more dimensions than the model has are refused at once."""
     save_checkpoint(tmp_path, "BertModel")
     (tmp_path / "torchmoor.json").write_text('{"task": "sentence-embeddings"}')
     model = load(tmp_path)
@@ -208,7 +208,7 @@ def test_embeddings_are_shortened(tmp_path: Path, load: Load) -> None:
 
 
 def test_embeddings_of_a_thousand_texts_are_one_request(tmp_path: Path, load: Load) -> None:
-    """LangChain sends as many by default; tasks with large results take fewer."""
+    """Embeddings accept 1000 texts, which LangChain sends by default; tasks with larger results accept fewer."""
     save_checkpoint(tmp_path / "embed", "BertModel")
     (tmp_path / "embed" / "torchmoor.json").write_text('{"task": "sentence-embeddings"}')
     model = load(tmp_path / "embed")
@@ -225,7 +225,10 @@ def test_embeddings_of_a_thousand_texts_are_one_request(tmp_path: Path, load: Lo
 def test_vectors_that_are_too_many_for_an_answer_are_refused_before_they_are_computed(
     tmp_path: Path, load: Load
 ) -> None:
-    """OpenAI's client would ask again after a failure. Base64 takes a quarter; a rerank's answer has no vectors."""
+    """Vectors too large for an answer are refused first, with an error that OpenAI's client does not retry.
+
+    Base64 takes a quarter of the bytes; the answer of a rerank contains no vectors.
+    """
     save_checkpoint(tmp_path, "BertModel")
     (tmp_path / "torchmoor.json").write_text('{"task": "sentence-embeddings"}')
     model = load(tmp_path, pump=PumpSettings(max_response_bytes=10_000))
@@ -245,7 +248,7 @@ def test_vectors_that_are_too_many_for_an_answer_are_refused_before_they_are_com
 
 
 def test_advice_fits_the_form_of_the_request(tmp_path: Path, load: Load) -> None:
-    """OpenAI's embeddings have no truncation, and a model of embeddings has no responses."""
+    """Errors suggest only what the form has: OpenAI's embeddings have no truncation, nor the model responses."""
     save_checkpoint(tmp_path, "BertModel")
     (tmp_path / "torchmoor.json").write_text('{"task": "sentence-embeddings"}')
     model = load(tmp_path)
@@ -264,7 +267,7 @@ def test_advice_fits_the_form_of_the_request(tmp_path: Path, load: Load) -> None
 
 
 def test_a_model_of_lower_case_refuses_what_is_no_text(tmp_path: Path, load: Load) -> None:
-    """However deep it is nested: the client's mistake, and not the worker's."""
+    """An uncased model refuses input that is not text, however deeply nested, as the client's error."""
     save_checkpoint(tmp_path, "BertModel")
     save_pooling(tmp_path, "mean_tokens")
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
@@ -376,7 +379,7 @@ def test_pieces_are_counted_before_they_are_made(tmp_path: Path, load: Load, mon
 def test_answers_that_are_too_long_are_refused_before_they_are_computed(
     architecture: str, inputs: Any, parameters: dict[str, Any], tmp_path: Path, load: Load
 ) -> None:
-    """Results that a request asks for in any number cost time and memory, and could not be sent."""
+    """A request for more results than an answer can hold is refused before they are computed."""
     model = load(save_checkpoint(tmp_path, architecture), pump=PumpSettings(max_response_bytes=50_000))
     assert isinstance(model, TaskModel)
     computed: list[Any] = []
@@ -513,7 +516,7 @@ def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -
 def test_a_model_whose_labels_have_gaps_is_refused(
     architecture: str, labels: dict[str, str], tmp_path: Path, load: Load
 ) -> None:
-    """Each request would fail with a status of 500, as transformers' pipelines do."""
+    """A model whose labels have gaps is refused at load; otherwise each request would fail with 500."""
     save_checkpoint(tmp_path, architecture)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": labels}))
@@ -536,7 +539,7 @@ def test_a_model_without_a_vocabulary_is_refused(architecture: str, tmp_path: Pa
 
 
 def test_tokens_of_characters_need_no_vocabulary(tmp_path: Path, load: Load) -> None:
-    """CANINE's tokens are Unicode's code points."""
+    """CANINE's tokens are Unicode code points, so such a checkpoint loads without a vocabulary."""
     config = hf.CanineConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, num_hash_buckets=64
     )
@@ -554,7 +557,7 @@ def test_tokens_of_characters_need_no_vocabulary(tmp_path: Path, load: Load) -> 
     ],
 )
 def test_a_task_of_texts_refuses_models_that_take_images(config: Any, inputs: str, tmp_path: Path, load: Load) -> None:
-    """Each request would fail with a status of 500."""
+    """Models that take images are refused at load by text tasks; otherwise each request would fail with 500."""
     hf.AutoModel.from_config(config).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
 
@@ -564,7 +567,7 @@ def test_a_task_of_texts_refuses_models_that_take_images(config: Any, inputs: st
 
 @pytest.mark.parametrize("architecture", ["BertModel", "BertForQuestionAnswering"])
 def test_a_token_that_the_model_does_not_know_is_refused(architecture: str, tmp_path: Path, load: Load) -> None:
-    """Some checkpoints have more tokens than rows of embeddings; such a token would end the process of a GPU."""
+    """A token without an embedding is refused; on a GPU it would end the process. Some checkpoints have such tokens."""
     save_checkpoint(tmp_path, architecture)
     tokenizer = make_tokenizer()
     tokenizer.add_tokens(["zebra"])
@@ -579,7 +582,10 @@ def test_a_token_that_the_model_does_not_know_is_refused(architecture: str, tmp_
 
 @pytest.mark.parametrize("task", ["feature-extraction", "sentence-embeddings"])
 def test_a_model_whose_decoder_needs_an_input_is_refused(task: str, tmp_path: Path, load: Load) -> None:
-    """Each request would fail with a status of 500. BART's decoder gets the text itself."""
+    """Such a model is refused at load, except BART, whose decoder gets the text itself.
+
+    Otherwise each request would fail with 500.
+    """
     sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "pad_token_id": 0, "decoder_start_token_id": 0}
     hf.T5Model(hf.T5Config(**sizes, d_kv=8, d_ff=48, num_layers=1, num_heads=4)).save_pretrained(tmp_path / "t5")
     hf.BartModel(hf.BartConfig(**sizes, encoder_layers=1, decoder_layers=1)).save_pretrained(tmp_path / "bart")
@@ -594,7 +600,7 @@ def test_a_model_whose_decoder_needs_an_input_is_refused(task: str, tmp_path: Pa
 
 @pytest.mark.parametrize("family", ["T5", "MT5", "UMT5"])
 def test_the_encoder_of_a_family_with_a_decoder_gives_its_vectors(family: str, tmp_path: Path, load: Load) -> None:
-    """transformers' AutoModel would make a decoder, too, whose weights such a checkpoint does not have."""
+    """Only the encoder is loaded, since AutoModel would add a decoder whose weights such a checkpoint lacks."""
     config = getattr(hf, f"{family}Config")(
         vocab_size=len(VOCABULARY), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0
     )
@@ -613,7 +619,7 @@ def test_the_encoder_of_a_family_with_a_decoder_gives_its_vectors(family: str, t
 
 @pytest.mark.parametrize("family", ["Roberta", "RobertaPreLayerNorm", "Data2VecText", "IBert", "Luke", "MPNet"])
 def test_positions_may_begin_after_the_paddings(family: str, tmp_path: Path, load: Load) -> None:
-    """A text of as many tokens as the configuration has positions would fail, with a status of 500."""
+    """The longest text is shorter if positions begin after the padding index; otherwise it would fail with 500."""
     sizes = {**_TEXT, "vocab_size": len(VOCABULARY), "max_position_embeddings": 40, "entity_vocab_size": 8}  # Luke's
     config = getattr(hf, f"{family}Config")(**sizes)
     getattr(hf, f"{family}Model")(config).save_pretrained(tmp_path)
@@ -631,7 +637,10 @@ def test_positions_may_begin_after_the_paddings(family: str, tmp_path: Path, loa
 def test_memory_that_is_full_while_a_model_that_sees_is_loaded_does_not_make_it_broken(
     error: Exception, checkpoint: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another request may find memory, as for other models: a broken model is refused for minutes."""
+    """Lack of memory does not mark a vision model as broken, which would refuse it for minutes.
+
+    A later request may load it.
+    """
 
     def fail(*args: Any, **options: Any) -> Any:
         raise error
@@ -644,7 +653,10 @@ def test_memory_that_is_full_while_a_model_that_sees_is_loaded_does_not_make_it_
 def test_a_model_that_sees_and_exceeds_the_free_memory_is_not_broken(
     checkpoint: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The memory of other models may be free at the next request."""
+    """A vision model that exceeds the free memory is not marked as broken.
+
+    Other models may have left by the next request.
+    """
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1)
 
     with pytest.raises(OutOfMemory, match="GB free"):
@@ -654,7 +666,7 @@ def test_a_model_that_sees_and_exceeds_the_free_memory_is_not_broken(
 def test_a_model_that_sees_is_not_broken_if_no_process_can_be_started(
     checkpoint: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker lacks a process for its chat template; another request may get one."""
+    """A vision model whose template process cannot be started is not marked as broken; a later request may start it."""
     process = TemplateProcess()
     monkeypatch.setattr("handlers.models.chat_template.SHARED", process)
     monkeypatch.setattr("handlers.worker.limited_process.sys.executable", "/nonexistent/python")

@@ -71,7 +71,7 @@ def answer(task: TritonTask, *bodies: dict[str, Any]) -> list[Any]:
 
 
 def test_tensors_go_to_the_newest_version_in_the_order_of_their_names(folder: Path) -> None:
-    """By Triton's rule, the number at the end of a tensor's name is its position."""
+    """Tensors go to the newest version, ordered by the number at the end of their names, as in Triton."""
     task = TritonTask.load(folder, CPU, is_allowed=True)
 
     (found,) = answer(task, {"id": "7", "inputs": [tensor("B__1", [1.0, 2.0]), tensor("A__0", [[5, 5]], shape=[1, 2])]})
@@ -168,7 +168,7 @@ def test_the_text_format_is_read_in_all_its_spellings() -> None:
 
 
 def test_lines_of_hashes_are_read_once() -> None:
-    """Also if nothing that the parser knows follows them; each further hash doubled the time."""
+    """Parsing takes linear time in the number of hashes, also if nothing valid follows them."""
     text = "a: 1\n" + "#" * 10_000
 
     assert parse_pbtxt(text) == {"a": [1]}
@@ -220,7 +220,7 @@ def test_inputs_must_be_those_of_the_configuration(inputs: list[Any], reason: st
 
 @pytest.mark.parametrize(("name", "expected"), [("DIFFERENCE__1", [-2.0]), ("SUM__0", [4.0]), ("any", [4.0])])
 def test_configuration_may_name_a_part_of_the_outputs(folder: Path, name: str, expected: list[float]) -> None:
-    """A traced model gives more than its users want. The number in a name, else the order, says which output it is."""
+    """A configuration may name some of the model's outputs, by the number in a name or else by position."""
     (folder / "config.pbtxt").write_text(re.sub(r"output \{ name: \"DIFF.*", "", CONFIG).replace("SUM__0", name))
     task = TritonTask.load(folder, CPU, is_allowed=True)
 
@@ -230,7 +230,7 @@ def test_configuration_may_name_a_part_of_the_outputs(folder: Path, name: str, e
 
 
 def test_configuration_that_names_more_than_the_model_gives_is_an_error(folder: Path) -> None:
-    """The message has both numbers."""
+    """The error contains both numbers of outputs."""
     (folder / "config.pbtxt").write_text(CONFIG.replace("DIFFERENCE__1", "DIFFERENCE__2"))
     task = TritonTask.load(folder, CPU, is_allowed=True)
 
@@ -240,7 +240,10 @@ def test_configuration_that_names_more_than_the_model_gives_is_an_error(folder: 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_floats_have_the_digits_of_their_type(dtype: torch.dtype) -> None:
-    """A float of 32 bits as one of 64 takes twice the bytes; the shorter text is the same number for the reader."""
+    """A 32-bit float is written with its own digits, half as many as those of a 64-bit float.
+
+    Readers get the same number.
+    """
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
     config = TritonConfig(outputs=(TensorSpec("y", dtype, (-1,)),))
 
@@ -259,7 +262,7 @@ def test_floats_have_the_digits_of_their_type(dtype: torch.dtype) -> None:
 
 
 def test_values_that_json_cannot_have_are_refused_with_the_way_out(folder: Path) -> None:
-    """A model may mean its infinities: they come raw, and not in JSON."""
+    """The error for infinities in JSON suggests raw outputs, which can contain them."""
     task = TritonTask.load(folder, CPU, is_allowed=True)
     inputs = [tensor("A__0", [3e38]), tensor("B__1", [3e38])]
 
@@ -271,7 +274,7 @@ def test_values_that_json_cannot_have_are_refused_with_the_way_out(folder: Path)
 
 
 def test_classification_is_refused(folder: Path) -> None:
-    """An extension of Triton that would change the answer's values."""
+    """Triton's classification extension would change the values of the answer, so it is refused."""
     body = {"inputs": [tensor("A__0", [1])], "outputs": [{"name": "SUM__0", "parameters": {"classification": 2}}]}
 
     with pytest.raises(InvalidRequest, match="'classification' of an output is not supported"):
@@ -292,7 +295,7 @@ def raw_tensor(name: str, size: int, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", TYPES.values())
 def test_raw_values_come_back_as_they_were(dtype: torch.dtype) -> None:
-    """Every type, bit for bit, also what JSON cannot say; outputs that are asked for as JSON are JSON."""
+    """Raw values of every type return bit for bit, also those that JSON lacks; outputs requested as JSON are JSON."""
     values = torch.tensor([float("inf"), 1.5] if dtype.is_floating_point else [1, 0], dtype=dtype)
     raw = values.view(torch.uint8).numpy().tobytes()
     named = {kind: name for name, kind in TYPES.items()}
@@ -323,7 +326,7 @@ def test_raw_values_come_back_as_they_were(dtype: torch.dtype) -> None:
     ],
 )
 def test_lengths_must_agree_with_the_body(incoming: Incoming, reason: str) -> None:
-    """No byte is read twice or left over."""
+    """A body whose lengths do not add up is refused, so that no byte is read twice or left over."""
     with pytest.raises(BadInput, match=reason):
         read_inference(incoming, MAX_VALUES)
 

@@ -1,4 +1,4 @@
-"""What tests of object stores share: chunks, reading an object whole, and memory."""
+"""Shared parts of the object stores' tests: chunks, reading a whole object, and memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MIB = 1 << 20
 
 
 async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
-    """Chunks as a store takes them."""
+    """Yield an object's chunks, as a store takes them."""
     for chunk in chunks:
         yield chunk
 
 
 async def repeat(chunk: bytes, count: int) -> AsyncIterator[bytes]:
-    """The same chunk many times: an object that was never whole in memory."""
+    """Yield the same chunk repeatedly: an object that is never whole in memory."""
     for _ in range(count):
         yield chunk
 
 
 async def read_all(store: ObjectStore, url: str) -> bytes:
-    """A whole object, whose announced size is right."""
+    """Read a whole object and check its announced size."""
     async with await store.open(url) as download:
         data = b"".join([chunk async for chunk in download.chunks])
     assert download.size == len(data)
@@ -33,7 +33,7 @@ async def read_all(store: ObjectStore, url: str) -> bytes:
 
 
 class MemoryWatch:
-    """How far this process's resident memory rises above what it was, looked at all the time."""
+    """Measures continuously how far this process's resident memory rises above its initial value."""
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
@@ -57,6 +57,6 @@ class MemoryWatch:
 
 
 def resident_bytes() -> int:
-    """Of this process, now."""
+    """Return this process's resident memory."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Asynchronous inference with a real queue, a real directory and real HTTP; the instances do what a test tells them."""
+"""Asynchronous inference with a real queue, directory and HTTP, and instances with scripted behaviour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUICK = AsyncInferenceSettings(
 
 
 class Places:
-    """Capacity (see torchmoor.async_inference.workers.capacity) at instances of a test; num_free: at each."""
+    """Capacity (see torchmoor.async_inference.workers.capacity) of a test's instances; num_free: at each instance."""
 
     def __init__(self, instances: list[FakeInstance], num_free: int = 4) -> None:
         self.instances = instances
@@ -96,7 +96,7 @@ class Place:
 
 
 class Listener(Notifier):
-    """Records its notifications; reports the first `num_failed` of each as not delivered."""
+    """Records its notifications and reports the first `num_failed` of each as failed."""
 
     def __init__(self) -> None:
         self.notices: list[Notification] = []
@@ -165,7 +165,7 @@ class Rig:
         return service
 
     async def start(self, **changes: Any) -> AsyncInference:
-        """A running service, until the rig ends."""
+        """Start a service that runs until the rig ends."""
         return await self._stack.enter_async_context(self.make_service(**changes))
 
     def request(self, inference_id: str, body: bytes | None = b"{}", **changes: Any) -> AsyncRequest:
@@ -181,13 +181,13 @@ class Rig:
         )
 
     def input(self, name: str, content: bytes) -> str:
-        """An input object's URL."""
+        """Write an input object and return its URL."""
         path = self.folder / "inputs" / name
         path.write_bytes(content)
         return path.as_uri()
 
     def results(self) -> dict[str, bytes]:
-        """Every object there is, by name; staged ones and ones on their way are there too."""
+        """Return all objects by name, including staged and unfinished ones."""
         root = self.folder / "results"
         return {path.name: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
@@ -227,7 +227,7 @@ def never_answering(gate: Gate) -> Behaviour:
 
 
 async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> None:
-    """Look until it is so."""
+    """Repeat a check until it holds."""
     deadline = asyncio.get_running_loop().time() + DEADLINE_S
     while True:
         said = condition()
@@ -247,7 +247,7 @@ class MovableLoop(asyncio.SelectorEventLoop):
 
 
 async def pass_time(seconds: float) -> None:
-    """Make every timer due that ends within `seconds`, and run what it ends."""
+    """Make every timer due that ends within `seconds`, and run the timers' callbacks."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, MovableLoop)
     loop.ahead_s += seconds
@@ -256,7 +256,7 @@ async def pass_time(seconds: float) -> None:
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
-    """Run a test's scene, and nothing beyond it."""
+    """Run a test's scene on a movable loop."""
 
     async def bounded() -> None:
         async with asyncio.timeout(2 * DEADLINE_S):

@@ -1,4 +1,4 @@
-"""Queues to test, of every kind, under a clock that the test moves, used from code that does not await."""
+"""Queues of every kind under a clock that the test sets, for code that does not await."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -29,7 +29,7 @@ class Clock:
 
 @dataclass
 class Store:
-    """One place that requests are kept in; each `opened` queue is another process's view of it."""
+    """A place for requests; each `opened` queue is another process's view of it."""
 
     url: str
     make: Callable[[AsyncQueueSettings, Clock], Queue]
@@ -38,15 +38,15 @@ class Store:
     queues: list[Queue] = field(default_factory=list)
 
     def opened(self, **limits: Any) -> Queue:
-        """Under the test's clock."""
+        """Open a queue under the test's clock."""
         return self._keep(self.make(AsyncQueueSettings(**limits), self.clock))
 
     def opened_by_url(self, **limits: Any) -> Queue:
-        """As a proxy has it, under the real clock."""
+        """Open a queue as a proxy does, under the real clock."""
         return self._keep(open_queue(self.url, AsyncQueueSettings(**limits)))
 
     def do(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What it returns."""
+        """Run an operation and return its result."""
         return self.runner.run(work)
 
     def _keep(self, queue: Queue) -> Queue:
@@ -63,26 +63,26 @@ class Store:
 
 
 def request(inference_id: str, **values: Any) -> AsyncRequest:
-    """One with an object as its input, unless a body is given."""
+    """Return a request with an object as input, unless a body is given."""
     source = {} if "body" in values else {"input_location": "s3://in/put"}
     locations = {"output_location": f"s3://out/{inference_id}.out", "failure_location": f"s3://out/{inference_id}.err"}
     return AsyncRequest(**{"inference_id": inference_id, "endpoint": ENDPOINT} | locations | source | values)
 
 
 def result(body: bytes = b"answer") -> AsyncOutcome:
-    """A small one."""
+    """Return a small result."""
     return AsyncOutcome(state=AsyncState.COMPLETED, content_type="text/plain", body=body)
 
 
 async def claimed(queue: Queue, lease_s: float = 30.0) -> Claim:
-    """The next request; there must be one."""
+    """Claim the next request, which must exist."""
     claim = await queue.claim(ENDPOINT, lease_s)
     assert claim is not None
     return claim
 
 
 async def ended(queue: Queue, outcome: AsyncOutcome | None = None) -> Claim:
-    """The next request, taken to its end."""
+    """Claim the next request and finish it."""
     claim = await claimed(queue)
     assert await queue.decide(claim, outcome or result())
     assert await queue.finish(claim)

@@ -1,4 +1,4 @@
-"""AsyncInferenceConfig and the groups beside it, as the configuration file has them."""
+"""AsyncInferenceConfig and the related groups in the configuration file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def changed(path: str, value: object) -> Any:
 
 
 def test_example_in_the_docs_is_a_configuration() -> None:
-    """Whole, with every value where it belongs."""
+    """The example in the documentation is parsed with every value in its place."""
     proxy = parse(example()).proxy
 
     config = proxy.endpoints[0].async_inference
@@ -41,7 +41,7 @@ def test_example_in_the_docs_is_a_configuration() -> None:
 
 
 def test_endpoint_without_the_config_is_not_asynchronous() -> None:
-    """As on SageMaker."""
+    """An endpoint without AsyncInferenceConfig is not asynchronous, as on SageMaker."""
     proxy = parse(changed("Endpoints.0.EndpointConfig.AsyncInferenceConfig", None)).proxy
 
     assert proxy.endpoints[0].async_inference is None
@@ -71,13 +71,13 @@ CONFIG = "Endpoints.0.EndpointConfig.AsyncInferenceConfig"
     ],
 )
 def test_what_is_wrong_is_told_by_its_key(path: str, value: object, words: str) -> None:
-    """Every refusal names the key; nothing is passed by in silence."""
+    """Each wrong value is refused with its key; none is ignored."""
     with pytest.raises(ConfigError, match=words):
         parse(changed(path, value))
 
 
 def test_a_queue_with_a_password_comes_from_elsewhere() -> None:
-    """The environment's URL takes the place of the file's, or stands where the file has none."""
+    """The environment's URL replaces the file's, or supplies it where the file has none."""
     for own in ("", "sqlite:///a/file"):
         configuration = parse(changed("async_inference.queue", own), queue="redis://:password@host/0")
 
@@ -85,7 +85,7 @@ def test_a_queue_with_a_password_comes_from_elsewhere() -> None:
 
 
 def test_include_without_topic_is_checked_by_name() -> None:
-    """What botocore takes, the notices take."""
+    """IncludeInferenceResponseIn may name a topic that is not configured, as in botocore."""
     content = changed(
         f"{CONFIG}.OutputConfig.NotificationConfig.IncludeInferenceResponseIn", ["ERROR_NOTIFICATION_TOPIC"]
     )

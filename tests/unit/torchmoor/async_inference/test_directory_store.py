@@ -1,4 +1,4 @@
-"""What is particular to objects that are files: links, pipes, rights, and disks that are full."""
+"""Properties of objects in files: links, pipes, permissions and full disks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchmoor.errors import ConfigError
 
 
 def run(folder: Path, test: Callable[[DirectoryStore], Awaitable[Any]]) -> None:
-    """On a store of this folder, for inputs and results."""
+    """Run a scene on a store of this folder, for inputs and results."""
 
     async def body() -> None:
         store = DirectoryStore(ObjectSettings(input_directories=(str(folder),), output_directories=(str(folder),)))
@@ -47,7 +47,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def test_inputs_and_results_have_directories_of_their_own(tmp_path: Path) -> None:
-    """A client may not name another one's result as its input, nor have an input written over."""
+    """Clients can neither read another's result as input nor have an input overwritten, as the directories differ."""
     inputs, outputs = f"{tmp_path}/in", f"{tmp_path}/out"
     store = DirectoryStore(ObjectSettings(input_directories=(inputs,), output_directories=(outputs,)))
 
@@ -63,7 +63,7 @@ def test_inputs_and_results_have_directories_of_their_own(tmp_path: Path) -> Non
     "url", ["file://host/{}/x", "file://{}/x?y", "file://{}/%2e%2e/x", "file://{}/a%00b", "file://{}"]
 )
 def test_urls_that_name_no_file_below_the_directory_are_refused(tmp_path: Path, url: str) -> None:
-    """Quoted or not."""
+    """A URL that leads out of the directory is refused, percent-encoded or not."""
     store = DirectoryStore(ObjectSettings(input_directories=(str(tmp_path),)))
 
     with pytest.raises(LocationRefused):
@@ -71,7 +71,7 @@ def test_urls_that_name_no_file_below_the_directory_are_refused(tmp_path: Path, 
 
 
 def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
-    """Neither as the file nor as a folder on the way, for reading, writing, publishing and deleting alike."""
+    """A link out of the directory, as a file or a folder on the way, is refused for every operation."""
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "key").write_text("secret")
@@ -103,7 +103,7 @@ def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A folder, and a pipe that would keep its reader waiting forever."""
+    """A folder is refused, and so is a pipe, which would block its reader."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
 
@@ -125,7 +125,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_no_whole_input(tmp_path: Path) -> None:
-    """The size was promised."""
+    """A file that shrinks while it is read is an error, because its size was promised."""
     (tmp_path / "x").write_bytes(b"x" * 3 * MIB)
 
     async def test(store: DirectoryStore) -> None:
@@ -140,7 +140,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_no_whole_input(tmp_path: Path) 
 
 
 def test_a_download_that_is_closed_reads_nobody_elses_file(tmp_path: Path) -> None:
-    """A read that comes too late finds no file, though another one has its descriptor's number by then."""
+    """A read after the close fails, even if another file has the same descriptor number by then."""
     (tmp_path / "x").write_bytes(b"x" * 3)
     (tmp_path / "y").write_bytes(b"y" * 3)
 
@@ -157,7 +157,7 @@ def test_a_download_that_is_closed_reads_nobody_elses_file(tmp_path: Path) -> No
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_without_rights_is_denied(tmp_path: Path) -> None:
-    """Which trying again does not mend."""
+    """A file without read permission is an error that is not retried."""
     (tmp_path / "x").write_bytes(b"x")
     (tmp_path / "x").chmod(0)
 
@@ -170,7 +170,7 @@ def test_a_file_without_rights_is_denied(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB; without the right to mount one, a limit on files of this process does the same."""
+    """Yield a 4 MiB file system, or a limit on this process's file sizes if mounting is not permitted."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True)
@@ -197,7 +197,7 @@ def _file_size_limit(num_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_behind(small_disk: Path) -> None:
-    """It is a reason to try later, and what did not fit gives its room back, so that smaller results get through."""
+    """A full disk is a retryable error, and the unfinished object is deleted, so that smaller results fit."""
 
     async def test(store: DirectoryStore) -> None:
         with pytest.raises(ObjectUnavailable, match="no room"):
@@ -212,7 +212,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(small_disk: Path) -> None
 
 
 def test_two_file_systems_are_told_apart(tmp_path: Path) -> None:
-    """A rename between them is not atomic, and a copy could be read half written."""
+    """Inputs and results on different file systems are refused, because a rename between them is not atomic."""
     if os.stat("/dev/shm").st_dev == os.stat(tmp_path).st_dev:
         pytest.skip("/dev/shm is not a separate file system here")
     other = Path(f"/dev/shm/torchmoor-{os.getpid()}")
@@ -235,7 +235,7 @@ def test_two_file_systems_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_directories_must_be_absolute() -> None:
-    """A relative one would depend on where the proxy was started."""
+    """A relative directory is refused, because it would depend on where the proxy was started."""
     with pytest.raises(ConfigError, match="output_directories"):
         ObjectSettings(output_directories=("results",))
 
@@ -243,7 +243,7 @@ def test_directories_must_be_absolute() -> None:
 def test_a_file_that_opens_after_its_reader_was_cancelled_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system may answer late. The thread that opens a file cannot be stopped."""
+    """A file that opens late, after its reader was cancelled, is closed; the thread that opens it cannot be stopped."""
     (tmp_path / "input").write_bytes(b"x")
     has_begun, may_open = threading.Event(), threading.Event()
     open_now = os.open

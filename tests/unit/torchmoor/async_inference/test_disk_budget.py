@@ -20,7 +20,7 @@ from torchmoor.async_inference.request import AsyncState
 from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import DiskFull
 
-EVERYTHING = 1 << 62  # bytes; no disk has them free
+EVERYTHING = 1 << 62  # bytes; more than any disk has
 
 
 @pytest.fixture
@@ -30,7 +30,10 @@ def rig(tmp_path: Path) -> Rig:
 
 @pytest.mark.parametrize("limit", [{"max_bytes": 4096}, {"min_free_bytes": EVERYTHING}])
 def test_full_directory_refuses_new_requests_only(rig: Rig, limit: dict[str, int]) -> None:
-    """A refused request leaves nothing; a client's retry of a stored one gets its answer; deleting makes room."""
+    """A full directory refuses new requests and stores nothing of them; a client's retry gets its answer.
+
+    Deleting makes room.
+    """
 
     async def scene() -> None:
         async with rig:
@@ -60,7 +63,7 @@ def test_full_directory_refuses_new_requests_only(rig: Rig, limit: dict[str, int
 
 
 def test_staged_answers_that_no_request_can_need_are_swept(rig: Rig) -> None:
-    """As one that was not decided before the proxy stopped, because the queue was down."""
+    """The sweep deletes old staged answers, which a stop during an outage of the queue may leave."""
     folder = rig.folder / "results/outputs/.torchmoor"
     folder.mkdir(parents=True)
     for name, age_s in (("a.1", STAGED_TTL_S + 60), ("b.1", STAGED_TTL_S - 60)):
@@ -80,7 +83,7 @@ def test_staged_answers_that_no_request_can_need_are_swept(rig: Rig) -> None:
 
 
 def test_results_count_as_they_are_written(tmp_path: Path, rig: Rig) -> None:
-    """The budget holds between two measurements, too."""
+    """Results count as they are written, so the budget also holds between two measurements."""
 
     async def scene() -> None:
         store = DirectoryStore(rig.objects.replace(max_bytes=3000))
@@ -96,7 +99,7 @@ def test_results_count_as_they_are_written(tmp_path: Path, rig: Rig) -> None:
 
 
 def test_sweep_deletes_what_killed_processes_left(tmp_path: Path, rig: Rig) -> None:
-    """Unfinished files of a certain age go; younger ones, results and staged answers stay."""
+    """A sweep deletes old unfinished files of killed processes; young ones, results and staged answers stay."""
     folder = tmp_path / "results/deep"
     folder.mkdir(parents=True)
     names = (".old.part", ".young.part", "named.part", "result.out")
@@ -116,7 +119,7 @@ def test_sweep_deletes_what_killed_processes_left(tmp_path: Path, rig: Rig) -> N
 
 
 def test_service_sweeps_at_its_start(rig: Rig) -> None:
-    """A restart after a kill removes the rest of an interrupted write."""
+    """A service deletes unfinished files of a killed process at its start."""
 
     async def scene() -> None:
         async with rig:
@@ -131,7 +134,7 @@ def test_service_sweeps_at_its_start(rig: Rig) -> None:
 
 @pytest.mark.parametrize("limit", [{"max_file_bytes": 200_000}, {"min_free_bytes": EVERYTHING}])
 def test_full_queue_file_refuses_new_requests_only(rig: Rig, limit: dict[str, Any]) -> None:
-    """Stored requests still run, and their end makes room in the file."""
+    """Stored requests still run when the queue's file is full, and their end makes room."""
 
     async def scene() -> None:
         async with rig:

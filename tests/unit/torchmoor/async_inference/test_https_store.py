@@ -37,7 +37,7 @@ LOOPBACK = ("127.0.0.0/8",)
 
 @dataclass
 class Names:
-    """A resolver: what each name means, and which were asked for."""
+    """A resolver with scripted addresses that records look-ups."""
 
     addresses: list[str] = field(default_factory=lambda: ["127.0.0.1"])
     asked: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Names:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For NAME, self-signed; the key is in the same file."""
+    """Create a self-signed certificate for NAME, with the key in the same file."""
     require("openssl")
     path = tmp_path_factory.mktemp("tls") / "certificate.pem"
     subprocess.run(
@@ -94,7 +94,7 @@ def run(
 async def tls_server(
     certificate: Path, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 ) -> AsyncIterator[int]:
-    """The port of a server that speaks TLS with this certificate."""
+    """Run a TLS server with this certificate; yield its port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
 
@@ -113,7 +113,7 @@ async def tls_server(
 
 @asynccontextmanager
 async def answering(certificate: Path, answer: bytes) -> AsyncIterator[int]:
-    """One that gives every request the same answer and closes."""
+    """Run a server that answers every request alike and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -128,7 +128,7 @@ async def answering(certificate: Path, answer: bytes) -> AsyncIterator[int]:
 def test_a_presigned_url_is_an_input(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    """Signed for the name, fetched from the address that was judged, byte for byte; one that is forged is denied."""
+    """A presigned URL is fetched from the checked address byte for byte; a forged one is denied."""
     key = f"objects/{tmp_path.name}/a b+c"
     data = bytes(range(256)) * (3 * MIB // 256)
     for name, value in s3_server.environment.items():
@@ -185,7 +185,7 @@ def test_a_presigned_url_is_an_input(
     "url",
     [
         "https://other.example/x",
-        "https://s3.example/x",  # *. asks for something in front
+        "https://s3.example/x",  # *. requires a label in front
         "https://evil-s3.example/x",
         f"http://{NAME}/x",
         f"https://user:secret@{NAME}/x",
@@ -196,7 +196,7 @@ def test_a_presigned_url_is_an_input(
     ],
 )
 def test_hosts_that_are_not_listed_are_refused(url: str) -> None:
-    """Before a name is looked up."""
+    """A host that is not listed is refused before its name is looked up."""
     store = HttpsStore(ObjectSettings(https_hosts=("*.s3.example",)))
 
     store.check_input(f"https://{NAME}/x?X-Amz-Signature=1")
@@ -205,7 +205,7 @@ def test_hosts_that_are_not_listed_are_refused(url: str) -> None:
 
 
 def test_nothing_is_listed_unless_an_operator_does() -> None:
-    """By default there are no https inputs, and there are never https results."""
+    """By default https inputs are refused, and https results always are."""
     store = HttpsStore(ObjectSettings())
 
     with pytest.raises(LocationRefused, match=r"objects\.https_hosts"):
@@ -243,7 +243,7 @@ def test_nothing_is_listed_unless_an_operator_does() -> None:
 def test_a_listed_name_that_leads_inside_is_refused(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    """Who owns the name decides what it resolves to; one bad address among good ones is enough."""
+    """A listed name with at least one private address is refused, because its owner decides what it resolves to."""
 
     async def test(store: HttpsStore) -> None:
         with pytest.raises(LocationRefused, match="private or local"):
@@ -253,7 +253,7 @@ def test_a_listed_name_that_leads_inside_is_refused(
 
 
 def test_public_addresses_are_allowed_over_https_alone() -> None:
-    """Also where IPv6 carries them; judged as text or as what a name resolves to."""
+    """Public addresses are allowed over https only, as text or as a name, also inside IPv6 addresses."""
     outbound = Outbound(private_networks=(), connect_timeout_s=1, read_timeout_s=1, max_connections=1)
     public = ["93.184.215.14", "2606:2800:21f::1", "64:ff9b::5db8:d70e", "2002:5db8:d70e::"]
 
@@ -270,7 +270,7 @@ def test_public_addresses_are_allowed_over_https_alone() -> None:
 
 
 def test_a_listed_address_that_is_private_is_refused() -> None:
-    """No resolver is asked for an address, so it is judged as text."""
+    """A private address is refused without a look-up, even if it is listed."""
     store = HttpsStore(ObjectSettings(https_hosts=("127.0.0.1", "[::1]")))
 
     for url in ("https://127.0.0.1/x", "https://[::1]/x"):
@@ -300,7 +300,10 @@ def head(status: str, *lines: str) -> bytes:
 def test_answers_that_are_no_whole_object(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, error: type[Exception]
 ) -> None:
-    """Each has its own kind of error, and a redirect is not followed because its target was not checked."""
+    """Each incomplete answer has its own kind of error.
+
+    A redirect is not followed, since its target was not checked.
+    """
 
     async def test(store: HttpsStore) -> None:
         async with answering(certificate, answer) as port:
@@ -311,7 +314,7 @@ def test_answers_that_are_no_whole_object(
 
 
 def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of an object too."""
+    """A host that stops sending, also within an object, causes a time-out."""
 
     async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head("200 OK", "Content-Length: 5") + b"abc")
@@ -330,7 +333,7 @@ def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypa
 def test_a_name_that_is_not_known_is_a_reason_to_try_later(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, names: Names
 ) -> None:
-    """Name servers fail too, and fall silent."""
+    """A name that cannot be resolved is a retryable error, because name servers fail or do not answer."""
 
     async def test(store: HttpsStore) -> None:
         with pytest.raises(ObjectUnavailable):
@@ -340,7 +343,7 @@ def test_a_name_that_is_not_known_is_a_reason_to_try_later(
 
 
 def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address was pinned, the name is still what TLS must prove."""
+    """A certificate for another name is refused, although the address was checked."""
 
     async def test(store: HttpsStore) -> None:
         async with answering(certificate, head("200 OK", "Content-Length: 0")) as port:
@@ -353,7 +356,7 @@ def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch
 def test_a_request_goes_to_the_checked_address_with_its_path_as_it_is(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy of the environment would resolve the name again; a path that is escaped again breaks its signature."""
+    """The request ignores proxies of the environment, and keeps the path's escapes, which its signature covers."""
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     lines: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Notices: SageMaker's message, to SNS as moto's server plays it, and to webhooks on a real listener."""
+"""Notifications: SageMaker's message, sent to SNS as played by moto, and to webhooks on a real listener."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ COMMON = {
 
 
 def test_a_success_is_told_in_sagemakers_words() -> None:
-    """Field by field."""
+    """A success notification has SageMaker's fields."""
     assert SUCCEEDED.message("eu-west-1", includes_response=False) == {
         **COMMON,
         "invocationStatus": "Completed",
@@ -76,7 +76,7 @@ def test_a_success_is_told_in_sagemakers_words() -> None:
 
 
 def test_a_failure_is_told_with_its_reason_and_location() -> None:
-    """Field by field."""
+    """A failure notification has SageMaker's fields, with the reason and the location."""
     assert FAILED.message("eu-west-1", includes_response=False) == {
         **COMMON,
         "invocationStatus": "Failed",
@@ -87,7 +87,7 @@ def test_a_failure_is_told_with_its_reason_and_location() -> None:
 
 
 def test_an_inline_input_has_no_location_to_tell() -> None:
-    """A header that was not sent is left out, too."""
+    """A notification for an inline input has no location, nor headers that the client did not send."""
     inline = replace(REQUEST, input_location=None, body=b"secret", accept="", content_type="")
     message = Notification(inline, AsyncOutcome(state=AsyncState.COMPLETED), ENDED, None).message(
         "eu-west-1", includes_response=True
@@ -100,7 +100,7 @@ def test_an_inline_input_has_no_location_to_tell() -> None:
 
 @pytest.mark.parametrize(("size", "is_included"), [(0, True), (128 * 1024, True), (128 * 1024 + 1, False)])
 def test_an_answer_is_included_up_to_128_kb(size: int, is_included: bool) -> None:
-    """Any bytes, as base64."""
+    """An answer of up to 128 kB is included as base64, whatever its bytes are."""
     message = replace(SUCCEEDED, response=b"\xff" * size).message("eu-west-1", includes_response=True)
 
     assert ("responseBody" in message) == is_included
@@ -110,7 +110,7 @@ def test_an_answer_is_included_up_to_128_kb(size: int, is_included: bool) -> Non
 
 
 def test_a_long_reason_is_cut() -> None:
-    """All of it is in the failure object; a message with it and the response must not be more than SNS takes."""
+    """A long reason is shortened to fit SNS's limit; the failure object has all of it."""
     reason = "\N{GRINNING FACE}" * 20_000
     failed = replace(FAILED, outcome=replace(FAILED.outcome, reason=reason), response=reason.encode())
 
@@ -122,7 +122,7 @@ def test_a_long_reason_is_cut() -> None:
 
 
 def test_an_id_for_receivers_is_the_same_for_the_same_request_only() -> None:
-    """So that one who hears twice knows it."""
+    """A notification's id is the same for one request only, so that receivers recognise duplicates."""
     later = replace(SUCCEEDED, request=replace(REQUEST, received_at=1.0))
     named = replace(SUCCEEDED, request=replace(REQUEST, inference_id="a.b c "))
     assert SUCCEEDED.message_id == FAILED.message_id != later.message_id
@@ -152,7 +152,7 @@ def test_webhooks_must_be_sound(values: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """moto's server, which plays SNS and SQS."""
+    """Run moto's server, which plays SNS and SQS."""
     port = free_ports(1)[0]
     log = tmp_path_factory.mktemp("moto") / "log"
     with log.open("ab") as file:
@@ -180,7 +180,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @dataclass
 class Mailbox:
-    """A topic with a queue that hears it."""
+    """A topic with a subscribed queue."""
 
     topic: str
     receive: Callable[[], list[dict[str, Any]]]
@@ -231,7 +231,7 @@ def notify(
 
 
 def test_topics_hear_of_successes_and_failures(mailbox: Mailbox) -> None:
-    """Each topic of its own, with the answer where the endpoint says so."""
+    """Success and failure each have their own topic, with the answer where the endpoint requests it."""
     endpoint = AsyncEndpointSettings(
         success_topic=mailbox.topic, error_topic=mailbox.topic, include_response_in=(ERROR,)
     )
@@ -245,7 +245,7 @@ def test_topics_hear_of_successes_and_failures(mailbox: Mailbox) -> None:
 
 
 def test_the_largest_answer_gets_through(mailbox: Mailbox) -> None:
-    """SNS takes 256 KB, and base64 makes 171 of 128."""
+    """The largest answer, 128 kB or 171 kB in base64, fits SNS's limit of 256 kB."""
     endpoint = AsyncEndpointSettings(success_topic=mailbox.topic, include_response_in=(SUCCESS,))
 
     assert notify([replace(SUCCEEDED, response=b"\xff" * 128 * 1024)], endpoint) == [0]
@@ -255,14 +255,14 @@ def test_the_largest_answer_gets_through(mailbox: Mailbox) -> None:
 
 
 def test_an_endpoint_without_topics_tells_nobody(mailbox: Mailbox) -> None:
-    """And a topic for failures hears no success."""
+    """An endpoint without topics sends nothing, and a topic for failures gets no success."""
     assert notify([SUCCEEDED], AsyncEndpointSettings()) == [0]
     assert notify([SUCCEEDED], AsyncEndpointSettings(error_topic=mailbox.topic)) == [0]
     assert mailbox.receive() == []
 
 
 def test_a_topic_that_is_not_there_is_not_tried_again(mailbox: Mailbox) -> None:
-    """It will not be there in a second either."""
+    """A missing topic is not retried."""
     sleeps: list[float] = []
 
     assert notify([SUCCEEDED], AsyncEndpointSettings(success_topic=f"{mailbox.topic}-none"), sleeps) == [1]
@@ -291,7 +291,7 @@ class Listener:
     statuses: list[int] = field(default_factory=list)  # one a request, then 200
     heard: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
-    silence_s: float = 0.0  # passes after each request, which is not answered then
+    silence_s: float = 0.0  # time that passes after each request, which then gets no answer
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -340,7 +340,7 @@ def call_webhook(listener: Listener, notice: Notification = SUCCEEDED, **setting
 
 
 def test_a_webhook_gets_a_signed_message() -> None:
-    """Which the specification's library verifies; the region is the configured one."""
+    """The specification's library verifies the message's signature; the region is the configured one."""
     listener = Listener()
 
     assert call_webhook(listener, aws_region="eu-west-1") == (0, [])
@@ -348,7 +348,7 @@ def test_a_webhook_gets_a_signed_message() -> None:
 
 
 def test_a_webhook_that_fails_is_tried_again_with_the_same_id() -> None:
-    """Until it takes the message."""
+    """A failing webhook is called again with the same id until it accepts the message."""
     listener = Listener(statuses=[500, 429, 503])
 
     num_untold, sleeps = call_webhook(listener)
@@ -358,7 +358,7 @@ def test_a_webhook_that_fails_is_tried_again_with_the_same_id() -> None:
 
 
 def test_a_webhook_that_goes_on_failing_is_given_up() -> None:
-    """After the tries that are configured."""
+    """Calls of a failing webhook end after the configured number of tries."""
     listener = Listener(statuses=[500] * 9)
 
     num_untold, sleeps = call_webhook(listener, max_attempts=3)
@@ -368,7 +368,7 @@ def test_a_webhook_that_goes_on_failing_is_given_up() -> None:
 
 @pytest.mark.parametrize("status", [302, 400, 401, 410])
 def test_a_webhook_that_refuses_is_not_tried_again(status: int) -> None:
-    """Nor is a redirect followed."""
+    """A webhook that refuses is not called again, and a redirect is not followed."""
     listener = Listener(statuses=[status])
 
     assert call_webhook(listener) == (1, [])
@@ -376,7 +376,7 @@ def test_a_webhook_that_refuses_is_not_tried_again(status: int) -> None:
 
 
 def test_a_webhook_that_never_answers_costs_the_time_out() -> None:
-    """And is tried again."""
+    """A webhook that does not answer is called again after the time-out."""
     listener = Listener(silence_s=301)
 
     num_untold, sleeps = call_webhook(listener, timeout_s=300, max_attempts=2)
@@ -385,7 +385,7 @@ def test_a_webhook_that_never_answers_costs_the_time_out() -> None:
 
 
 def test_a_webhook_inside_is_refused_unless_an_operator_allows_it() -> None:
-    """By address, by name, and by plain http at all."""
+    """A webhook on a private address or name, or over plain http, is refused unless an operator allows it."""
     listener = Listener()
 
     assert call_webhook(listener, private_networks=()) == (1, [])
@@ -409,7 +409,7 @@ def test_a_webhook_inside_is_refused_unless_an_operator_allows_it() -> None:
 
 
 def test_each_destination_is_counted_by_itself(mailbox: Mailbox) -> None:
-    """One that fails does not keep the others from hearing."""
+    """A failing destination does not affect the delivery to others, and each is counted separately."""
     listener = Listener()
 
     async def sleep(seconds: float) -> None: ...

@@ -1,4 +1,4 @@
-"""What every object store promises, on directories and on a real S3 server."""
+"""The contract of object stores, on directories and on a real S3 server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_BYTES = LARGE + 4 * MIB
 
 
 class Place:
-    """One kind of store and where in it a test may write."""
+    """A kind of store and the place in it where a test may write."""
 
     def __init__(self, url: str, settings: ObjectSettings, list_all: Callable[[], list[str]]) -> None:
         self.url = url
@@ -35,7 +35,7 @@ class Place:
         self.settings = settings
 
     def run(self, test: Callable[[ObjectStore], Awaitable[Any]]) -> None:
-        """On a fresh store, closed afterwards."""
+        """Run a scene on a new store and close it."""
 
         async def body() -> None:
             store = SchemeStore(self.settings)
@@ -71,7 +71,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("size", [0, 1, 5 * MIB + 1, 8 * MIB, LARGE + 7])
 def test_what_was_uploaded_is_read_again(place: Place, size: int) -> None:
-    """Whatever the size, and however the chunks lie to the parts."""
+    """An object of any size is read as uploaded, however its chunks divide into parts."""
     data = bytes(range(251)) * (size // 251 + 1)
     data = data[:size]
 
@@ -86,7 +86,7 @@ def test_what_was_uploaded_is_read_again(place: Place, size: int) -> None:
 
 
 def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
-    """Every operation may be repeated."""
+    """Writing and deleting a small object can be repeated."""
     url = f"{place.url}/small"
 
     async def test(store: ObjectStore) -> None:
@@ -103,7 +103,7 @@ def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
 
 
 def test_publishing_may_be_repeated(place: Place) -> None:
-    """A second worker that publishes the same again finds it done; nothing staged is left."""
+    """A second worker that publishes the same result succeeds, and no staged object is left."""
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/deep/id.out"
 
     async def test(store: ObjectStore) -> None:
@@ -118,7 +118,7 @@ def test_publishing_may_be_repeated(place: Place) -> None:
 
 @pytest.mark.parametrize("is_staged_gone", [False, True])
 def test_publishing_replaces_no_other_object(place: Place, is_staged_gone: bool) -> None:
-    """An object that another request wrote stays, even one of the same bytes, and does not count as published."""
+    """Publishing over another request's object is a conflict, even if the bytes are the same."""
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out"
 
     async def test(store: ObjectStore) -> None:
@@ -135,7 +135,7 @@ def test_publishing_replaces_no_other_object(place: Place, is_staged_gone: bool)
 
 
 def test_writing_replaces_no_other_object(place: Place) -> None:
-    """The first object under a name stays, and no part of the second one is left."""
+    """Writing does not replace an existing object, and leaves no part of the new one."""
     url = f"{place.url}/id.out"
 
     async def test(store: ObjectStore) -> None:
@@ -150,7 +150,7 @@ def test_writing_replaces_no_other_object(place: Place) -> None:
 
 
 def test_taken_names_are_known(place: Place) -> None:
-    """A submit can refuse a name before the request runs."""
+    """A name that is taken is known, so that a submit can be refused before its request runs."""
 
     async def test(store: ObjectStore) -> None:
         await store.put(f"{place.url}/deep/id.out", b"x")
@@ -162,7 +162,7 @@ def test_taken_names_are_known(place: Place) -> None:
 
 
 def test_publishing_what_was_never_staged_is_an_error(place: Place) -> None:
-    """Silence would be a lost result."""
+    """Publishing an object that was never staged is an error, because a result would be lost silently."""
 
     async def test(store: ObjectStore) -> None:
         with pytest.raises(ObjectMissing, match="neither"):
@@ -172,7 +172,7 @@ def test_publishing_what_was_never_staged_is_an_error(place: Place) -> None:
 
 
 def test_several_workers_publish_at_once(place: Place) -> None:
-    """Each of them is well, and the object is whole."""
+    """Concurrent workers that publish one result all succeed, and the object is whole."""
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out"
 
     async def test(store: ObjectStore) -> None:
@@ -185,7 +185,7 @@ def test_several_workers_publish_at_once(place: Place) -> None:
 
 
 def test_chunks_that_fail_leave_nothing_behind(place: Place) -> None:
-    """An instance that dies in the middle of its answer: no object, and no unfinished upload that costs money."""
+    """If an instance dies during its answer, neither an object nor an unfinished upload remains."""
 
     async def broken() -> AsyncIterator[bytes]:
         for _ in range(20):
@@ -201,8 +201,6 @@ def test_chunks_that_fail_leave_nothing_behind(place: Place) -> None:
 
 
 def test_a_cancelled_upload_leaves_nothing_behind(place: Place) -> None:
-    """A request whose time is over in the middle of its answer."""
-
     async def endless(is_well_on: asyncio.Event) -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b"x" * MIB
@@ -222,7 +220,7 @@ def test_a_cancelled_upload_leaves_nothing_behind(place: Place) -> None:
 
 
 def test_an_answer_above_the_limit_is_refused(place: Place) -> None:
-    """As soon as it is seen, and nothing stays."""
+    """An answer above the limit is refused as soon as the limit is passed, and nothing is stored."""
 
     async def test(store: ObjectStore) -> None:
         with pytest.raises(ObjectTooLarge, match=str(MAX_BYTES)):
@@ -233,7 +231,7 @@ def test_an_answer_above_the_limit_is_refused(place: Place) -> None:
 
 
 def test_an_input_above_the_limit_is_refused_unread(place: Place) -> None:
-    """Its size says so."""
+    """An input above the limit is refused by its size, before it is read."""
     url = f"{place.url}/in"
     place.run(lambda store: store.upload(url, repeat(b"x" * MIB, 6)))
     place.settings = place.settings.replace(max_input_bytes=6 * MIB - 1)
@@ -246,13 +244,13 @@ def test_an_input_above_the_limit_is_refused_unread(place: Place) -> None:
 
 
 def test_memory_stays_bounded(place: Place) -> None:
-    """In and out, chunk by chunk: an object many times larger than the memory that it takes."""
+    """Uploads and downloads of an object much larger than the allowed memory stay within it."""
     url = f"{place.url}/large"
     chunk = b"x" * MIB
     place.settings = place.settings.replace(max_input_bytes=80 * MIB, max_output_bytes=80 * MIB)
 
     async def test(store: ObjectStore) -> None:
-        await store.upload(url, repeat(chunk, 16))  # what is needed once is there
+        await store.upload(url, repeat(chunk, 16))  # memory that is needed once is already allocated
         with MemoryWatch() as watch:
             await store.upload(url, repeat(chunk, 80))
             async with await store.open(url) as download:
@@ -264,7 +262,7 @@ def test_memory_stays_bounded(place: Place) -> None:
 
 
 def test_a_download_that_is_given_up_holds_nothing(place: Place) -> None:
-    """Unread, half read, and while a read is going on."""
+    """A download that is abandoned before, during or between reads releases its resources."""
     url = f"{place.url}/in"
 
     async def test(store: ObjectStore) -> None:
@@ -285,7 +283,7 @@ def test_a_download_that_is_given_up_holds_nothing(place: Place) -> None:
 
 @pytest.mark.parametrize("path", ["/../x", "/a/../../x", "/./x", "/x\n"])
 def test_a_path_that_leads_elsewhere_is_refused(place: Place, path: str) -> None:
-    """As text, before anything is asked: stores disagree on what such a name means."""
+    """A path out of the place is refused by its text, because stores disagree on its meaning."""
 
     async def test(store: ObjectStore) -> None:
         for check in (store.check_input, store.check_output):
@@ -297,7 +295,7 @@ def test_a_path_that_leads_elsewhere_is_refused(place: Place, path: str) -> None
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "/tmp/x", "s3:/b/k", "", "S3://b/k"])
 def test_other_schemes_are_refused(url: str) -> None:
-    """With the ones that there are."""
+    """The error for another scheme lists the accepted ones."""
     store = SchemeStore(ObjectSettings())
 
     with pytest.raises(LocationRefused, match="s3://"):

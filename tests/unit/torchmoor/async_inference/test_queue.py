@@ -1,4 +1,4 @@
-"""What every queue must do, on every store that there is: SQLite, Valkey, a cluster of it."""
+"""The contract of queues, on every store: SQLite, Valkey, a Valkey cluster."""
 
 import asyncio
 from dataclasses import replace
@@ -15,7 +15,10 @@ BINARY = bytes(range(256)) * 4
 
 
 def test_a_request_comes_out_as_it_went_in(store: Store, queue: Queue) -> None:
-    """All fields survive, in whatever alphabet, and an inline body byte by byte; the time is the queue's."""
+    """All fields of a request return unchanged, in any script, and so do the bytes of an inline body.
+
+    The queue sets the time.
+    """
     values = {"principal": "p" * 64, "invocation_id": "call-1", "content_type": "a/b", "accept": "c/d"}
     sent = request("r1", body=BINARY, custom_attributes='é"\n=', ttl_s=60.5, timeout_s=3.25, received_at=1.0, **values)
 
@@ -28,7 +31,7 @@ def test_a_request_comes_out_as_it_went_in(store: Store, queue: Queue) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"=", BINARY, None])
 def test_bodies_that_are_empty_differ_from_none(store: Store, queue: Queue, body: bytes | None) -> None:
-    """Of a request and of its outcome alike."""
+    """Empty bodies of a request and of its outcome differ from missing ones."""
     outcome = AsyncOutcome(
         state=AsyncState.COMPLETED, body=body, staged=None if body is not None else "s3://out/.torchmoor/r1"
     )
@@ -44,7 +47,7 @@ def test_bodies_that_are_empty_differ_from_none(store: Store, queue: Queue, body
 
 
 def test_requests_are_claimed_in_the_order_of_arrival(store: Store, queue: Queue) -> None:
-    """Though the clock goes back between them, and each endpoint for itself."""
+    """Each endpoint's requests are claimed in the order of arrival, even if the clock goes back between them."""
     for number in range(12):
         store.do(queue.submit(request(f"r{number}", endpoint=ENDPOINT if number % 2 else "other")))
         store.clock.step(-10)
@@ -73,7 +76,7 @@ def test_a_clients_retry_finds_the_request_that_is_stored(store: Store, queue: Q
     "other", [{"principal": "you"}, {"endpoint": "other"}, {"invocation_id": "next"}, {"invocation_id": ""}]
 )
 def test_another_invocation_is_another_request(store: Store, queue: Queue, other: dict[str, str]) -> None:
-    """What differs in endpoint, principal or invocation is stored, unless it takes a used inference id."""
+    """A request with another endpoint, principal or invocation is stored, unless its inference id is in use."""
     sent = request("r1", invocation_id="call", principal="me")
     store.do(queue.submit(sent))
 
@@ -94,7 +97,7 @@ def test_another_invocation_is_another_request(store: Store, queue: Queue, other
     ],
 )
 def test_location_belongs_to_its_request_until_that_ends(store: Store, queue: Queue, other: dict[str, str]) -> None:
-    """Another request can neither have it nor make it a folder, under any endpoint."""
+    """Until a request ends, no other request of any endpoint can use its location or a path below it."""
     first = request("r1") if "folder" not in str(other) else request("r1", output_location="s3://out/folder/r1.out")
     store.do(queue.submit(first))
 
@@ -108,14 +111,14 @@ def test_location_belongs_to_its_request_until_that_ends(store: Store, queue: Qu
 
 @pytest.mark.parametrize("location", ["s3://out/r1.outer", "s3://out/r1", "s3://out/r1.out0", "s3://out/r1.out.d/x"])
 def test_locations_that_only_begin_alike_are_different(store: Store, queue: Queue, location: str) -> None:
-    """Only whole parts of a path are compared."""
+    """Locations are compared by whole parts of the path."""
     store.do(queue.submit(request("r1")))
 
     assert store.do(queue.submit(request("r2", output_location=location))).inference_id == "r2"
 
 
 def test_refusal_is_for_new_requests(store: Store, queue: Queue) -> None:
-    """A client's retry is answered nevertheless: the object is its own."""
+    """A client's retry is answered where new requests are refused, because the existing object is its own."""
     sent = request("r1", invocation_id="call")
     first = store.do(queue.submit(sent))
 
@@ -127,7 +130,10 @@ def test_refusal_is_for_new_requests(store: Store, queue: Queue) -> None:
 
 
 def test_result_that_cannot_be_published_is_replaced_once_and_for_all(store: Store, queue: Queue) -> None:
-    """The failure is durable before its object is written; only the holder of the claim may replace the result."""
+    """A result that cannot be published becomes a failure before its object is written.
+
+    Only the claim's holder may do so.
+    """
     failure = AsyncOutcome(state=AsyncState.FAILED, reason="taken")
     store.do(queue.submit(request("r1")))
     late = store.do(claimed(queue))
@@ -150,7 +156,7 @@ def test_result_that_cannot_be_published_is_replaced_once_and_for_all(store: Sto
 
 
 def test_many_submits_of_one_invocation_at_once_store_one(store: Store) -> None:
-    """Though they come from several processes."""
+    """Concurrent submits of one invocation by several processes store one request."""
     queues = [store.opened() for _ in range(3)]
 
     async def submit() -> list[AsyncRequest]:
@@ -162,7 +168,7 @@ def test_many_submits_of_one_invocation_at_once_store_one(store: Store) -> None:
 
 
 def test_submits_at_once_have_each_its_own_answer(store: Store, queue: Queue) -> None:
-    """One that is refused, or whose caller went away, takes none with it."""
+    """Of submits in one transaction, one that is refused or cancelled does not affect the others."""
     store.do(queue.submit(request("taken")))
 
     async def submit() -> list[object]:
@@ -181,7 +187,7 @@ def test_submits_at_once_have_each_its_own_answer(store: Store, queue: Queue) ->
 
 
 def test_a_lapsed_lease_lets_another_take_the_request(store: Store, queue: Queue) -> None:
-    """Not before, and not while it is extended; each taking is an attempt."""
+    """A request can be claimed again once its lease has ended without extension, and each claim is an attempt."""
     store.do(queue.submit(request("r1")))
     first = store.do(claimed(queue, 30))
 
@@ -200,7 +206,7 @@ def test_a_lapsed_lease_lets_another_take_the_request(store: Store, queue: Queue
 
 
 def test_a_late_worker_can_do_nothing(store: Store, queue: Queue) -> None:
-    """Once another has the request, its claim cannot extend, decide, give back or finish."""
+    """A worker whose request another one has claimed can no longer extend, decide, return or finish it."""
     store.do(queue.submit(request("r1")))
     late = store.do(claimed(queue, 30))
     store.clock.step(31)
@@ -218,7 +224,7 @@ def test_a_late_worker_can_do_nothing(store: Store, queue: Queue) -> None:
 
 
 def test_a_lapsed_lease_that_nobody_took_still_holds(store: Store, queue: Queue) -> None:
-    """After a clock step the holder can still finish: the token decides, not the time."""
+    """A holder whose lease ended, as after a clock step, can finish unless another claimed the request."""
     store.do(queue.submit(request("r1")))
     store.do(queue.submit(request("r2")))
     first = store.do(claimed(queue, 30))
@@ -233,7 +239,7 @@ def test_a_lapsed_lease_that_nobody_took_still_holds(store: Store, queue: Queue)
 
 
 def test_deciding_again_with_the_same_outcome_is_success(store: Store, queue: Queue) -> None:
-    """A holder whose answer was lost may ask again; another outcome does not replace the first."""
+    """A holder may repeat a decision whose confirmation was lost; another outcome does not replace the first."""
     store.do(queue.submit(request("r1")))
     claim = store.do(claimed(queue))
 
@@ -247,7 +253,7 @@ def test_deciding_again_with_the_same_outcome_is_success(store: Store, queue: Qu
 
 
 def test_what_is_decided_is_only_published_by_the_next(store: Store, queue: Queue) -> None:
-    """A claim of it has the outcome, counts no attempt, and comes before what waits."""
+    """A claim of a decided request contains the outcome, is not an attempt, and comes before waiting requests."""
     store.do(queue.submit(request("r0")))
     store.do(queue.submit(request("r1", body=b"input")))
     store.do(claimed(queue, 3600))
@@ -272,7 +278,7 @@ def test_what_is_decided_is_only_published_by_the_next(store: Store, queue: Queu
 
 
 def test_nothing_is_finished_before_it_is_decided(store: Store, queue: Queue) -> None:
-    """That would be a request without an outcome."""
+    """A request cannot be finished before it is decided, because it would have no outcome."""
     store.do(queue.submit(request("r1")))
     claim = store.do(claimed(queue))
 
@@ -281,7 +287,7 @@ def test_nothing_is_finished_before_it_is_decided(store: Store, queue: Queue) ->
 
 
 def test_a_retry_waits_for_its_delay_and_then_comes_first(store: Store, queue: Queue) -> None:
-    """It keeps its place in the order of arrival, and the reason is shown meanwhile."""
+    """A retried request keeps its place in the order of arrival and shows its reason while it waits."""
     for name in ("r1", "r2", "r3"):
         store.do(queue.submit(request(name)))
     assert store.do(queue.retry(store.do(claimed(queue)), 10, "instance died"))
@@ -297,7 +303,7 @@ def test_a_retry_waits_for_its_delay_and_then_comes_first(store: Store, queue: Q
 
 
 def test_what_was_no_attempt_is_not_counted(store: Store, queue: Queue) -> None:
-    """A worker that shuts down, or an instance without room, does not use up a request's attempts."""
+    """A claim that ended by shutdown or for lack of capacity does not count as an attempt."""
     store.do(queue.submit(request("r1")))
 
     for _ in range(3):
@@ -309,7 +315,7 @@ def test_what_was_no_attempt_is_not_counted(store: Store, queue: Queue) -> None:
 
 
 def test_an_attempt_that_was_decided_stays_counted(store: Store, queue: Queue) -> None:
-    """A worker that stops while it publishes takes back no attempt: what attempts have left is removed by number."""
+    """A worker that stops during publication keeps the attempt counted, since staged objects have its number."""
     store.do(queue.submit(request("r1")))
     claim = store.do(claimed(queue))
     assert store.do(queue.decide(claim, result()))
@@ -321,7 +327,7 @@ def test_an_attempt_that_was_decided_stays_counted(store: Store, queue: Queue) -
 
 @pytest.mark.parametrize("state", [AsyncState.WAITING, AsyncState.RUNNING])
 def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: AsyncState) -> None:
-    """Its holder loses it, the next claim publishes its failure, and it never runs again."""
+    """A cancelled request's holder loses it, and the next claim publishes the failure; the request never runs again."""
     store.do(queue.submit(request("r1")))
     holder = store.do(claimed(queue)) if state is AsyncState.RUNNING else None
 
@@ -340,7 +346,7 @@ def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: Async
 
 
 def test_what_is_decided_cannot_be_cancelled(store: Store, queue: Queue) -> None:
-    """The answer is the state that came before; of an unknown request there is none."""
+    """Cancelling a decided request returns its state, and cancelling an unknown one returns None."""
     store.do(queue.submit(request("r1")))
     claim = store.do(claimed(queue))
     store.do(queue.decide(claim, result()))
@@ -352,7 +358,10 @@ def test_what_is_decided_cannot_be_cancelled(store: Store, queue: Queue) -> None
 
 
 def test_a_request_past_its_time_to_live_is_not_run(store: Store, queue: Queue) -> None:
-    """It is decided as EXPIRED, also where there is no instance; one that runs may go on, and only then expires."""
+    """A waiting request becomes EXPIRED, also without instances.
+
+    A running one may go on, and expires once its lease ends.
+    """
     store.do(queue.submit(request("runs", ttl_s=60)))
     store.do(queue.submit(request("waits", ttl_s=60)))
     store.do(queue.submit(request("lives", ttl_s=600)))
@@ -378,7 +387,7 @@ def test_a_request_past_its_time_to_live_is_not_run(store: Store, queue: Queue) 
 
 
 def test_a_clock_that_goes_back_delays_nothing_for_long(store: Store, queue: Queue) -> None:
-    """Leases and delays are counted again from the new time: a dead worker's request is not stuck for the step."""
+    """After the clock goes back, leases and delays are counted from the new time, so that requests are not stuck."""
     store.do(queue.submit(request("r1")))
     store.do(queue.submit(request("r2")))
     store.do(claimed(queue, 30))
@@ -395,7 +404,7 @@ def test_a_clock_that_goes_back_delays_nothing_for_long(store: Store, queue: Que
 
 
 def test_the_backlog_is_counted_by_state(store: Store, queue: Queue) -> None:
-    """What ends leaves it, whatever way it goes; the age is that of the oldest that waits or runs."""
+    """The backlog counts requests by state until they end; its age is that of the oldest waiting or running one."""
     for number in range(5):
         store.do(queue.submit(request(f"r{number}")))
         store.clock.step(1)
@@ -410,7 +419,7 @@ def test_the_backlog_is_counted_by_state(store: Store, queue: Queue) -> None:
 
 
 def test_lists_go_by_arrival_page_by_page(store: Store, queue: Queue) -> None:
-    """Of all states or of one; the bodies are not in them."""
+    """Lists are in order of arrival, in pages, for one state or all, and without bodies."""
     for number in range(7):
         store.do(queue.submit(request(f"r{number}", body=b"secret")))
     store.do(queue.submit(request("elsewhere", endpoint="other")))
@@ -436,7 +445,7 @@ def test_lists_go_by_arrival_page_by_page(store: Store, queue: Queue) -> None:
 
 
 def test_a_full_queue_refuses_and_takes_again(store: Store) -> None:
-    """By requests and by bytes of inline bodies, each endpoint for itself; a retry of what is stored still finds it."""
+    """Each endpoint has limits of requests and of inline bytes; a retry of a stored request still finds it."""
     queue = store.opened(max_pending=3, max_pending_bytes=100)
     first = store.do(queue.submit(request("r1", body=b"x" * 60, invocation_id="call")))
 
@@ -457,7 +466,7 @@ def test_a_full_queue_refuses_and_takes_again(store: Store) -> None:
 
 
 def test_what_ended_is_remembered_for_its_time(store: Store) -> None:
-    """Then its id and its invocation are free; what has not ended is never forgotten."""
+    """An ended request is forgotten after its time, which frees its id and invocation; others are never forgotten."""
     queue = store.opened(remember_s=100)
     store.do(queue.submit(request("r1", invocation_id="call")))
     store.do(queue.submit(request("r2")))
@@ -474,7 +483,7 @@ def test_what_ended_is_remembered_for_its_time(store: Store) -> None:
 
 
 def test_of_too_many_ended_the_oldest_are_forgotten(store: Store) -> None:
-    """However young they are, so that what is remembered has a bound."""
+    """Beyond a limit the oldest ended requests are forgotten, however young they are."""
     queue = store.opened(max_remembered=3)
     for number in range(5):
         store.do(queue.submit(request(f"r{number}")))
@@ -488,7 +497,7 @@ def test_of_too_many_ended_the_oldest_are_forgotten(store: Store) -> None:
 
 
 def test_a_queue_opened_anew_has_everything(store: Store) -> None:
-    """Nothing is kept in the process."""
+    """A new queue object on the same store has everything."""
     queue = store.opened()
     for name in ("r1", "r2", "r3"):
         store.do(queue.submit(request(name, body=b"input")))

@@ -1,4 +1,4 @@
-"""A queue shared by processes that race and are killed: nothing acknowledged is lost, nothing ends twice."""
+"""A queue shared by processes that race and are killed: acknowledged operations last, and requests end once."""
 
 import contextlib
 import random
@@ -27,7 +27,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def user(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process of queue_user.py that is ready; killed afterwards if it still runs."""
+    """Start queue_user.py and yield the ready process; kill it at the end if it still runs."""
     command = [sys.executable, "-m", "tests.unit.torchmoor.async_inference.queue_user", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -39,7 +39,7 @@ def user(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_of_racing_processes_one_decides(store: Store) -> None:
-    """Though each lease lapses at once, so that others always take over: one outcome a request, and it is finished."""
+    """With leases that end at once and processes that race, each request gets one outcome and is finished."""
     queue = store.opened_by_url()
     names = {f"r{number}" for number in range(60)}
     for name in sorted(names):
@@ -59,7 +59,7 @@ def test_of_racing_processes_one_decides(store: Store) -> None:
 
 
 def test_a_kill_loses_nothing_that_was_acknowledged(store: Store) -> None:
-    """SIGKILL of processes at any point: what they said is so, all else goes on, and counts are right."""
+    """After SIGKILL at any point, acknowledged operations are stored, other requests continue, and counts are right."""
     acknowledged: list[list[str]] = []
     for number in range(NUM_KILLS):
         with user("churn", store.url, f"a{number}") as one, user("churn", store.url, f"b{number}") as other:
@@ -94,7 +94,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(store: Store) -> None:
 
 
 def work_off(store: Store, queue: Queue) -> bool:
-    """Whether anything is left once all that can be taken has been."""
+    """Process every request that can be claimed; return whether any is left."""
     while claim := store.do(queue.claim(ENDPOINT, 30)):
         if claim.decided is None:
             assert store.do(queue.decide(claim, result()))
@@ -103,7 +103,7 @@ def work_off(store: Store, queue: Queue) -> bool:
 
 
 def records_of(store: Store, queue: Queue) -> dict[str, AsyncRecord]:
-    """All, page by page."""
+    """Return all records, page by page."""
     found: list[AsyncRecord] = []
     while page := store.do(queue.list(ENDPOINT, after=found[-1].request.inference_id if found else None)):
         found += page
@@ -113,7 +113,7 @@ def records_of(store: Store, queue: Queue) -> dict[str, AsyncRecord]:
 
 
 def check_file(path: str) -> None:
-    """It is whole, its totals are its rows', and no body is left of what has ended."""
+    """Check the file's integrity, its totals, and that no body of an ended request is left."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         counted = "SELECT endpoint, state, count(*), sum(body_bytes) FROM requests GROUP BY 1, 2 ORDER BY 1, 2"

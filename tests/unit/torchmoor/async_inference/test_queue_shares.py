@@ -1,4 +1,4 @@
-"""What each caller may have pending in a queue, on every store."""
+"""The share of a queue that one caller may have pending, on every store."""
 
 import pytest
 
@@ -9,7 +9,10 @@ from torchmoor.errors import CallerLimited
 
 
 def test_a_caller_at_its_share_is_refused_until_one_of_its_requests_ends(store: Store, queue: Queue) -> None:
-    """Over all endpoints and processes, by requests and bytes; a retry of what is stored still finds it."""
+    """The share counts requests and bytes over all endpoints and processes.
+
+    A retry of a stored request still finds it.
+    """
     alice, bob = CallerShare("alice", 2, 150), CallerShare("bob", 2, 150)
     first = store.do(queue.submit(request("r1", body=b"x" * 60, invocation_id="call"), share=alice))
 
@@ -32,7 +35,7 @@ def test_a_caller_at_its_share_is_refused_until_one_of_its_requests_ends(store: 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired", "failed", "finished twice"])
 def test_every_end_gives_a_callers_share_back_once(store: Store, queue: Queue, end: str) -> None:
-    """However a request ends, its caller may have one more, and only one."""
+    """However a request ends, its caller gets its share back exactly once."""
     share = CallerShare("alice", 1, 1000)
     store.do(queue.submit(request("r1", ttl_s=60.0), share=share))
     if end == "cancelled":

@@ -1,4 +1,4 @@
-"""What a queue's URL may be, and what is said of one that is wrong."""
+"""Valid forms of a queue's URL, and errors for wrong ones."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from torchmoor.errors import ConfigError
 
 
 def test_the_scheme_chooses_the_queue(tmp_path: Path) -> None:
-    """A file for SQLite, made with its folder; no connection is made to a server."""
+    """A file URL opens SQLite and creates its folder; a server's URL makes no connection yet."""
     path = tmp_path / "a b" / "queue.db"
 
     async def run() -> None:
@@ -40,7 +40,7 @@ def test_the_scheme_chooses_the_queue(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_url_is_refused_without_its_secret(url: str) -> None:
-    """The message says which forms there are."""
+    """The error for a wrong URL lists the valid forms and omits the secret."""
     with pytest.raises(ConfigError, match=r"must (be|name|have|not have)") as refused:
         open_queue(url, AsyncQueueSettings())
 
@@ -48,6 +48,6 @@ def test_a_wrong_url_is_refused_without_its_secret(url: str) -> None:
 
 
 def test_settings_must_be_positive() -> None:
-    """A bound of nothing would be no queue."""
+    """A limit of a queue must be positive."""
     with pytest.raises(ConfigError, match=r"async_queue.max_pending"):
         AsyncQueueSettings(max_pending=0)

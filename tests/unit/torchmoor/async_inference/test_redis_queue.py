@@ -1,4 +1,4 @@
-"""What only a queue on a server can meet: it goes away, loses an answer, has no memory, never says a word."""
+"""Faults that only a queue on a server has: outages, lost answers, lack of memory, silence."""
 
 import asyncio
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.redis
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """One of the test's own, which it may kill."""
+    """Run a server of the test's own, which it may kill."""
     with run_redis(tmp_path) as server:
         yield server
 
 
 def test_a_server_that_went_away_comes_back_with_everything(server: RedisServer) -> None:
-    """Meanwhile each call is refused; the queue connects again by itself."""
+    """While the server is away each call is refused; then the queue reconnects and has all requests."""
     with Store(server.url, partial(make_redis, server)) as store:
         queue = store.opened_by_url()
         store.do(queue.submit(request("r1", body=b"input")))
@@ -49,7 +49,7 @@ def test_a_server_that_went_away_comes_back_with_everything(server: RedisServer)
 
 
 def test_a_server_without_memory_refuses_and_goes_on_later(server: RedisServer) -> None:
-    """Nothing is half written."""
+    """A server without memory refuses a write as a whole, and accepts writes again later."""
     with Store(server.url, partial(make_redis, server)) as store, server.client() as client:
         queue = store.opened_by_url()
         store.do(queue.submit(request("r1")))
@@ -67,7 +67,7 @@ def test_a_server_without_memory_refuses_and_goes_on_later(server: RedisServer) 
 @pytest.mark.parametrize("store", ["valkey"], indirect=True)
 @pytest.mark.parametrize("call", ["submit", "decide", "finish"])
 def test_a_lost_answer_is_asked_for_again(redis_server: RedisServer, store: Store, call: str) -> None:
-    """The client tries again, and the queue knows that it was the same call: also of a submit without an invocation."""
+    """The client repeats a call without an answer, and the queue recognises it, also without an invocation id."""
     with LossyProxy(redis_server.port) as lossy:
         store.url = store.url.replace(f":{redis_server.port}/", f":{lossy.port}/")
         queue = store.opened_by_url()
@@ -88,7 +88,7 @@ def test_a_lost_answer_is_asked_for_again(redis_server: RedisServer, store: Stor
 
 
 def test_time_is_the_servers(server: RedisServer) -> None:
-    """So proxies whose clocks differ agree on what has lapsed."""
+    """The server's clock applies, so that proxies with different clocks agree on ended leases."""
     with Store(server.url, partial(make_redis, server)) as store, server.client() as client:
         queue = store.opened_by_url()
         before = client.time()[0]
@@ -113,7 +113,7 @@ def test_a_server_that_never_answers_costs_one_time_out(caplog: pytest.LogCaptur
 
 
 def test_a_cancellation_that_the_client_loses_is_not_lost() -> None:
-    """It waits for what it has sent with wait_for, which on Python 3.11 returns a result that comes meanwhile."""
+    """A cancellation during a call is not lost, although Python 3.11's wait_for may return the result instead."""
 
     class Client:
         async def eval(self, *arguments: object) -> int:

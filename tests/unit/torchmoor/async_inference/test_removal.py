@@ -1,4 +1,4 @@
-"""A removed endpoint's requests: each ends with one object, and a later endpoint of the same name runs none of them."""
+"""Requests of a removed endpoint: each ends with one object, and a new endpoint of the name runs none of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StoreRig(Rig):
         return open_queue(self.url, AsyncQueueSettings())
 
     async def start_without(self) -> tuple[AsyncInference, AsyncEndpointContext]:
-        """A running service without the endpoint, as after a restart that no longer has it."""
+        """Start a service without the endpoint, as after a restart that no longer has it."""
         service = self.make_service()
         endpoint = service.endpoints.pop("llava")
         return await self._stack.enter_async_context(service), endpoint
@@ -54,7 +54,7 @@ async def states(service: AsyncInference, *ids: str) -> list[tuple[AsyncState, s
 
 
 def test_what_runs_may_end_and_what_waits_is_cancelled(rig: StoreRig) -> None:
-    """A later endpoint of the name finds an empty queue."""
+    """Running requests may end, waiting ones are cancelled, and a new endpoint of the name has an empty queue."""
     gate = Gate()
 
     async def behave(received: Received, wire: Wire) -> None:
@@ -92,7 +92,7 @@ def test_what_runs_may_end_and_what_waits_is_cancelled(rig: StoreRig) -> None:
 
 
 def test_what_runs_for_too_long_is_cancelled(rig: StoreRig) -> None:
-    """And the worker does not wait for the instance."""
+    """A request that runs too long is cancelled without waiting for the instance."""
     gate = Gate()
 
     async def scene() -> None:
@@ -112,7 +112,7 @@ def test_what_runs_for_too_long_is_cancelled(rig: StoreRig) -> None:
 
 
 def test_a_restart_ends_what_a_killed_process_has_left(rig: StoreRig) -> None:
-    """Under its lease, waiting, or decided; a decided result is published, not cancelled."""
+    """A restart ends what a killed process left leased or waiting; a decided result is published, not cancelled."""
 
     async def leave() -> None:
         queue = rig.make_queue()
@@ -145,7 +145,7 @@ def test_a_restart_ends_what_a_killed_process_has_left(rig: StoreRig) -> None:
 
 
 def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
-    """Stopped meanwhile, the next process continues."""
+    """A removal waits for a store or queue that is down; if it is stopped meanwhile, the next process continues."""
     asked: list[str] = []
 
     class Down(DirectoryStore):
@@ -185,7 +185,7 @@ def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
 
 
 def test_a_store_that_stays_down_does_not_keep_the_endpoint(rig: StoreRig) -> None:
-    """After the time for it, what is left ends without an object, results included."""
+    """If the store stays down for the allowed time, the remaining requests end without an object."""
     now = time.time()
     rig.now = lambda: now
     asked: list[str] = []
@@ -222,7 +222,7 @@ def test_a_store_that_stays_down_does_not_keep_the_endpoint(rig: StoreRig) -> No
 
 
 def test_requests_of_another_proxy_stay(rig: StoreRig) -> None:
-    """They arrive during the removal, for an endpoint of the same name of a proxy that shares the queue."""
+    """Requests that another proxy of the queue accepts for an endpoint of the same name during the removal stay."""
 
     async def scene() -> None:
         async with rig:
@@ -245,7 +245,7 @@ def test_requests_of_another_proxy_stay(rig: StoreRig) -> None:
 
 
 def test_an_endpoint_that_accepts_requests_keeps_them(rig: StoreRig) -> None:
-    """It may be another one of the same name, or an update's. One that is gone accepts none."""
+    """An endpoint that accepts requests, such as a new one of the name or an updated one, keeps its requests."""
 
     async def scene() -> None:
         async with rig:

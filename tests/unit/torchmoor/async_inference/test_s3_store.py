@@ -1,4 +1,4 @@
-"""What is particular to objects in S3: servers that are down, slow or lossy, rights, names."""
+"""Properties of objects in S3: servers that are down, slow or lossy, permissions, names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.s3
 
 @pytest.fixture(autouse=True)
 def server(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server that all tests of S3 share, named by the environment."""
+    """Return the server that all tests of S3 share, named by the environment."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return s3_server
@@ -54,7 +54,7 @@ def run(test: Callable[[S3Store], Awaitable[Any]], **settings: Any) -> None:
 
 
 def test_publishing_keeps_the_content_type(place: str) -> None:
-    """A client that fetches the result sees the type that the model gave it."""
+    """A published result keeps the model's content type."""
 
     async def test(store: S3Store) -> None:
         stored = await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), ObjectMetadata("text/x-test"))
@@ -67,7 +67,7 @@ def test_publishing_keeps_the_content_type(place: str) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a%20b", "a?b#c", "a+b=c&d", "ä"])
 def test_keys_are_taken_as_they_are(place: str, name: str) -> None:
-    """A URL of S3 quotes nothing."""
+    """Keys in S3 URLs are used without unquoting."""
 
     async def test(store: S3Store) -> None:
         stored = await store.upload(f"{place}/staged", chunks_of(name.encode()))
@@ -78,7 +78,7 @@ def test_keys_are_taken_as_they_are(place: str, name: str) -> None:
 
 
 def test_a_server_that_is_down_is_a_reason_to_try_later(place: str) -> None:
-    """For every operation."""
+    """Every operation on a server that is down gives a retryable error."""
     down = f"http://127.0.0.1:{free_ports(1)[0]}"
 
     async def test(store: S3Store) -> None:
@@ -98,7 +98,7 @@ def test_a_server_that_is_down_is_a_reason_to_try_later(place: str) -> None:
 
 
 def test_a_server_that_never_answers_costs_the_time_out(place: str) -> None:
-    """And not more than the tries."""
+    """A server that does not answer costs the time-out for each try, and no more."""
 
     async def test(store: S3Store) -> None:
         with pytest.raises(ObjectUnavailable, match="reached"):
@@ -109,7 +109,7 @@ def test_a_server_that_never_answers_costs_the_time_out(place: str) -> None:
 
 
 class SlowProxy(LossyProxy):
-    """Forwards answers in small pieces, and at most a fixed number of bytes of each."""
+    """A proxy that forwards answers in small pieces, and at most a fixed number of bytes of each."""
 
     max_answer_bytes = 1 << 40
     is_silent_then = False  # or closes the connection
@@ -135,7 +135,7 @@ class SlowProxy(LossyProxy):
 
 
 def test_a_slow_server_is_waited_for(place: str, server: S3Server) -> None:
-    """As long as bytes come, however long all of them take."""
+    """A slow download continues as long as bytes arrive, however long it takes in total."""
 
     async def test(store: S3Store) -> None:
         await store.upload(f"{place}/x", repeat(b"x" * MIB, 9))
@@ -146,7 +146,7 @@ def test_a_slow_server_is_waited_for(place: str, server: S3Server) -> None:
 
 
 def test_a_download_goes_on_where_its_connection_stopped(place: str, server: S3Server) -> None:
-    """The reader does not notice, and a download of 1 GB does not start again."""
+    """A download whose connection breaks continues at that byte."""
     run(lambda store: store.upload(f"{place}/x", chunks_of(bytes(range(256)) * 4 * 1024 * 5)))
 
     async def test(store: S3Store) -> None:
@@ -159,7 +159,7 @@ def test_a_download_goes_on_where_its_connection_stopped(place: str, server: S3S
 
 
 def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(place: str, server: S3Server) -> None:
-    """The rest would be another object's."""
+    """If the object is replaced during a download, the download fails instead of mixing two objects."""
     run(lambda store: store.upload(f"{place}/x", repeat(b"a" * MIB, 5)))
 
     async def test(store: S3Store) -> None:
@@ -177,7 +177,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(place: str, se
 
 
 def test_giving_up_a_download_wakes_the_thread_that_waits(place: str, server: S3Server) -> None:
-    """A request whose time is over does not hold a thread for the rest of the time-out."""
+    """Closing a download wakes its waiting thread, which would otherwise stay busy for the rest of the time-out."""
     run(lambda store: store.upload(f"{place}/x", repeat(b"a" * MIB, 9)))
 
     async def test(store: S3Store) -> None:
@@ -191,7 +191,7 @@ def test_giving_up_a_download_wakes_the_thread_that_waits(place: str, server: S3
     with SlowProxy(server.port) as proxy:
         proxy.max_answer_bytes = 2 * MIB
         proxy.is_silent_then = True
-        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", read_timeout_s=100_000)  # the test's own is less
+        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", read_timeout_s=100_000)  # the test has less
 
 
 async def _drain(chunks: Any) -> None:
@@ -201,7 +201,7 @@ async def _drain(chunks: Any) -> None:
 
 @pytest.mark.parametrize("size", [100, 9 * MIB])
 def test_answers_that_are_lost_do_no_harm(place: str, server: S3Server, size: int) -> None:
-    """What was done is done again, or found done: parts, putting them together, publishing."""
+    """After a lost answer, an upload of a part, its completion or a publication is repeated or found done."""
 
     async def test(store: S3Store) -> None:
         for number in range(5):
@@ -220,7 +220,7 @@ def test_answers_that_are_lost_do_no_harm(place: str, server: S3Server, size: in
 
 
 def test_wrong_credentials_are_denied(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For good: trying again does not help; the message has no secret in it."""
+    """Wrong credentials give a permanent error without a secret in its message."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "some-other-secret")
 
     async def test(store: S3Store) -> None:
@@ -235,7 +235,7 @@ def test_wrong_credentials_are_denied(place: str, monkeypatch: pytest.MonkeyPatc
 def test_credentials_that_may_only_read_are_denied_to_write(
     place: str, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of either kind of upload; what they may, they may."""
+    """Read-only credentials are refused for both kinds of upload, and can read."""
     run(lambda store: store.put(f"{place}/x", b"x"))
     for name, value in server.reader.items():
         monkeypatch.setenv(name, value)
@@ -250,7 +250,7 @@ def test_credentials_that_may_only_read_are_denied_to_write(
 
 
 def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Once they are there, they are used: the lack is not remembered."""
+    """Missing credentials are an error, and are used once they are available."""
     with monkeypatch.context() as without:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
             without.delenv(name, raising=False)
@@ -268,7 +268,7 @@ def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_missing_bucket_and_a_missing_key_are_told_apart(place: str) -> None:
-    """The error says which of the two to create."""
+    """The error distinguishes a missing bucket from a missing key."""
 
     async def test(store: S3Store) -> None:
         with pytest.raises(ObjectMissing, match=r"there is no s3://.*/none"):
@@ -282,7 +282,7 @@ def test_a_missing_bucket_and_a_missing_key_are_told_apart(place: str) -> None:
 
 
 def test_inputs_may_be_bound_to_prefixes(place: str) -> None:
-    """Our credentials may be good for more than what a client may name."""
+    """Inputs may be limited to prefixes, since the proxy's credentials may permit more than clients should read."""
 
     async def test(store: S3Store) -> None:
         store.check_input(f"{place}/allowed/x")
@@ -294,7 +294,7 @@ def test_inputs_may_be_bound_to_prefixes(place: str) -> None:
 
 @pytest.mark.parametrize("url", ["s3://Bucket_/x", "s3:///x", "s3://b", "s3://bucket/"])
 def test_urls_that_name_no_object_are_refused(url: str) -> None:
-    """By us or by the library's own rules."""
+    """A URL without an object is refused, by the product's checks or the library's."""
 
     async def test(store: S3Store) -> None:
         with pytest.raises((LocationRefused, ObjectMissing)):
@@ -304,7 +304,7 @@ def test_urls_that_name_no_object_are_refused(url: str) -> None:
 
 
 def test_settings_that_s3_would_refuse_are_refused_first() -> None:
-    """Its parts have a least size, its copies a largest."""
+    """Settings outside S3's limits for parts and copies are refused."""
     with pytest.raises(ConfigError, match="part_bytes"):
         ObjectSettings(part_bytes=MIB)
     with pytest.raises(ConfigError, match="max_output_bytes"):

@@ -1,4 +1,4 @@
-"""What only a queue in a file can meet: a full disk, a file that is locked, damaged or another's; and its plans."""
+"""Faults and plans of a queue in a file: a full, locked or damaged file, another program's file, and indexes."""
 
 import asyncio
 import sqlite3
@@ -19,19 +19,19 @@ pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 
 
 def sqlite_queue(store: Store, **limits: float) -> SqliteQueue:
-    """The store's."""
+    """Open the store's queue."""
     queue = store.opened(**limits)
     assert isinstance(queue, SqliteQueue)
     return queue
 
 
 def file_of(store: Store) -> Path:
-    """Where it is."""
+    """Return the queue's file."""
     return Path(store.url.removeprefix("sqlite://"))
 
 
 class Watched(sqlite3.Connection):
-    """A connection to a disk whose room the test chooses, and whose statements it sees."""
+    """A connection to a disk whose free space the test sets; it records statements."""
 
     max_pages = 100_000
     statements: ClassVar[set[str]] = set()
@@ -45,7 +45,7 @@ class Watched(sqlite3.Connection):
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
-    """Let every connection that is opened from now on be a Watched one."""
+    """Make every new connection a Watched one."""
 
     class Own(Watched):
         statements: ClassVar[set[str]] = set()
@@ -55,7 +55,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
 
 
 def test_a_full_disk_refuses_and_loses_nothing(watched: type[Watched], store: Store) -> None:
-    """Whatever does not fit is refused as a whole, in words; what was there can be read, and goes on afterwards."""
+    """A write that does not fit is refused as a whole; stored requests can be read, and writes succeed later."""
     queue = sqlite_queue(store)
     stored = []
     watched.max_pages = 100
@@ -84,7 +84,7 @@ def test_a_full_disk_refuses_and_loses_nothing(watched: type[Watched], store: St
 
 
 def test_a_file_that_is_locked_for_long_refuses(store: Store) -> None:
-    """After its time-out, and all that wait at once; afterwards it goes on."""
+    """On a locked file all waiting operations fail after the time-out, and later ones succeed."""
     queue = sqlite_queue(store, timeout_s=0.1)
 
     async def submit() -> list[object]:
@@ -102,7 +102,7 @@ def test_a_file_that_is_locked_for_long_refuses(store: Store) -> None:
 
 
 def test_what_fails_is_undone_alone(store: Store) -> None:
-    """Operations that share a transaction do not share their fate."""
+    """If one operation of a shared transaction fails, the others succeed."""
     database = SqliteDatabase(file_of(store), timeout_s=60)
 
     def write(db: sqlite3.Connection) -> int:
@@ -125,7 +125,7 @@ def test_what_fails_is_undone_alone(store: Store) -> None:
 
 
 def test_a_closed_queue_says_so(store: Store) -> None:
-    """What was under way has ended well."""
+    """A closed queue refuses operations; those that were in progress have completed."""
     queue = sqlite_queue(store)
 
     async def submit_and_close() -> None:
@@ -140,7 +140,7 @@ def test_a_closed_queue_says_so(store: Store) -> None:
 
 
 def test_a_file_that_is_no_queue_is_refused(store: Store, tmp_path: Path) -> None:
-    """Before anything listens: one that is damaged, another program's, another version's, in a place without rights."""
+    """A file that is damaged, from another program or version, or without permission is refused at the start."""
     damaged, other, later = tmp_path / "damaged", tmp_path / "other", tmp_path / "later"
     damaged.write_bytes(b"not a database" * 1000)
     with closing(sqlite3.connect(other)) as db:
@@ -157,7 +157,7 @@ def test_a_file_that_is_no_queue_is_refused(store: Store, tmp_path: Path) -> Non
 
 
 def test_the_files_are_for_their_owner_alone(store: Store) -> None:
-    """They hold what clients sent."""
+    """The queue's files, which contain clients' requests, are readable by their owner only."""
     store.do(sqlite_queue(store).submit(request("r1", body=b"secret")))
 
     modes = {path.name: path.stat().st_mode & 0o777 for path in file_of(store).parent.iterdir()}
@@ -166,7 +166,7 @@ def test_the_files_are_for_their_owner_alone(store: Store) -> None:
 
 
 def test_no_operation_looks_through_all_requests(watched: type[Watched], store: Store) -> None:
-    """Each statement finds what it needs by an index, so thousands that wait slow nothing down."""
+    """Each statement uses an index, so thousands of waiting requests do not slow operations down."""
     queue = sqlite_queue(store, max_remembered=1, remember_s=10)
 
     for number in range(6):

@@ -1,4 +1,4 @@
-"""A worker between a real queue, a real directory and instances that fail in every way: one end for each request."""
+"""A worker with a real queue and directory, and instances that fail in every way: each request ends once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def test_inline_body_becomes_a_result_object(rig: Rig) -> None:
-    """The instance gets the body and the client's fields; the answer is the object that the client was promised."""
+    """The instance gets the inline body and the client's fields, and its answer becomes the promised object."""
 
     async def scene() -> None:
         async with rig:
@@ -49,7 +49,7 @@ def test_inline_body_becomes_a_result_object(rig: Rig) -> None:
 
 
 def test_content_type_that_no_store_takes_is_left_out(rig: Rig) -> None:
-    """Or what is decided could never be published."""
+    """A content type that stores refuse is left out, so that a decided result can always be published."""
 
     async def behave(received: Received, wire: Wire) -> None:
         wire.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/\xe9\r\nContent-Length: 2\r\n\r\nok")
@@ -70,7 +70,7 @@ def test_content_type_that_no_store_takes_is_left_out(rig: Rig) -> None:
 
 
 def test_input_object_goes_with_its_length(rig: Rig) -> None:
-    """TorchServe's limits are by Content-Length, so an input that is streamed has one."""
+    """An input object is sent with its Content-Length, by which TorchServe applies its limit."""
 
     async def scene() -> None:
         async with rig:
@@ -90,7 +90,7 @@ def test_input_object_goes_with_its_length(rig: Rig) -> None:
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_large_answer_is_staged_and_then_gets_its_name(rig: Rig, is_chunked: bool) -> None:
-    """An answer that does not fit into the queue's row is never seen under its name before it is decided upon."""
+    """An answer too large for the queue's row is staged, and gets its name only after the decision."""
 
     async def scene() -> None:
         async with rig:
@@ -111,7 +111,7 @@ def test_large_answer_is_staged_and_then_gets_its_name(rig: Rig, is_chunked: boo
 
 
 def test_answer_above_the_limit_fails(rig: Rig) -> None:
-    """A request whose result is too large fails, and the store keeps none of it."""
+    """A request whose answer exceeds the limit fails, and nothing of the answer is stored."""
 
     async def scene() -> None:
         async with rig:
@@ -130,7 +130,7 @@ def test_answer_above_the_limit_fails(rig: Rig) -> None:
 
 @pytest.mark.parametrize(("status", "whose"), [(400, "client"), (404, "client"), (500, "server"), (424, "client")])
 def test_model_error_is_final(rig: Rig, status: int, whose: str) -> None:
-    """What the handler says with its own code is the request's end, as on SageMaker."""
+    """An error with the handler's own code is final, as on SageMaker."""
 
     async def scene() -> None:
         async with rig:
@@ -151,7 +151,7 @@ def test_model_error_is_final(rig: Rig, status: int, whose: str) -> None:
 
 
 def test_input_above_torchserves_limit_is_told_the_setting(rig: Rig) -> None:
-    """TorchServe answers 413 without a word."""
+    """TorchServe answers 413 without a text, so the failure names the setting."""
 
     async def scene() -> None:
         async with rig:
@@ -170,7 +170,7 @@ def test_input_above_torchserves_limit_is_told_the_setting(rig: Rig) -> None:
 
 
 def test_instance_without_room_is_asked_again_and_it_is_no_attempt(rig: Rig) -> None:
-    """A handler that is full for the moment costs a request none of its attempts, however often it says so."""
+    """Refusals by a full instance do not count as attempts, however many there are."""
     refusals = 3 * QUICK.max_attempts
 
     async def behave(received: Received, wire: Wire) -> None:
@@ -194,7 +194,7 @@ def test_instance_without_room_is_asked_again_and_it_is_no_attempt(rig: Rig) -> 
 
 @pytest.mark.parametrize("retry_after", ["0", "1000000000"])
 def test_retry_after_keeps_to_the_back_off(rig: Rig, retry_after: str) -> None:
-    """An instance can neither be asked without a pause nor have a request sleep past its time to live."""
+    """The instance's Retry-After is limited by the back-off and by the request's time to live."""
     delays: list[float] = []
 
     async def behave(received: Received, wire: Wire) -> None:
@@ -234,7 +234,7 @@ async def _cut(received: Received, wire: Wire) -> None:
 
 @pytest.mark.parametrize("failure", [_reset, _cut, refusing(503, None, "no worker"), refusing(507, None, "died")])
 def test_lost_attempt_is_repeated(rig: Rig, failure: object) -> None:
-    """A connection that ends and a worker that died cost an attempt; the next one gives the one result."""
+    """After a lost connection or a dead worker, the next attempt gives the one result, and both count as attempts."""
 
     async def behave(received: Received, wire: Wire) -> None:
         await (failure if len(rig.instance.received) <= 2 else answering(body=b"done"))(received, wire)
@@ -256,7 +256,10 @@ def test_lost_attempt_is_repeated(rig: Rig, failure: object) -> None:
 
 
 def test_attempts_end(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """What fails at every attempt ends with a failure object that says why; no log repeats what a model has said."""
+    """A request that fails at every attempt ends with a failure object and its reason.
+
+    Logs do not repeat model output.
+    """
 
     async def scene() -> None:
         async with rig:
@@ -276,7 +279,7 @@ def test_attempts_end(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_instance_that_cannot_be_reached_costs_no_attempt(rig: Rig) -> None:
-    """Nothing has been done where no connection came about."""
+    """A failed connection does not count as an attempt, because the instance did nothing."""
 
     async def scene() -> None:
         async with rig:
@@ -294,7 +297,7 @@ def test_instance_that_cannot_be_reached_costs_no_attempt(rig: Rig) -> None:
 
 
 def test_time_out_is_final_and_the_instance_is_told(rig: Rig) -> None:
-    """InvocationTimeoutSeconds over: the failure is SageMaker's, and the instance need not go on."""
+    """After InvocationTimeoutSeconds the request fails as on SageMaker, and the instance is asked to cancel."""
 
     async def behave(received: Received, wire: Wire) -> None:
         await wire.until_closed()
@@ -317,7 +320,7 @@ def test_time_out_is_final_and_the_instance_is_told(rig: Rig) -> None:
 
 
 def test_late_error_in_a_text_is_a_failure(rig: Rig) -> None:
-    """A handler that marks its text as broken off has not answered."""
+    """A text whose end is marked as an error is a failure."""
 
     async def scene() -> None:
         async with rig:
@@ -336,7 +339,7 @@ def test_late_error_in_a_text_is_a_failure(rig: Rig) -> None:
 
 
 def test_missing_input_is_a_failure(rig: Rig) -> None:
-    """An input that is not there will not come by trying."""
+    """A missing input is a failure without a retry."""
 
     async def scene() -> None:
         async with rig:
@@ -354,7 +357,7 @@ def test_missing_input_is_a_failure(rig: Rig) -> None:
 
 
 def test_cancelled_request_stops_at_the_instance(rig: Rig) -> None:
-    """A cancel ends a running request soon, tells the instance, and leaves a failure object, never a result."""
+    """Cancelling a running request cancels it at the instance and leaves a failure object instead of a result."""
     gate = Gate()
 
     async def scene() -> None:
@@ -376,7 +379,7 @@ def test_cancelled_request_stops_at_the_instance(rig: Rig) -> None:
 
 
 def test_cancelled_while_waiting_never_runs(rig: Rig) -> None:
-    """What waits and is cancelled costs no instance anything."""
+    """A waiting request that is cancelled never reaches an instance."""
 
     async def scene() -> None:
         async with rig:
@@ -416,7 +419,7 @@ def test_time_to_live_passes_without_an_instance(rig: Rig) -> None:
 
 
 def test_places_bound_what_runs(rig: Rig) -> None:
-    """No more requests run than there are places, in the order in which they came."""
+    """At most as many requests run as there are places, in the order of arrival."""
 
     async def behave(received: Received, wire: Wire) -> None:
         await asyncio.sleep(0)
@@ -441,7 +444,7 @@ def test_places_bound_what_runs(rig: Rig) -> None:
 
 
 def test_stopped_service_gives_back_what_runs(rig: Rig) -> None:
-    """A worker that is stopped leaves its request to the next one at once, and it costs no attempt."""
+    """A stopped worker returns its request to the queue at once, without counting an attempt."""
     gate = Gate()
 
     async def behave(received: Received, wire: Wire) -> None:
@@ -470,7 +473,10 @@ def test_stopped_service_gives_back_what_runs(rig: Rig) -> None:
 
 @pytest.mark.parametrize("is_in_time", [True, False])
 def test_removed_endpoint_lets_requests_end_for_a_while(rig: Rig, is_in_time: bool) -> None:
-    """What ends in time is not run twice; what does not returns to the queue, and costs no attempt."""
+    """Requests of a removed endpoint may end within a time.
+
+    Then they return to the queue without counting an attempt.
+    """
     gate = Gate()
 
     async def behave(received: Received, wire: Wire) -> None:
@@ -499,13 +505,13 @@ def test_removed_endpoint_lets_requests_end_for_a_while(rig: Rig, is_in_time: bo
 
 
 async def _stand_still(*args: object, **named: object) -> bool:
-    """The lease of a process that stands still is not extended, and it does not learn that it is lost."""
+    """Replace `extend` of a suspended worker: the lease is not extended, and the worker does not notice."""
     return True
 
 
 @pytest.mark.parametrize("size", [100, 5000])
 def test_worker_whose_claim_was_taken_changes_nothing(rig: Rig, size: int) -> None:
-    """A worker that was away for longer than its lease finds that another has decided, and takes its answer back."""
+    """A worker that lost its lease meanwhile finds another's decision and deletes its own staged answer."""
     gate, clock = Gate(), [1000.0]
     rig.now = lambda: clock[0]
 
@@ -539,7 +545,7 @@ def test_worker_whose_claim_was_taken_changes_nothing(rig: Rig, size: int) -> No
 
 
 def test_request_whose_workers_die_is_given_up(rig: Rig) -> None:
-    """What kills every worker that takes it ends too."""
+    """A request that kills each of its workers ends after the last attempt."""
 
     async def scene() -> None:
         async with rig:
@@ -563,7 +569,7 @@ def test_request_whose_workers_die_is_given_up(rig: Rig) -> None:
 
 
 def test_metrics_tell_of_the_backlog(rig: Rig) -> None:
-    """What autoscalers go by: how much waits, how old it is, whether anybody is there to serve it."""
+    """The metrics show how many requests wait, the oldest one's age, and whether instances serve them."""
 
     async def scene() -> None:
         async with rig:
@@ -587,7 +593,7 @@ def test_metrics_tell_of_the_backlog(rig: Rig) -> None:
 
 
 def test_results_that_could_not_be_written_are_refused_at_the_start(rig: Rig) -> None:
-    """And not with each request's failure."""
+    """An unwritable place for results stops the start instead of failing each request."""
 
     async def scene() -> None:
         async with rig:
@@ -601,7 +607,7 @@ def test_results_that_could_not_be_written_are_refused_at_the_start(rig: Rig) ->
 
 
 def test_settings_group_is_checked() -> None:
-    """A number that makes no sense is refused with its name."""
+    """A number out of range is refused by its name."""
     with pytest.raises(ConfigError, match=r"async_inference\.lease_s must be positive, not 0"):
         QUICK.replace(lease_s=0)
     with pytest.raises(ConfigError, match="max_backoff_s must be min_backoff_s or more"):

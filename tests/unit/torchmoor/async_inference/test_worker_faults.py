@@ -37,7 +37,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 class Failing(DirectoryStore):
-    """A directory whose next operations fail as `failures` lists; the others succeed."""
+    """A directory whose next operations fail as listed in `failures`."""
 
     failures: dict[str, list[ObjectError]]
 
@@ -78,8 +78,10 @@ DOWN = [ObjectUnavailable("down"), ObjectUnavailable("down")]
 
 @pytest.mark.parametrize(("operation", "answer"), [("put", b"small"), ("publish", LARGE), ("upload", LARGE)])
 def test_store_that_is_down_delays_a_result_and_changes_nothing(rig: Rig, operation: str, answer: bytes) -> None:
-    """A result waits until its store is back. What is decided is not asked again; the instance is asked no more than
-    it takes."""
+    """A result waits until its store is back, which does not count as an attempt.
+
+    The instance is asked again only if its answer could not be uploaded.
+    """
 
     async def scene() -> None:
         async with rig:
@@ -100,7 +102,7 @@ def test_store_that_is_down_delays_a_result_and_changes_nothing(rig: Rig, operat
 
 
 def test_input_store_that_is_down_costs_no_attempt(rig: Rig) -> None:
-    """The request is not to blame."""
+    """An unavailable input store does not count as an attempt."""
 
     async def scene() -> None:
         async with rig:
@@ -117,7 +119,7 @@ def test_input_store_that_is_down_costs_no_attempt(rig: Rig) -> None:
 
 
 def test_answer_that_may_not_be_stored_is_a_failure(rig: Rig) -> None:
-    """Missing rights do not come back with a retry: the client gets a failure."""
+    """A result that the store refuses for lack of permission becomes a failure without a retry."""
 
     async def scene() -> None:
         async with rig:
@@ -197,7 +199,7 @@ def test_failure_that_cannot_be_stored_ends_the_request(rig: Rig, answer: bytes)
 
 @pytest.mark.parametrize("answer", [b"small", LARGE])
 def test_result_that_was_published_before_a_crash_is_its_own(rig: Rig, answer: bytes) -> None:
-    """A worker that died between publication and the end leaves an object that the next one recognizes."""
+    """A worker recognises an object that a dead worker published before the request's end."""
 
     async def scene() -> None:
         async with rig:
@@ -223,7 +225,7 @@ def test_result_that_was_published_before_a_crash_is_its_own(rig: Rig, answer: b
 
 
 def test_repeated_fault_is_logged_once_and_waits_longer_each_time(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    """A store that stays down costs neither a processor nor a disk full of logs."""
+    """A lasting fault is retried at growing intervals and logged rarely."""
     clock, delays = [1000.0], []
     rig.now = lambda: clock[0]
 
@@ -258,7 +260,7 @@ def test_repeated_fault_is_logged_once_and_waits_longer_each_time(rig: Rig, capl
 
 
 def test_fault_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
-    """One line per minute and kind, each with the number of those that it stands for."""
+    """Repeated faults give one log line per minute and kind, with the number of faults that it stands for."""
     now = [0.0]
     faults = FaultLog(logging.getLogger("faults"), "llava", clock=lambda: now[0])
 
@@ -277,7 +279,7 @@ def test_fault_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize("answer", [b"small", LARGE])
 def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: bytes) -> None:
-    """The queue has written it and cannot say so: it is said again, and what was staged is the result."""
+    """A decision whose confirmation is lost is repeated, and the staged object becomes the result."""
 
     async def scene() -> None:
         async with rig:
@@ -304,7 +306,7 @@ def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: bytes) -> 
 
 
 def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
-    """The worker removes the objects of attempts whose workers died."""
+    """The worker removes objects that dead workers have staged for the request."""
 
     async def scene() -> None:
         async with rig:
@@ -327,7 +329,7 @@ def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
 
 
 def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
-    """InvocationTimeoutSeconds are the instance's: while an object store is waited for, they stand still."""
+    """Waiting for an object store does not count towards InvocationTimeoutSeconds."""
 
     async def slow(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         await pass_time(25.0)
@@ -353,7 +355,7 @@ def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
 
 
 def test_queue_that_cannot_be_reached_is_not_asked_without_a_pause(rig: Rig) -> None:
-    """The worker frees the place that it took in vain, and pauses before it asks again."""
+    """Without a queue, a worker frees its place and pauses before it asks again."""
 
     async def scene() -> None:
         async with rig:
@@ -378,7 +380,7 @@ def test_queue_that_cannot_be_reached_is_not_asked_without_a_pause(rig: Rig) -> 
 
 
 def test_queue_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
-    """A worker goes on when its queue does."""
+    """A worker continues once its queue is available again."""
 
     async def scene() -> None:
         async with rig:
@@ -402,7 +404,7 @@ def test_queue_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
 
 
 def test_instance_that_does_not_read_is_out_of_time(rig: Rig) -> None:
-    """An instance that takes nothing of a large input holds its worker no longer than the request allows."""
+    """An instance that does not read a large input times out with the request."""
 
     async def scene() -> None:
         async with rig:

@@ -40,7 +40,7 @@ def other_url() -> Iterator[str]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_another_service_is_not_taken_for_the_admin_plane(command: list[str], other_url: str) -> None:
-    """No command reports success or prints a traceback; the error names the address."""
+    """Each command fails with one line that names the address, without reporting success."""
     done = CliRunner().invoke(main, [*command, "--admin-url", other_url])
 
     assert done.exit_code != 0

@@ -1,4 +1,4 @@
-"""The tests of LangChain's classes, in the environment that has LangChain: LangChain's own suite, and tests/clients."""
+"""Runs the tests of LangChain's classes, its own suite and tests/clients, in an environment that has LangChain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TESTS = ROOT / "tests" / "clients"
 
 @pytest.mark.slow
 def test_langchain_classes_pass_their_tests() -> None:
-    """Every test there passes; none is lost on the way."""
+    """Every test of that environment passes."""
     if not PYTHON.exists():
         missing("the clients are not installed; run make clients")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON", "PYTEST"))}

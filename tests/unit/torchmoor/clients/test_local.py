@@ -29,21 +29,21 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name a proxy that does not answer."""
+    """Configure a proxy that does not answer."""
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_ports(1)[0]}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_boto3_asks_a_local_endpoint_itself(url: str) -> None:
-    """`torchmoor ask` and the clients reach `torchmoor up`."""
+    """boto3 contacts a local endpoint directly, so that `torchmoor ask` and the clients reach `torchmoor up`."""
     client = make_client(endpoint_url=url, keys={"aws_access_key_id": "a", "aws_secret_access_key": "b"})
 
     assert client.invoke_endpoint(EndpointName="llava", Body=b"")["Body"].read() == b"{}"
 
 
 def test_admin_client_asks_a_local_plane_itself(url: str) -> None:
-    """`torchmoor instances` and the like reach `torchmoor up`."""
+    """The admin client contacts a local plane directly, so that `torchmoor instances` reaches `torchmoor up`."""
     assert AdminClient(url).get("/instances") == {}
 
 
@@ -60,5 +60,5 @@ def test_admin_client_asks_a_local_plane_itself(url: str) -> None:
     ],
 )
 def test_only_addresses_of_this_machine_are_local(other: str, found: bool) -> None:
-    """All others may be beyond a proxy."""
+    """Only addresses of this machine are used without the proxy."""
     assert is_local(other) is found

@@ -27,13 +27,13 @@ def passed(pieces: list[str], stop: list[str]) -> str:
     ],
 )
 def test_the_first_complete_sequence_cuts(text: str, stop: list[str], expected: str) -> None:
-    """At once and character by character alike."""
+    """The first complete stop sequence cuts the text, whole and character by character."""
     assert passed([text], stop) == passed(list(text), stop) == expected
 
 
 @given(WORDS, st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.integers(0, 12))
 def test_cuts_of_the_text_do_not_matter(text: str, stop: list[str], at: int) -> None:
-    """With an alphabet of two letters, in which everything overlaps."""
+    """The result does not depend on how the text is divided, with an alphabet of two letters that overlap."""
     ends = [(end, end - len(s)) for s in stop for end in range(len(s), len(text) + 1) if text[:end].endswith(s)]
     expected = text[: min(ends)[1]] if ends else text
 

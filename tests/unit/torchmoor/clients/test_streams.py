@@ -1,4 +1,4 @@
-"""Streams are read the same wherever their bytes are cut. What the handlers write is the oracle."""
+"""Streams are read alike wherever their bytes are cut; the handlers' output is the reference."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FORMS: dict[str, AnswerForm] = {
 NAMES = st.sampled_from(list(FORMS))
 # Text with characters of several bytes, line ends, and what JSON and event streams themselves are made of.
 TEXTS = st.lists(st.text(st.sampled_from('aabb \n\r"\\{}[]:data,ß€😀\u2028\ufeff'), max_size=6), min_size=1, max_size=6)
-TEXTS = TEXTS.filter(any)  # old LMI's stream of an empty answer is empty, as that of a server that failed
+TEXTS = TEXTS.filter(any)  # the stream of an empty answer in old LMI's form is empty, like that of a failed server
 CUTS = st.lists(st.integers(0, 3000), max_size=12)
 
 
 def write(form: AnswerForm, texts: Sequence[str]) -> bytes:
-    """The stream of an answer of these tokens, as a handler writes it."""
+    """Return the stream of these tokens, as a handler writes it."""
     data = form.begin()
     for index, text in enumerate(texts):
         is_last = index == len(texts) - 1
@@ -65,7 +65,7 @@ def token(text: str, **more: Any) -> dict[str, Any]:
 
 @given(name=NAMES, texts=TEXTS, cuts=CUTS)
 def test_cuts_do_not_change_what_is_read(name: str, texts: list[str], cuts: list[int]) -> None:
-    """The same pieces, counts and reason, whether the bytes come at once, cut anywhere, or one by one."""
+    """Pieces, counts and reason do not depend on where the bytes are cut."""
     data = write(FORMS[name], texts)
 
     at_once, in_parts, one_by_one = (
@@ -81,7 +81,7 @@ def test_cuts_do_not_change_what_is_read(name: str, texts: list[str], cuts: list
 
 @given(name=NAMES.filter(lambda name: name != "lmi-outputs"), texts=TEXTS, where=st.floats(0, 1))
 def test_half_a_stream_is_never_taken_for_whole(name: str, texts: list[str], where: float) -> None:
-    """A stream that ends too soon raises StreamCut with what had come, unless only what follows its end was lost."""
+    """A stream that ends too soon raises StreamCut with the text so far, unless only bytes after its end are lost."""
     data = write(FORMS[name], texts)
     expected = "".join(texts)
 
@@ -97,7 +97,7 @@ def test_half_a_stream_is_never_taken_for_whole(name: str, texts: list[str], whe
 
 @given(name=NAMES, end=st.sampled_from([b"\r\n", b"\r"]), texts=TEXTS, cuts=CUTS)
 def test_line_ends_may_be_any(name: str, end: bytes, texts: list[str], cuts: list[int]) -> None:
-    """CR LF and CR end a line as LF does, also where a cut is between them."""
+    """CR LF and CR end a line like LF, also if the bytes are cut between them."""
     data = write(FORMS[name], texts)
 
     assert list(read_stream(cut(data.replace(b"\n", end), cuts))) == list(read_stream([data]))
@@ -112,7 +112,7 @@ def test_line_ends_may_be_any(name: str, end: bytes, texts: list[str], cuts: lis
 def test_stop_sequences_end_the_answer_wherever_they_are_cut(
     name: str, texts: list[str], cuts: list[int], stop: list[str]
 ) -> None:
-    """The text ends before the first stop sequence that is complete, though it is spread over tokens and chunks."""
+    """The text ends before the first complete stop sequence, also if it spans tokens and chunks."""
     data, whole = write(FORMS[name], texts), "".join(texts)
     ends = [(whole.find(sequence) + len(sequence), whole.find(sequence)) for sequence in stop if sequence in whole]
 
@@ -133,7 +133,7 @@ def test_text_that_was_held_back_comes_before_the_end() -> None:
 
 
 def test_a_stop_sequence_closes_the_source() -> None:
-    """The model can stop generating text that will not be read."""
+    """Reading stops at a stop sequence and closes the source, so that the model can stop, too."""
     is_closed = False
 
     def source() -> Iterator[bytes]:
@@ -150,7 +150,7 @@ def test_a_stop_sequence_closes_the_source() -> None:
 
 
 def test_async_sources_are_read_alike() -> None:
-    """The same pieces from an asynchronous iterator, which is closed too."""
+    """An asynchronous iterator gives the same pieces, and is closed."""
     data = write(FORMS["tgi"], ["größer ", "als ", "😀"])
     is_closed = False
 
@@ -222,13 +222,13 @@ def end(text: str) -> dict[str, Any]:
     ],
 )
 def test_servers_differ_in_small_things(data: bytes, expected: str) -> None:
-    """Comments, fields, line ends, special tokens, and answers that are no streams."""
+    """Comments, fields, line ends, special tokens and unstreamed answers of different servers are accepted."""
     for chunks in ([data], [bytes([byte]) for byte in data]):
         assert text_of(list(read_stream(chunks))) == expected
 
 
 def test_logprobs_ids_and_counts_are_told() -> None:
-    """What a piece knows beside its text."""
+    """A piece has its log probability, token id and counts beside its text."""
     reader = StreamReader()
 
     pieces = list(reader.feed(write(FORMS["lmi"], ["a", "b"]))) + list(reader.close())
@@ -263,7 +263,7 @@ def test_an_error_in_the_stream_comes_after_the_text(name: str, texts: list[str]
     ],
 )
 def test_errors_keep_the_servers_words(data: bytes, kind: str | None, status: int | None) -> None:
-    """Each dialect's own way to say what is wrong."""
+    """An error keeps the server's message, in each dialect's form."""
     with pytest.raises(ErrorInStream, match="why") as caught:
         list(read_stream([data]))
 
@@ -288,14 +288,14 @@ def test_errors_keep_the_servers_words(data: bytes, kind: str | None, status: in
     ],
 )
 def test_what_is_no_stream_is_refused(data: bytes) -> None:
-    """Nothing is guessed, and nothing is skipped."""
+    """Bytes that are not a stream raise an error; nothing is guessed or skipped."""
     with pytest.raises(UnreadableStream):
         list(read_stream([data, b"\n"]))
 
 
 @given(st.binary(max_size=200), CUTS)
 def test_any_bytes_end_in_text_or_a_stream_error(data: bytes, cuts: list[int]) -> None:
-    """Whatever comes, nothing but a StreamError is raised, and it is the same for all cuts."""
+    """Any bytes give text or a StreamError, the same for all cuts."""
 
     def outcome(read: Callable[[], list[Piece]]) -> object:
         try:

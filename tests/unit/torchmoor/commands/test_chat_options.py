@@ -1,4 +1,4 @@
-"""`torchmoor chat`: what it makes of its options."""
+"""Options of `torchmoor chat`."""
 
 import pytest
 from click.testing import CliRunner, Result
@@ -27,7 +27,7 @@ def test_chat_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failed_conversation_is_one_line_and_status_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What went wrong, without a stack trace."""
+    """A failed conversation prints one line without a stack trace and exits with status 1."""
 
     def fail(options: ChatOptions) -> None:
         raise ChatError("the session has expired")

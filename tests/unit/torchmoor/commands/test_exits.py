@@ -1,4 +1,4 @@
-"""Exit statuses, and commands that are interrupted, against a fake admin plane."""
+"""Exit statuses and interrupted commands, against a fake admin plane."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Admin(QuietHandler):
     status = 200
     body: object = {"instances": [ROW]}
     headers_sent: ClassVar[dict[str, str]] = {}
-    tokens: ClassVar[list[str]] = []  # that all of them were shown
+    tokens: ClassVar[list[str]] = []  # the tokens that requests to all servers of this class had
 
     def do_GET(self) -> None:
         self.tokens.append(self.headers.get("Authorization", ""))
@@ -43,7 +43,7 @@ def run_admin(status: int = 200, body: object = None, **headers: str) -> Abstrac
 
 @contextmanager
 def watching(url: str) -> Iterator[subprocess.Popen[str]]:
-    """`torchmoor instances --watch`, which never ends by itself."""
+    """Run `torchmoor instances --watch`, which does not end by itself."""
     command = [sys.executable, "-m", "torchmoor", "instances", "--watch", "0.1", "--admin-url", url]
     with subprocess.Popen(
         command,
@@ -60,7 +60,7 @@ def watching(url: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
-    """As in `torchmoor ... | head -1`: 141, as of any program that SIGPIPE ends, and nothing on standard error."""
+    """If its reader ends, as with `| head -1`, a command exits with 141, like other programs, and prints no error."""
     with run_admin() as url, watching(url) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -74,7 +74,7 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
 
 @pytest.mark.parametrize("arguments", [("instances",), ("--help",), ("--version",)], ids=" ".join)
 def test_an_output_that_cannot_be_written_is_told(arguments: tuple[str, ...]) -> None:
-    """Of a full disk: one sentence, without a stack trace."""
+    """A full disk gives a one-line error without a stack trace."""
     with run_admin() as url, open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "torchmoor", *arguments]
         ended = subprocess.run(
@@ -92,7 +92,7 @@ def test_an_output_that_cannot_be_written_is_told(arguments: tuple[str, ...]) ->
 
 
 def test_help_that_is_not_read_ends_quietly() -> None:
-    """As in `torchmoor --help | true`."""
+    """`torchmoor --help | true` prints no error."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "torchmoor", "--help"]
@@ -104,7 +104,7 @@ def test_help_that_is_not_read_ends_quietly() -> None:
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_failure(closed: str) -> None:
-    """As a program leaves them that starts this one as a daemon."""
+    """A command works with closed standard streams, as a daemon may inherit them."""
     with run_admin() as url:
         command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "torchmoor", "instances"]
         ended = subprocess.run(
@@ -120,7 +120,7 @@ def test_closed_streams_are_no_failure(closed: str) -> None:
 
 
 def test_an_answer_that_breaks_off_is_told() -> None:
-    """As a lost connection, not as one of another service."""
+    """A truncated answer is reported as a lost connection, not as an answer of another service."""
     with run_admin(200, **{"Content-Length": "1000"}) as url:
         result = CliRunner().invoke(main, ["instances", "--admin-url", url])
 
@@ -129,7 +129,7 @@ def test_an_answer_that_breaks_off_is_told() -> None:
 
 
 def test_ctrl_c_is_no_failure_to_explain() -> None:
-    """130, and no stack trace."""
+    """Ctrl-C exits with 130 and no stack trace."""
     with run_admin() as url, watching(url) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -153,7 +153,7 @@ def test_ctrl_c_is_no_failure_to_explain() -> None:
     ],
 )
 def test_a_refusal_says_what_to_do(status: int, body: object, exit_status: int, said: str) -> None:
-    """One sentence and a status of its own."""
+    """A refusal prints one line with advice and has its own exit status."""
     with run_admin(status, body) as url:
         result = CliRunner().invoke(main, ["models", "pin", "m", "--admin-url", url])
 
@@ -164,7 +164,7 @@ def test_a_refusal_says_what_to_do(status: int, body: object, exit_status: int, 
 
 
 def test_nobody_there_is_a_status_of_its_own() -> None:
-    """3, and the address that was tried."""
+    """An unreachable address gives exit status 3 and is named."""
     result = CliRunner().invoke(main, ["sessions", "list"], env={"TORCHMOOR_ADMIN_URL": "http://127.0.0.1:9"})
 
     assert result.exit_code == 3
@@ -172,7 +172,7 @@ def test_nobody_there_is_a_status_of_its_own() -> None:
 
 
 def test_an_argument_that_is_not_text_is_told() -> None:
-    """As a name in Latin-1."""
+    """An argument that is not valid text, such as a name in Latin-1, is an error."""
     result = CliRunner().invoke(main, ["sessions", "close", os.fsdecode(b"caf\xe9")])
 
     assert result.exit_code == 1
@@ -180,7 +180,7 @@ def test_an_argument_that_is_not_text_is_told() -> None:
 
 
 def test_an_output_of_another_encoding_is_told() -> None:
-    """With the way to another one."""
+    """An output encoding that cannot represent the text is an error with advice."""
     with run_admin(200, {"instances": [{**ROW, "endpoint": "€"}]}) as url:
         command = [sys.executable, "-m", "torchmoor", "instances", "--admin-url", url]
         environment = {**os.environ, "PYTHONIOENCODING": "iso-8859-1"}
@@ -193,7 +193,7 @@ def test_an_output_of_another_encoding_is_told() -> None:
 @pytest.mark.parametrize("option", ["--session", "--adapter"])
 @pytest.mark.parametrize("value", [os.fsdecode(b"caf\xe9"), "\u2192", "a\nb"])
 def test_a_name_that_no_header_can_have_is_told(option: str, value: str) -> None:
-    """boto3 would fail with an exception of its own."""
+    """A name that cannot be a header value is refused before boto3 raises its own exception."""
     result = CliRunner().invoke(main, ["ask", "x", option, value, "--url", "http://127.0.0.1:9"])
 
     assert result.exit_code == 2
@@ -209,7 +209,7 @@ def test_a_directory_whose_name_is_too_long_is_told() -> None:
 
 
 def test_an_address_that_is_none_is_told() -> None:
-    """A forgotten http:// is a slip."""
+    """An address without http:// is a usage error."""
     result = CliRunner().invoke(main, ["instances", "--admin-url", "127.0.0.1:9080"])
 
     assert result.exit_code == 2
@@ -236,7 +236,7 @@ def test_a_runtime_address_that_is_none_is_told(command: tuple[str, ...], addres
     ids=" ".join,
 )
 def test_a_word_for_no_number_is_no_number(command: tuple[str, ...], word: str) -> None:
-    """A load of nan seconds would never end: nothing is later than that."""
+    """A load of nan seconds is refused, because it would never end."""
     result = CliRunner().invoke(main, [*command, word])
 
     assert result.exit_code == 2
@@ -244,7 +244,7 @@ def test_a_word_for_no_number_is_no_number(command: tuple[str, ...], word: str) 
 
 
 def test_an_instance_that_refuses_is_in_the_exit_status() -> None:
-    """One did what was asked, one did not: the warning says which, 1 that there is one."""
+    """If one instance refuses, the warning names it and the exit status is 1."""
     rows = [{"instance": "a", "status": 200, "tier": "host"}, {"instance": "b", "status": 507, "error": "no room"}]
     with run_admin(200, {"model": "m", "instances": rows}) as url:
         result = CliRunner().invoke(main, ["models", "pin", "m", "--admin-url", url])
@@ -273,7 +273,7 @@ def test_an_action_says_where_the_model_is(tier: str | None, place: str) -> None
 
 
 def test_undrain_changes_nothing_if_one_is_not_drained() -> None:
-    """The first one would otherwise serve again, without a word about it."""
+    """If one of the instances is not drained, undrain changes none of them."""
     rows = [{**ROW, "is_drained": True}, {**ROW, "name": "llava-1", "is_drained": False}]
     with run_admin(200, {"instances": rows}) as url:
         result = CliRunner().invoke(main, ["undrain", "llava-0", "llava-1", "--admin-url", url])
@@ -284,7 +284,7 @@ def test_undrain_changes_nothing_if_one_is_not_drained() -> None:
 
 @pytest.mark.parametrize("status", [404, 405])
 def test_a_port_that_is_not_the_runtimes_is_told(status: int) -> None:
-    """Such as the admin plane's, whose errors boto3 cannot read."""
+    """A port that is not the runtime's, such as the admin plane's, gives an error in place of boto3's."""
     with run_admin(status, {"error": "Not found."}) as url:
         result = CliRunner().invoke(main, ["ask", "Hello", "--url", url])
 
@@ -294,7 +294,7 @@ def test_a_port_that_is_not_the_runtimes_is_told(status: int) -> None:
 
 
 def test_a_file_of_keys_counts_more_than_the_environment(tmp_path: Path) -> None:
-    """Who names the file of one fleet does not mean to show it the token of another."""
+    """A key file takes precedence, so that one fleet does not get another's token from the environment."""
     keys = tmp_path / "keys.txt"
     keys.write_text("admin of-this-fleet-alone\n")
     keys.chmod(0o600)
@@ -310,7 +310,7 @@ def test_a_file_of_keys_counts_more_than_the_environment(tmp_path: Path) -> None
 
 
 def test_a_token_is_not_taken_elsewhere() -> None:
-    """A redirect is not followed, so that its target does not receive the token."""
+    """A redirect is not followed, because its target would receive the token."""
     Admin.tokens.clear()
 
     with run_admin() as elsewhere, run_admin(302, "moved", Location=elsewhere) as url:
@@ -341,7 +341,7 @@ def test_a_token_that_cannot_be_sent_is_told(command: tuple[str, ...], name: str
     [("AWS_PROFILE", "nobody", "(nobody)"), ("AWS_CA_BUNDLE", "/nonexistent", "/nonexistent")],
 )
 def test_what_boto3_cannot_use_is_told(name: str, value: str, said: str) -> None:
-    """A profile or a bundle that is not there is one sentence, and no trace."""
+    """A missing profile or certificate bundle gives a one-line error without a stack trace."""
     environment = {name: value, "AWS_CONFIG_FILE": "/nonexistent", "TORCHMOOR_TOKEN": ""}
     result = CliRunner().invoke(main, ["bench", "--requests", "1", "--url", "http://127.0.0.1:9"], env=environment)
 
@@ -351,7 +351,7 @@ def test_what_boto3_cannot_use_is_told(name: str, value: str, said: str) -> None
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    """As where the fleet is started."""
+    """A key file that other users can read is refused, as at the fleet's start."""
     keys = tmp_path / "keys.txt"
     keys.write_text("admin 0123456789abcdef0123\n")
     keys.chmod(0o644)

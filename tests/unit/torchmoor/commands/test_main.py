@@ -1,4 +1,4 @@
-"""The command line as a whole: help, what a call costs, and the page that describes it."""
+"""The command line as a whole: help, the cost of a call, and the reference page."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from torchmoor.cli.running_fleets import recorded
 from torchmoor.config.launcher import INSTANCE_LOG
 
 ROOT = Path(__file__).parents[4]
-# What takes longer to import than everything that help and completion need.
+# Modules that take longer to import than everything that help and completion need.
 SLOW = {"aiohttp", "asyncio", "boto3", "botocore", "httptools", "prometheus_client", "uvloop", "yaml"}
 
 
@@ -25,7 +25,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command by its whole name, without the groups."""
+    """Yield every command by its whole name, without the groups."""
 
     def visit(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
         if isinstance(command, click.Group):
@@ -44,7 +44,7 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     "arguments", [("--help",), ("-h",), ("up", "-h"), ("chat", "--help"), ("sessions", "list", "-h")]
 )
 def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
-    """-h and --help alike."""
+    """Every command has help by -h and --help."""
     result = invoke(*arguments)
 
     assert result.exit_code == 0
@@ -52,7 +52,7 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
 
 
 def test_help_shows_examples() -> None:
-    """The fastest way to learn a command is a line to copy: each has one that begins with its own name."""
+    """Each command's help has an example that begins with the command's name."""
     without = [
         path for path, text in walk(main, None, "torchmoor") if f"  {path} " not in text.partition("Examples:")[2]
     ]
@@ -61,7 +61,7 @@ def test_help_shows_examples() -> None:
 
 
 def test_help_of_all_fits_a_terminal() -> None:
-    """One line a command in 80 columns."""
+    """The help of all commands fits 80 columns, one line per command."""
     lines = invoke("--help").stdout.splitlines()
 
     assert max(map(len, lines)) <= 80
@@ -69,7 +69,7 @@ def test_help_of_all_fits_a_terminal() -> None:
 
 
 def test_what_lists_can_give_json() -> None:
-    """For programs."""
+    """Commands that list values can print JSON."""
     without = {
         path.split()[1]
         for path, command in commands()
@@ -80,14 +80,14 @@ def test_what_lists_can_give_json() -> None:
 
 
 def test_no_secret_is_an_argument() -> None:
-    """Every process of the machine can read those."""
+    """Secrets are not arguments, which every process of the machine can read."""
     options = {option for _, command in commands() for parameter in command.params for option in parameter.opts}
 
     assert not options & {"--token", "--password", "--secret", "--access-key", "--admin-token"}
 
 
 def test_help_and_completion_import_little() -> None:
-    """Completion must not wait for boto3: the processes that complete never import it."""
+    """Help and completion do not import boto3, which would delay them."""
     script = (
         "import sys\n"
         "from click.testing import CliRunner\n"
@@ -117,7 +117,7 @@ def test_help_and_completion_import_little() -> None:
 def test_names_of_endpoints_and_instances_are_completed(
     words: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the fleets that this user runs."""
+    """Completion offers endpoints and instances of the fleets that this user runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("llava-0", "llava-1"):
         log = tmp_path / "run" / name / INSTANCE_LOG
@@ -139,7 +139,7 @@ def test_names_of_endpoints_and_instances_are_completed(
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_the_shells_own_script(shell: str) -> None:
-    """And says on standard error where it belongs, so that it can be redirected."""
+    """Completion prints the shell's script, and on standard error where to put it, so that it can be redirected."""
     result = invoke("completion", shell)
 
     assert result.exit_code == 0
@@ -148,14 +148,13 @@ def test_completion_prints_the_shells_own_script(shell: str) -> None:
 
 
 def test_the_page_has_the_help_of_every_command() -> None:
-    """Made by scripts/make_command_reference.py; run it when an option changes."""
+    """The reference page is up to date; run scripts/make_command_reference.py after a change of an option."""
     page = PAGE.read_text()
 
     assert page == insert(page, render()), "run: python scripts/make_command_reference.py"
 
 
 def test_the_version_is_told() -> None:
-    """For a bug report."""
     result = invoke("--version")
 
     assert result.exit_code == 0
@@ -163,7 +162,7 @@ def test_the_version_is_told() -> None:
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
-    """Status 2, and what to do."""
+    """An unknown command exits with status 2 and advice."""
     result = invoke("instancse")
 
     assert result.exit_code == 2

@@ -1,4 +1,4 @@
-"""Records of fleets: those of processes that live are found, and those that a kill or a reboot has left are removed."""
+"""Records of running fleets: those of live processes are found, and those of killed ones are removed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def test_a_fleet_is_found_as_long_as_it_runs(state: Path) -> None:
 
 
 def test_records_of_an_earlier_boot_are_removed(state: Path) -> None:
-    """Their locks are free. A record that is locked is left: its fleet runs in another process namespace."""
+    """A record with a free lock is removed.
+
+    A locked one stays, because its fleet may run in another process namespace.
+    """
     with recorded(LINE):
         [own] = records(state)
         host, space, pid = own.stem.removeprefix("fleet-").split("-")
@@ -62,7 +65,7 @@ def test_records_of_an_earlier_boot_are_removed(state: Path) -> None:
 def test_an_output_of_logs_that_cannot_be_written_is_told(
     tmp_path: Path, state: Path, output: str, status: int, said: str
 ) -> None:
-    """The log can be read; it is its reader that has gone, or whose disk is full."""
+    """An output that cannot be written, because of its reader or a full disk, is not reported as an unreadable log."""
     log = tmp_path / "llava-0" / INSTANCE_LOG
     log.parent.mkdir(parents=True)
     log.write_text("one line\n" * 100_000)

@@ -1,4 +1,4 @@
-"""Tables for people: as wide as the terminal, whole in a pipe."""
+"""Tables: as wide as the terminal, complete in a pipe."""
 
 import pytest
 
@@ -8,7 +8,7 @@ ROWS = [("llava-0", "12", "a long reason " * 8), ("b", "3", "short")]
 
 
 def test_a_pipe_gets_everything() -> None:
-    """Whatever reads it cuts it better."""
+    """A table in a pipe is not shortened."""
     lines = list(format_table(("NAME", "LOAD", "WHY"), ROWS))
 
     assert lines[1].endswith("a long reason")
@@ -16,7 +16,7 @@ def test_a_pipe_gets_everything() -> None:
 
 
 def test_a_terminal_is_kept_to() -> None:
-    """The widest text gives way, and nothing else."""
+    """On a terminal only the widest text is shortened."""
     lines = list(format_table(("NAME", "LOAD", "WHY"), ROWS, 60))
 
     assert max(map(len, lines)) == 60
@@ -26,7 +26,7 @@ def test_a_terminal_is_kept_to() -> None:
 
 
 def test_a_terminal_narrower_than_the_columns_is_kept_to() -> None:
-    """Cells stay long enough to read, and the last columns are left out."""
+    """On a very narrow terminal cells stay readable, and the last columns are left out."""
     heads = tuple(f"COLUMN-{i}" for i in range(6))
 
     lines = list(format_table(heads, [("a" * 20,) * 6], 40))
@@ -35,7 +35,7 @@ def test_a_terminal_narrower_than_the_columns_is_kept_to() -> None:
 
 
 def test_numbers_stand_under_each_other() -> None:
-    """They are compared by their last digits."""
+    """Numbers are aligned to the right, so that they can be compared."""
     lines = list(format_table(("NAME", "LOAD"), [("a", "1"), ("b", "100")]))
 
     assert lines == ["NAME  LOAD", "a        1", "b      100"]
@@ -45,7 +45,7 @@ def test_numbers_stand_under_each_other() -> None:
     ("number", "said"), [(None, ""), (0, "0"), (999, "999"), (1536, "1.5K"), (40 << 20, "40M"), (3 << 40, "3.0T")]
 )
 def test_bytes_are_short(number: int | None, said: str) -> None:
-    """Two digits are enough to compare."""
+    """Bytes have two significant digits."""
     assert in_bytes(number) == said
 
 

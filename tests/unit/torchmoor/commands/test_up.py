@@ -1,4 +1,4 @@
-"""`torchmoor up`: errors that a person can act on."""
+"""Errors of `torchmoor up`, which must say what to do."""
 
 import errno
 import socket
@@ -21,7 +21,7 @@ def invoke(*arguments: str) -> Result:
 
 @pytest.mark.parametrize("plane", ["--port", "--admin-port"])
 def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane: str) -> None:
-    """Exit status 1, the port named, nothing on standard output, and no instance was started for nothing."""
+    """A port in use exits with status 1 and is named, and no instance is started."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         ports = {"--port": "0", "--admin-port": "0", plane: port}
@@ -39,7 +39,7 @@ def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane:
 
 
 def test_a_run_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """The address has nothing to do with it."""
+    """The error names the run directory and does not blame the address."""
     (tmp_path / "file").touch()
     run_dir = tmp_path / "file" / "run"
 
@@ -69,7 +69,10 @@ def test_a_place_for_results_that_is_not_in_s3_is_refused(option: str) -> None:
 
 @pytest.mark.parametrize("journal", ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x"])
 def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
-    """It is refused before anything starts, without any part of it, since it may have a password."""
+    """A journal that no instance can open is refused before the start.
+
+    The error omits it, as it may have a password.
+    """
     result = invoke("up", "--journal", journal)
 
     assert result.exit_code == 1
@@ -94,7 +97,7 @@ def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
 def test_numbers_of_instances_follow_from_one_another(
     arguments: tuple[str, ...], numbers: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The least, the most and the first; none of them said means one that stays."""
+    """Missing numbers of instances follow from the others; without any, there is one that stays."""
     given: list[UpSettings] = []
 
     async def take(options: UpSettings, *_: object, **__: object) -> None:
@@ -110,7 +113,7 @@ def test_numbers_of_instances_follow_from_one_another(
 
 
 def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was added stays for 300 s, or for the scale-in cool-down if that is less."""
+    """Added instances stay for 300 s, or for the scale-in cool-down if that is shorter."""
     given: list[UpSettings] = []
 
     async def take(options: UpSettings, *_: object, **__: object) -> None:
@@ -128,7 +131,7 @@ def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.Mo
 
 
 def test_an_announcement_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As such, and not as an address that cannot be listened on."""
+    """An announcement file that cannot be written is not reported as a failure to listen."""
 
     async def announce(options: UpSettings, report: object, announce: Callable[[str], None], **_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -150,7 +153,7 @@ def test_an_announcement_that_cannot_be_written_is_told(monkeypatch: pytest.Monk
     ],
 )
 def test_numbers_of_instances_that_contradict_each_other_are_refused(arguments: tuple[str, ...], said: str) -> None:
-    """Before anything starts."""
+    """Contradictory numbers of instances are refused before the start."""
     result = invoke("up", *arguments)
 
     assert result.exit_code != 0
@@ -158,7 +161,7 @@ def test_numbers_of_instances_that_contradict_each_other_are_refused(arguments: 
 
 
 def test_a_missing_archive_is_an_error_with_the_remedy(tmp_path: Path) -> None:
-    """A fresh clone has no archives."""
+    """The error for a missing archive, as in a new clone, says how to create it."""
     result = invoke("up", "--port", "0", "--admin-port", "0", "--model-store", str(tmp_path))
 
     assert result.exit_code == 1
@@ -168,7 +171,7 @@ def test_a_missing_archive_is_an_error_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_an_address_open_to_a_network_must_be_meant() -> None:
-    """Loopback is the default; anything else needs credentials or a flag."""
+    """An address other than loopback needs credentials or a flag."""
     result = invoke("up", "--host", "0.0.0.0")
 
     assert result.exit_code == 1
@@ -176,7 +179,7 @@ def test_an_address_open_to_a_network_must_be_meant() -> None:
 
 
 def test_an_endpoint_named_twice_is_an_error() -> None:
-    """Its name is what a client asks for: there can be one."""
+    """Two endpoints of the same name are an error, since clients choose by name."""
     result = invoke("up", "--endpoint", "llm", "--endpoint", "llm")
 
     assert result.exit_code == 1
@@ -185,7 +188,7 @@ def test_an_endpoint_named_twice_is_an_error() -> None:
 
 @pytest.mark.parametrize("arguments", [("--instances", "0"), ("--strategy", "BEST"), ("--log-level", "loud")])
 def test_a_wrong_option_is_a_usage_error(arguments: tuple[str, ...]) -> None:
-    """Status 2, as everywhere."""
+    """A wrong option is a usage error with status 2."""
     result = invoke("up", *arguments)
 
     assert result.exit_code == 2
@@ -193,7 +196,7 @@ def test_a_wrong_option_is_a_usage_error(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_port_out_of_range_is_an_error_that_names_it() -> None:
-    """No stack trace for a slip of the finger."""
+    """A port out of range gives an error without a stack trace."""
     result = invoke("up", "--port", "80800")
 
     assert result.exit_code in (1, 2)
@@ -234,7 +237,7 @@ def folders(tmp_path: Path) -> list[str]:
 
 
 def test_models_have_the_names_in_their_order(monkeypatch: pytest.MonkeyPatch, folders: list[str]) -> None:
-    """A name may follow its model or stand before it; without --endpoint there is no demo model beside them."""
+    """Names may precede or follow their models; without --endpoint there is no demo model beside them."""
     one, two = folders
     settings = settings_of(monkeypatch, one, "--name", "seeing", two, "--name", "text", "--instances", "2")
 
@@ -245,7 +248,7 @@ def test_models_have_the_names_in_their_order(monkeypatch: pytest.MonkeyPatch, f
 
 
 def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.MonkeyPatch, folders: list[str]) -> None:
-    """The last part of a path or URL, with hyphens for what a name cannot have."""
+    """A model's default name is the last part of its path or URL, with hyphens for characters that names lack."""
     settings = settings_of(
         monkeypatch, folders[0], "s3://bucket/models/tiny-llava/", "hf://org/Smol.LM2", "hf://org/other@v1.2"
     )
@@ -280,7 +283,7 @@ def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.Monkey
 def test_a_model_that_cannot_be_served_is_refused_with_the_remedy(
     arguments: tuple[str, ...], said: str, folders: list[str]
 ) -> None:
-    """Before anything starts."""
+    """A model that cannot be served is refused before the start, with advice."""
     (Path(folders[0]) / "weights.mar").touch()
 
     result = invoke("up", *(each.format(*folders) for each in arguments))
@@ -306,7 +309,7 @@ def test_a_variable_is_the_model_of_one_named_endpoint_only(variable: str, monke
 
 
 def test_a_checkpoint_packaged_for_many_models_is_refused(tmp_path: Path) -> None:
-    """TorchServe would report a module that is missing."""
+    """A checkpoint packaged for many models is refused, since TorchServe would report a missing module."""
     with zipfile.ZipFile(tmp_path / "minilm.mar", "w") as bundle:
         bundle.writestr("config.json", "{}")
 
@@ -320,7 +323,7 @@ def test_a_checkpoint_packaged_for_many_models_is_refused(tmp_path: Path) -> Non
 
 
 def test_limits_of_created_endpoints_have_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchmoor up is the only command with a control plane, and it reads no file."""
+    """Limits of created endpoints are options, since only torchmoor up has a control plane, and it reads no file."""
     arguments = ("--control-plane", "--removal-timeout", "60", "--drain-timeout", "5.5", "--max-model-bytes", "9")
     control = settings_of(monkeypatch, *arguments).control
 

@@ -1,4 +1,4 @@
-"""What a container's environment says, and what it may not say."""
+"""A container's environment variables: what is accepted and what is refused."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from torchmoor.errors import ConfigError
 
 
 def test_without_variables_the_platform_gets_what_it_expects() -> None:
-    """SageMaker sets none of them as a rule: port 8080, the model in /opt/ml/model, 60 s for an answer."""
+    """The defaults are what SageMaker expects: port 8080, the model in /opt/ml/model, 60 s for an answer."""
     told = read_environment({})
 
     assert (told.port, str(told.model_dir), told.model_timeout_s) == (8080, "/opt/ml/model", 60.0)
@@ -20,7 +20,7 @@ def test_without_variables_the_platform_gets_what_it_expects() -> None:
 
 
 def test_sagemakers_variables_are_read() -> None:
-    """Those of the platform and of AWS's inference toolkit."""
+    """Variables of SageMaker and of AWS's inference toolkit are read."""
     told = read_environment(
         {
             "SAGEMAKER_BIND_TO_PORT": "9000",
@@ -42,7 +42,7 @@ def test_sagemakers_variables_are_read() -> None:
 
 
 def test_torchserves_variables_become_lines_of_its_configuration() -> None:
-    """By TorchServe's own rule: TS_ and the key in capitals; they beat the toolkit's name for the same."""
+    """By TorchServe's rule, TS_ and the key in capitals set a key; they take precedence over the toolkit's names."""
     told = read_environment({"TS_MAX_REQUEST_SIZE": "1048576", "TS_ALLOWED_URLS": "s3://models/.*"})
 
     assert told.properties == {"max_request_size": "1048576", "allowed_urls": "s3://models/.*"}
@@ -59,7 +59,7 @@ def test_torchserves_variables_become_lines_of_its_configuration() -> None:
     ],
 )
 def test_what_is_so_anyway_is_no_error(name: str, value: str, other: str) -> None:
-    """The LLaVA sample sets them for AWS's image; ours has these values, and no others."""
+    """Variables that the LLaVA sample sets for AWS's image are accepted with the values that this image has anyway."""
     assert read_environment({name: value}).properties == {}
     with pytest.raises(ConfigError, match=f"^{name} cannot be set here"):
         read_environment({name: other})
@@ -75,7 +75,10 @@ def test_system_metrics_can_be_switched_on() -> None:
 def test_a_configuration_file_of_torchserves_counts_as_far_as_it_may(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the image sets itself is left out and logged, a variable beats the file, and the file may be missing."""
+    """Keys that the image sets itself are ignored with a log message, and variables take precedence.
+
+    The file may be missing.
+    """
     file = tmp_path / "config.properties"
     file.write_text(
         "# AWS's\ninference_address=http://0.0.0.0:8080\ndefault_response_timeout = 200\njob_queue_size=9\n"
@@ -92,7 +95,7 @@ def test_a_configuration_file_of_torchserves_counts_as_far_as_it_may(
 
 
 def test_an_instance_has_the_hosts_name_unless_it_is_told_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A StatefulSet's pod is called llava-0; whatever a host is called becomes a name that session ids can carry."""
+    """An instance is named after its host, such as the pod llava-0, in a form that session ids can contain."""
     monkeypatch.setattr("socket.gethostname", lambda: "Node_7.Example.ORG")
 
     assert read_environment({}).instance_name == "node-7-example-org"
@@ -100,7 +103,7 @@ def test_an_instance_has_the_hosts_name_unless_it_is_told_another(monkeypatch: p
 
 
 def test_empty_variables_say_nothing() -> None:
-    """Templates of Kubernetes and CloudFormation leave empty ones behind."""
+    """Empty variables, which templates of Kubernetes and CloudFormation leave, count as not set."""
     told = read_environment(
         {"SAGEMAKER_BIND_TO_PORT": "", "TORCHMOOR_MODEL": " ", "SAGEMAKER_PROGRAM": "", "TORCHMOOR_INSTANCE_NAME": "a"}
     )
@@ -134,7 +137,7 @@ def test_empty_variables_say_nothing() -> None:
     ],
 )
 def test_a_value_that_is_none_is_refused_with_the_variables_name(name: str, value: str, expected: str) -> None:
-    """The log names the variable, its value and what it may be."""
+    """The error names the variable, its value and the accepted values."""
     with pytest.raises(ConfigError, match=rf"^{name} must be .*{expected}"):
         read_environment({name: value})
 
@@ -150,13 +153,13 @@ def test_a_start_may_have_less_than_a_second_and_a_heap_any_size() -> None:
     "name", ["TS_INFERENCE_ADDRESS", "TS_MODEL_STORE", "TS_DISABLE_TOKEN_AUTHORIZATION", "TS_TYPO"]
 )
 def test_what_the_container_decides_itself_cannot_be_set(name: str) -> None:
-    """The container sets addresses and stores itself; a typing error would be without effect."""
+    """Addresses and stores that the container sets itself are refused, and so are misspelt variables."""
     with pytest.raises(ConfigError, match=rf"^{name} cannot be set here.*TS_JOB_QUEUE_SIZE"):
         read_environment({name: "x"})
 
 
 @pytest.mark.parametrize("name", ["SAGEMAKER_PROGRAM", "SAGEMAKER_TS_BATCH_SIZE", "SAGEMAKER_TS_MAX_WORKERS"])
 def test_what_would_have_no_effect_is_refused_with_what_to_do(name: str) -> None:
-    """AWS's PyTorch containers run an inference.py and rewrite a model's configuration; this one does neither."""
+    """Variables for AWS's inference.py scripts are refused with advice, because this container does not run scripts."""
     with pytest.raises(ConfigError, match=rf"^{name} is set, and has no effect here: .*leave {name} out"):
         read_environment({name: "1"})

@@ -1,4 +1,4 @@
-"""Draining of an instance that is asked to stop."""
+"""The drain of an instance that is asked to stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchmoor.proxy.instances.registry import Registry
 
 
 class Handler:
-    """Says how many requests are in flight, one number a look; the last one again and again."""
+    """Reports the number of requests in flight, one value per query; the last one repeats."""
 
     def __init__(self, *in_flight: int) -> None:
         self.in_flight = list(in_flight)
@@ -45,7 +45,7 @@ def told(**values: float) -> ContainerEnvironment:
 
 
 def test_one_look_at_an_idle_instance_is_not_enough(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may fall between two requests of a proxy that still sends some, and the next would be broken off."""
+    """Two queries must find the instance idle, because one may fall between two requests of a proxy."""
     monkeypatch.setattr(instance, "POLL_S", 0.01)
     monkeypatch.setattr(instance, "IDLE_S", 0.05)
     handler = Handler(1, 0, 1, 0, 2, 0)
@@ -57,7 +57,7 @@ def test_one_look_at_an_idle_instance_is_not_enough(registry: Registry, monkeypa
 
 
 def test_what_is_not_running_is_not_waited_for(registry: Registry) -> None:
-    """A second signal has killed TorchServe, or it has died: no request there will end."""
+    """A TorchServe that has ended is not waited for, because none of its requests can end."""
     handler = Handler(1)
 
     async def run() -> None:
@@ -70,7 +70,7 @@ def test_what_is_not_running_is_not_waited_for(registry: Registry) -> None:
 
 
 def test_the_time_to_drain_has_an_end(registry: Registry) -> None:
-    """Also where the handler never says that nothing runs."""
+    """The drain ends after its time, even if the handler never reports zero requests."""
     handler = Handler(1)
 
     asyncio.run(drain(registry, told(settle_s=0, drain_s=0.1), handler, lambda name: True))

@@ -10,12 +10,12 @@ from torchmoor.container.__main__ import main
 
 
 class Executed(BaseException):
-    """Another program has taken the process's place."""
+    """Raised where another program would replace the process."""
 
 
 @pytest.mark.parametrize(("own", "found"), [(None, "eu-west-1"), ("eu-central-1", "eu-central-1")])
 def test_region_of_the_platform_is_boto3s(monkeypatch: pytest.MonkeyPatch, own: str | None, found: str) -> None:
-    """SageMaker and Kubernetes set AWS_REGION, which boto3 does not read; its own variable has priority."""
+    """AWS_REGION, which SageMaker and Kubernetes set, becomes boto3's region unless boto3's own variable is set."""
 
     def execv(program: Path, words: Sequence[str]) -> None:
         assert words[1:] == ["serve", "--config", "torchmoor.yaml"]

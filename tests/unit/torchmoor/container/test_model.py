@@ -1,4 +1,4 @@
-"""What lies in /opt/ml/model, in each of its forms, becomes a model store."""
+"""The forms of a model in /opt/ml/model, each of which becomes a model store."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ Find = Callable[..., FoundModel]
 
 @pytest.fixture
 def given(tmp_path: Path) -> Path:
-    """/opt/ml/model."""
+    """Return the stand-in for /opt/ml/model."""
     folder = tmp_path / "given"
     folder.mkdir()
     return folder
@@ -29,7 +29,7 @@ def given(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def find(tmp_path: Path, given: Path) -> Find:
-    """Looks for the model, with the archives chat, many and llava in the image."""
+    """Return a function that looks for the model, with the archives chat, many and llava in the image."""
     archives = tmp_path / "archives"
     archives.mkdir()
     for name in ("chat", "many", "llava"):
@@ -50,7 +50,7 @@ def make_checkpoint(folder: Path) -> Path:
 
 
 def make_archive(folder: Path, name: str = "my-model") -> Path:
-    """An unpacked one."""
+    """Create an unpacked archive."""
     (folder / "MAR-INF").mkdir(parents=True)
     (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": {"modelName": name}}))
     (folder / "handler.py").touch()
@@ -68,7 +68,7 @@ def pack(folder: Path, target: Path) -> None:
 
 
 def test_a_checkpoint_is_served_where_it_lies(given: Path, find: Find) -> None:
-    """The image's chat archive gets the path; nothing is copied, however large the weights are."""
+    """A checkpoint is served from its folder by the image's chat archive, without a copy."""
     make_checkpoint(given)
 
     found = find()
@@ -78,14 +78,14 @@ def test_a_checkpoint_is_served_where_it_lies(given: Path, find: Find) -> None:
 
 
 def test_a_checkpoint_that_the_environment_names_counts_more(given: Path, find: Find) -> None:
-    """Users of TGI's and LMI's containers often set HF_MODEL_ID=/opt/ml/model; the handler reads it itself."""
+    """HF_MODEL_ID takes precedence over the folder; users of TGI and LMI often set it to /opt/ml/model."""
     make_checkpoint(given)
 
     assert find({"HF_MODEL_ID": "/opt/ml/model"}).environment == {}
 
 
 def test_an_unpacked_archive_is_linked_under_its_own_name(given: Path, find: Find) -> None:
-    """TorchServe knows a model by its manifest, whatever the folder is called."""
+    """An unpacked archive is linked under the name in its manifest, whatever its folder is called."""
     make_archive(given)
 
     found = find()
@@ -98,7 +98,7 @@ def test_an_unpacked_archive_is_linked_under_its_own_name(given: Path, find: Fin
 def test_a_packed_archive_is_unpacked_once_for_all_instances(
     tmp_path: Path, given: Path, find: Find, file: str
 ) -> None:
-    """And keeps the name of its manifest."""
+    """A packed archive is unpacked once for all instances, and keeps the name in its manifest."""
     pack(make_archive(tmp_path / "source"), given / file)
 
     found = find()
@@ -109,7 +109,7 @@ def test_a_packed_archive_is_unpacked_once_for_all_instances(
 
 @pytest.mark.parametrize("file", ["packaged.mar", "model.tar.gz"])
 def test_a_packed_checkpoint_is_unpacked_and_served(tmp_path: Path, given: Path, find: Find, file: str) -> None:
-    """As `torchmoor package` makes it, in either form."""
+    """A packed checkpoint, in either form of `torchmoor package`, is unpacked and served."""
     pack(make_checkpoint(tmp_path / "source"), given / file)
 
     found = find()
@@ -119,7 +119,7 @@ def test_a_packed_checkpoint_is_unpacked_and_served(tmp_path: Path, given: Path,
 
 
 def test_an_archive_in_a_tarball_is_unpacked_twice(tmp_path: Path, given: Path, find: Find) -> None:
-    """The AWS sample's model.tar.gz has its .mar in it; on SageMaker the platform has unpacked the first layer."""
+    """The AWS sample's model.tar.gz contains a .mar; on SageMaker the platform has unpacked the outer layer."""
     inner = tmp_path / "inner"
     inner.mkdir()
     pack(make_archive(tmp_path / "source"), inner / "llava.mar")
@@ -129,7 +129,7 @@ def test_an_archive_in_a_tarball_is_unpacked_twice(tmp_path: Path, given: Path, 
 
 
 def test_one_folder_with_a_model_will_do(given: Path, find: Find) -> None:
-    """Tarballs are often made of the folder, not of what is in it; notes beside it do not matter."""
+    """A tarball may contain one folder with the model; text files beside it do not matter."""
     make_checkpoint(given / "llava-1.5")
     (given / "README.md").touch()
 
@@ -137,7 +137,7 @@ def test_one_folder_with_a_model_will_do(given: Path, find: Find) -> None:
 
 
 def test_a_tarball_beside_what_was_unpacked_from_it_does_not_count(tmp_path: Path, given: Path, find: Find) -> None:
-    """The SageMaker SDK's local mode unpacks model.tar.gz where it lies, and mounts that folder."""
+    """A tarball beside its unpacked files is ignored, since the SageMaker SDK's local mode mounts both."""
     pack(make_archive(tmp_path / "a", "a"), given / "a.mar")
     (given / "model.tar.gz").write_bytes(b"not looked into")
 
@@ -145,7 +145,7 @@ def test_a_tarball_beside_what_was_unpacked_from_it_does_not_count(tmp_path: Pat
 
 
 def test_several_models_need_a_name(tmp_path: Path, given: Path, find: Find) -> None:
-    """Which one is meant is not guessed."""
+    """Several models without a name are refused."""
     pack(make_archive(tmp_path / "a", "a"), given / "a.mar")
     pack(make_archive(tmp_path / "b", "b"), given / "b.mar")
 
@@ -155,7 +155,7 @@ def test_several_models_need_a_name(tmp_path: Path, given: Path, find: Find) -> 
 
 
 def test_an_empty_folder_leaves_the_word_to_the_environment(given: Path, find: Find) -> None:
-    """A checkpoint of elsewhere, or an archive of the image; a folder that is not there is as good as empty."""
+    """If the folder is empty or missing, the environment names the model."""
     assert find({"HF_MODEL_ID": "org/model"}).archive == "chat.mar"
     assert find(model="llava").archive == "llava.mar"
     given.rmdir()
@@ -163,7 +163,7 @@ def test_an_empty_folder_leaves_the_word_to_the_environment(given: Path, find: F
 
 
 def test_lmis_properties_are_a_model(given: Path, find: Find) -> None:
-    """The chat handler reads option.model_id there itself."""
+    """LMI's properties count as a model; the chat handler reads option.model_id from them."""
     (given / "serving.properties").write_text("option.model_id=org/model\n")
 
     assert (find().archive, find().environment) == ("chat.mar", {})
@@ -188,11 +188,11 @@ def test_lmis_properties_beside_a_checkpoint_configure_it(given: Path, find: Fin
     make_checkpoint(given / "weights")
     (given / "serving.properties").write_text("option.max_rolling_batch_size=4\n")
 
-    assert find().environment == {MODEL_PATH: str(given / "weights")}  # the handler looks into /opt/ml/model itself
+    assert find().environment == {MODEL_PATH: str(given / "weights")}  # the handler reads /opt/ml/model itself
 
 
 def test_several_properties_and_scripts_are_refused(given: Path, find: Find) -> None:
-    """A script would answer in another way than the chat handler."""
+    """Several properties files are refused, and so is a script, which would answer unlike the chat handler."""
     for name in ("a", "b"):
         (given / name).mkdir()
         (given / name / "serving.properties").touch()
@@ -205,7 +205,7 @@ def test_several_properties_and_scripts_are_refused(given: Path, find: Find) -> 
 
 
 def test_a_tarball_may_have_an_archive_of_its_own_name(tmp_path: Path, given: Path, find: Find) -> None:
-    """But not one in the other without an end."""
+    """A tarball may have its archive's name; deeper nesting is refused."""
     layers = [tmp_path / str(number) for number in range(3)]
     for layer in layers:
         layer.mkdir()
@@ -220,12 +220,12 @@ def test_a_tarball_may_have_an_archive_of_its_own_name(tmp_path: Path, given: Pa
 
 
 def test_many_models_need_none_here(given: Path, find: Find) -> None:
-    """The platform loads them later, by POST /models."""
+    """Many models do not need one here, because the platform loads them later by POST /models."""
     assert find(is_multi_model=True).archive == "many.mar"
 
 
 def test_no_model_says_what_could_be_one(given: Path, find: Find) -> None:
-    """The message is all that a user sees of a failed deployment."""
+    """The error lists what could be a model, since a user sees only this message of a failed deployment."""
     with pytest.raises(ConfigError, match=r"there is no model in .*\.mar.*config\.json.*HF_MODEL_ID.*TORCHMOOR_MODEL"):
         find()
     (given / "weights.onnx").touch()
@@ -234,7 +234,7 @@ def test_no_model_says_what_could_be_one(given: Path, find: Find) -> None:
 
 
 def test_an_archive_that_the_image_lacks_is_named_with_those_it_has(given: Path, find: Find) -> None:
-    """The demo models are in it only if it was built with them."""
+    """The error for a missing archive lists those of the image, which has the demo models only if built with them."""
     with pytest.raises(ConfigError, match="this image has no archive 'llm', but chat, llava, many"):
         find(model="llm")
 
@@ -251,7 +251,7 @@ def test_an_inference_script_is_not_taken_for_a_model(given: Path, find: Find) -
 
 @pytest.mark.parametrize("file", ["model.mar", "model.tar.gz"])
 def test_a_broken_archive_says_which_it_is(given: Path, find: Find, file: str) -> None:
-    """Cut off on its way, or never one."""
+    """The error names an archive that is truncated, or not an archive at all."""
     (given / file).write_bytes(b"\x1f\x8b no archive")
 
     with pytest.raises(ConfigError, match=rf"{file} cannot be unpacked: "):
@@ -260,7 +260,7 @@ def test_a_broken_archive_says_which_it_is(given: Path, find: Find, file: str) -
 
 @pytest.mark.parametrize("harm", ["encrypted", "another compression", "damaged"])
 def test_an_archive_that_cannot_be_read_says_which_it_is(tmp_path: Path, given: Path, find: Find, harm: str) -> None:
-    """zipfile raises a different error for each; the last line of the output is all that a user sees."""
+    """The error for an unreadable archive names it on the last line, the only one that users see."""
     with zipfile.ZipFile(given / "model.mar", "w", zipfile.ZIP_DEFLATED) as bundle:
         bundle.writestr("config.json", "{}" * 500)
     content = bytearray((given / "model.mar").read_bytes())
@@ -282,7 +282,7 @@ def test_an_archive_that_cannot_be_read_says_which_it_is(tmp_path: Path, given: 
 def test_a_small_tarball_of_something_huge_is_refused_before_it_is_written(
     tmp_path: Path, given: Path, find: Find
 ) -> None:
-    """Nulls shrink a thousandfold, and a full disk takes the whole host's containers along."""
+    """A tarball that would expand to more than the disk is refused before it is unpacked."""
     member = tarfile.TarInfo("config.json")
     member.size = 1 << 60
     (given / "model.tar.gz").write_bytes(gzip.compress(member.tobuf()))
@@ -293,7 +293,7 @@ def test_a_small_tarball_of_something_huge_is_refused_before_it_is_written(
 
 @pytest.mark.parametrize("name", ["lost+found", ".cache", "..data"])
 def test_what_volumes_and_tools_leave_beside_a_model_does_not_matter(given: Path, find: Find, name: str) -> None:
-    """A volume's root has lost+found, which only root can read; hidden folders are not models."""
+    """lost+found and hidden folders beside a model are ignored."""
     make_checkpoint(given / name)
 
     assert find({"HF_MODEL_ID": "org/model"}).archive == "chat.mar"
@@ -303,7 +303,7 @@ def test_what_volumes_and_tools_leave_beside_a_model_does_not_matter(given: Path
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "link"])
 def test_a_tarball_cannot_write_elsewhere(tmp_path: Path, given: Path, find: Find, name: str) -> None:
-    """A path or a link that leads out of the folder is refused, not followed."""
+    """A path or link in a tarball that leads out of the folder is refused."""
     (tmp_path / "link").symlink_to("/etc/passwd")
     with tarfile.open(given / "model.tar.gz", "w:gz") as tar:
         member = tar.gettarinfo(tmp_path / "link") if name == "link" else tarfile.TarInfo(name)
@@ -317,7 +317,7 @@ def test_a_tarball_cannot_write_elsewhere(tmp_path: Path, given: Path, find: Fin
 def test_too_little_room_is_told_before_anything_is_written(
     tmp_path: Path, given: Path, find: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk in the middle would leave a puzzle behind."""
+    """A lack of space is an error before anything is written."""
     pack(make_archive(tmp_path / "source"), given / "model.mar")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(packed_models.shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
@@ -327,7 +327,7 @@ def test_too_little_room_is_told_before_anything_is_written(
 
 
 def test_a_manifest_without_a_name_is_refused(given: Path, find: Find) -> None:
-    """Its name becomes a path and a URL."""
+    """A manifest must have a name, which becomes a path and a URL."""
     make_archive(given, "../x")
     with pytest.raises(ConfigError, match=r"the model's name '\.\./x'"):
         find()

@@ -1,4 +1,4 @@
-"""An instance's probe port: what may be known of it from other hosts."""
+"""An instance's probe port: what other hosts may learn from it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torchmoor.proxy.instances.registry import Registry
 
 
 class Scene:
-    """A probe port, an instance, and a TorchServe of which only two pages are there."""
+    """A probe port, an instance, and a TorchServe with only two pages."""
 
     def __init__(
         self, probe_port: ProbePort, registry: Registry, port: int, client: aiohttp.ClientSession, running: list[bool]
     ) -> None:
         self.probe_port = probe_port
         self.registry = registry
-        self.running = running  # whether there is a TorchServe
+        self.running = running  # whether TorchServe runs
         self._port = port
         self._client = client
 
@@ -32,7 +32,7 @@ class Scene:
             return answer.status, await answer.text()
 
     def start(self, *, management_port: int | None = None) -> Instance:
-        """The launcher has started TorchServe."""
+        """Report the start of TorchServe, as the launcher does."""
         instance = Instance(
             name="llava-0",
             endpoint="llava",
@@ -73,7 +73,7 @@ async def _count(request: web.Request) -> web.Response:
 
 
 def test_it_is_ready_with_its_worker_and_lives_with_its_torchserve() -> None:
-    """A worker that has died is TorchServe's to start again; a kubelet that did it would only take longer."""
+    """Readiness follows the worker, and liveness follows TorchServe, which restarts a worker faster than a kubelet."""
 
     async def see() -> list[tuple[int, int]]:
         async with scene() as at:
@@ -92,7 +92,7 @@ def test_it_is_ready_with_its_worker_and_lives_with_its_torchserve() -> None:
 
 
 def test_it_lives_and_is_not_ready_before_torchserve_is_there() -> None:
-    """A kubelet that asks at once must not restart it."""
+    """Before TorchServe has started the instance is live but not ready, so that a kubelet does not restart it."""
 
     async def see() -> tuple[int, int, int]:
         async with scene() as at:
@@ -102,7 +102,7 @@ def test_it_lives_and_is_not_ready_before_torchserve_is_there() -> None:
 
 
 def test_an_instance_that_drains_is_not_ready_and_still_probed_as_well() -> None:
-    """No new sessions come, while proxies go on taking the answers of those that run."""
+    """A draining instance is not ready, but proxies can still probe it and get the answers of running requests."""
 
     async def see() -> tuple[tuple[int, str], int, int]:
         async with scene() as at:
@@ -114,7 +114,7 @@ def test_an_instance_that_drains_is_not_ready_and_still_probed_as_well() -> None
 
 
 def test_torchserves_pages_are_passed_on_whole_and_nothing_else() -> None:
-    """A management port could register models; of that nothing can be reached from here."""
+    """TorchServe's pages are forwarded unchanged; its management API cannot be reached through this port."""
 
     async def see() -> None:
         async with scene() as at:
@@ -128,7 +128,7 @@ def test_torchserves_pages_are_passed_on_whole_and_nothing_else() -> None:
 
 
 def test_a_torchserve_that_does_not_answer_is_told_as_unavailable() -> None:
-    """A scrape or a probe gets an error, not a hang."""
+    """If TorchServe does not answer, a scrape or probe gets an error instead of waiting."""
 
     async def see() -> int:
         async with scene() as at:

@@ -21,7 +21,7 @@ def test_a_large_max_request_size_needs_no_other_setting(tmp_path: Path) -> None
 
 
 def test_admin_plane_leaves_the_proxys_port_alone(tmp_path: Path) -> None:
-    """The safe ports may include the port that the platform wants the proxy on, which is not taken yet."""
+    """The admin plane avoids the proxy's port, even if it is free and within the safe ports."""
     [own, other] = find_free_ports(2, among=range(23_400, 23_500))
     ports = f"{min(own, other)}-{max(own, other)}"
     variables = read_environment({"SAGEMAKER_BIND_TO_PORT": str(own), "SAGEMAKER_SAFE_PORT_RANGE": ports})

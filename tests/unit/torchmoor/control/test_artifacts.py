@@ -1,4 +1,4 @@
-"""What instances run for each form of model data, in S3 and in files."""
+"""Forms of model data, in S3 and in files, and what instances run for each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Put = Callable[..., None]
 
 @pytest.fixture
 def store(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return a prefix in S3, which the product finds by its environment."""
+    """Return a prefix in S3, configured by the environment."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/artifacts"
@@ -77,7 +77,7 @@ def uncompressed(url: str) -> dict[str, Any]:
 
 @pytest.mark.s3
 def test_an_uncompressed_archive_is_served_under_its_own_name(fetch: Fetch, put: Put, store: str) -> None:
-    """As torch-model-archiver writes it with --archive-format no-archive, folders included."""
+    """An archive of torch-model-archiver's --archive-format no-archive keeps its name and folders."""
     manifest = json.dumps({"model": {"modelName": "llava-sm", "handler": "handler.py"}}).encode()
     put("archive", **{"MAR-INF__MANIFEST_dot_json": manifest, "handler_dot_py": b"", "sub__more_dot_py": b"x"})
 
@@ -90,7 +90,7 @@ def test_an_uncompressed_archive_is_served_under_its_own_name(fetch: Fetch, put:
 
 @pytest.mark.s3
 def test_a_checkpoint_below_a_prefix_is_left_to_the_handler(fetch: Fetch, put: Put, store: str) -> None:
-    """Only LMI's properties are fetched, which the handler's own download leaves out."""
+    """Only LMI's properties are fetched from a checkpoint's prefix; the handler downloads the rest."""
     properties = b"option.max_rolling_batch_size=4\n"
     put("weights", config_dot_json=b"{}", model_dot_safetensors=b"x", serving_dot_properties=properties)
 
@@ -141,7 +141,7 @@ def test_what_is_no_model_says_so(fetch: Fetch, put: Put, store: str) -> None:
 @pytest.mark.s3
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_download_counts_its_bytes_and_can_be_ended(put: Put, store: str, tmp_path: Path) -> None:
-    """The end comes with the next bytes, from any thread."""
+    """A download reports its bytes and can be ended from any thread with the next bytes."""
     put("large", a_dot_bin=b"a" * 300_000, b_dot_bin=b"b" * 300_000)
     models, state = ModelStore(ControlSettings(), ObjectSettings()), DownloadState()
     files = models.list(f"{store}/large")
@@ -162,7 +162,7 @@ def test_a_download_counts_its_bytes_and_can_be_ended(put: Put, store: str, tmp_
 
 
 def test_a_model_that_would_fill_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason names what must stay free; else a model seems to need less than there is."""
+    """The reason of the refusal states how much space must stay free, besides the model's size."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=39 << 20))
     models = ModelStore(ControlSettings(), ObjectSettings())
@@ -189,7 +189,7 @@ def test_an_lmi_image_has_the_form_of_its_version(image: str, formatter: str) ->
 
 
 def test_a_triton_image_runs_torchscript_unless_the_environment_forbids_it(fetch: Fetch) -> None:
-    """Its archives are programs, as those of every other image here."""
+    """A Triton image runs TorchScript, like other images' programs, unless the environment forbids it."""
     name, image = "TORCHMOOR_HANDLER_MANY_ALLOW_TORCHSCRIPT", f"{REGISTRY}/sagemaker-tritonserver:22.12-py3"
     models = {"Mode": "MultiModel", "ModelDataUrl": "s3://bucket/models/"}
 
@@ -222,7 +222,7 @@ def test_a_lost_answer_of_the_store_is_asked_for_again(
 
 @pytest.mark.s3
 def test_an_object_that_would_leave_the_folder_is_refused(tmp_path: Path, store: str) -> None:
-    """S3 accepts keys that are paths elsewhere."""
+    """An object whose key leads out of the folder is refused; S3 accepts such keys."""
     models = ModelStore(ControlSettings(), ObjectSettings())
 
     with pytest.raises(ObjectError, match=r"/\.\./"):
@@ -230,7 +230,7 @@ def test_an_object_that_would_leave_the_folder_is_refused(tmp_path: Path, store:
 
 
 def test_a_long_manifest_costs_no_memory(fetch: Fetch, tmp_path: Path) -> None:
-    """An archive of 1 MB can have one of 1 GB, which the proxy's own process reads."""
+    """A manifest of 1 GB in an archive of 1 MB is refused before the proxy reads it into memory."""
     with zipfile.ZipFile(tmp_path / "bomb.mar", "w", zipfile.ZIP_DEFLATED) as bundle:
         bundle.writestr("MAR-INF/MANIFEST.json", bytes(64 << 20))
     tracemalloc.start()
@@ -244,7 +244,7 @@ def test_a_long_manifest_costs_no_memory(fetch: Fetch, tmp_path: Path) -> None:
 
 
 def test_a_damaged_manifest_names_its_archive(fetch: Fetch, tmp_path: Path) -> None:
-    """Not only a damaged directory of the zip."""
+    """The error for a damaged manifest names its archive, as for a damaged directory of the zip."""
     path = tmp_path / "damaged.mar"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
         bundle.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": {"modelName": "m", "handler": "h.py"}}))
@@ -271,7 +271,7 @@ class _BreaksOff(QuietHandler):
 
 
 def test_a_download_that_breaks_off_each_time_names_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The endpoint's FailureReason has the reason, and not only the log."""
+    """The endpoint's FailureReason, and not only the log, names the object that breaks off each time."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
     files = [StoredFile("s3://bucket/a.bin", "a.bin", 100)]
@@ -283,7 +283,7 @@ def test_a_download_that_breaks_off_each_time_names_the_object(tmp_path: Path, m
 
 @pytest.mark.parametrize("name", ["model.mar", "model.tar.gz", "config.json"])
 def test_what_is_neither_file_nor_folder_is_not_opened(fetch: Fetch, tmp_path: Path, name: str) -> None:
-    """A pipe would be waited for, and a device has no end."""
+    """A pipe or a device is not opened, because reading it might not end."""
     os.mkfifo(tmp_path / name)
 
     with pytest.raises(ConfigError, match="has no model that can be served"):

@@ -17,7 +17,7 @@ from torchmoor.errors import RequestInvalid
 
 
 class SlowDeployments:
-    """Deployments whose autoscaler takes its time to give instances back."""
+    """Deployments whose autoscaler returns instances slowly."""
 
     def __init__(self) -> None:
         self.is_scaling, self.may_scale = asyncio.Event(), asyncio.Event()
@@ -60,7 +60,7 @@ def register(endpoint: str) -> dict[str, Any]:
 
 
 def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: Path) -> None:
-    """It waited for the change of another endpoint."""
+    """A target is refused if its endpoint is deleted while the request waits for another endpoint's change."""
 
     async def scenario() -> Resources:
         resources, deployments = Resources(tmp_path, 1 << 20), SlowDeployments()
@@ -87,7 +87,7 @@ def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: 
 
 
 def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_path: Path) -> None:
-    """DesiredInstanceCount is what runs, and a restart starts as many."""
+    """DesiredInstanceCount becomes the number of running instances, and a restart starts as many."""
 
     async def scenario() -> EndpointResource:
         resources = Resources(tmp_path, 1 << 20)

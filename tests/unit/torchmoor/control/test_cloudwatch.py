@@ -36,7 +36,7 @@ ALARM = {
     ],
 )
 def test_an_alarm_that_cannot_be_evaluated_is_refused(tmp_path: Path, name: str, value: Any, reason: str) -> None:
-    """botocore's model requires none of these, and has no limit."""
+    """An alarm without the values that CloudWatch needs is refused; botocore's model requires none of them."""
     resources = Resources(tmp_path, 1 << 20)
     operations: Any = CloudWatch(ControlSettings(), resources, Arns("us-east-1", "123456789012")).operations()
     alarm = {key: each for key, each in {**ALARM, name: value}.items() if each is not None}

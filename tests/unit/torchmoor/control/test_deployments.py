@@ -34,7 +34,7 @@ RESOURCE = EndpointResource(
 
 
 class Store:
-    """Artifacts of a store that answers when the test says so, and has nothing."""
+    """Artifacts of an empty store that answers when the test permits."""
 
     def __init__(self) -> None:
         self.num_running = self.most_running = self.num_asked = 0
@@ -66,7 +66,7 @@ def deployments(store: Store, tmp_path: Path) -> Deployments:
 
 
 def test_changes_happen_one_at_a_time(deployments: Deployments, store: Store) -> None:
-    """Also those that come while others wait behind a deletion."""
+    """Changes that arrive behind a waiting deletion also happen one at a time."""
 
     async def asked() -> None:
         assert await asyncio.to_thread(store.asked.acquire, timeout=60)
@@ -82,7 +82,7 @@ def test_changes_happen_one_at_a_time(deployments: Deployments, store: Store) ->
         await asked()
         third = asyncio.create_task(deployments.start("e", RESOURCE))
         await asyncio.sleep(0)
-        await asyncio.to_thread(int)  # a third question to the store would be taken before
+        await asyncio.to_thread(int)  # a third request to the store would get its permission before
         await asyncio.to_thread(int)
         store.answer.release()
         await asyncio.wait([second])
@@ -133,7 +133,7 @@ class Host:
 
 
 def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> None:
-    """It resumes only what the autoscaler itself has drained."""
+    """A changed policy resumes only instances that the autoscaler has drained, not those of an operator."""
     host: Any = Host()
     registry = host.registry
     deployments = Deployments(ControlSettings(), registry, host, host, (), tmp_path)
@@ -164,7 +164,7 @@ def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> None:
 
 
 def test_an_endpoint_that_is_gone_is_not_resized(deployments: Deployments) -> None:
-    """A deletion may come first."""
+    """An endpoint that was deleted first is not resized."""
     asyncio.run(deployments.resize("e", {"v": 2}))
 
     assert deployments.count_of("e", "v") == 0

@@ -1,4 +1,4 @@
-"""What an update keeps of the configuration before; asynchronous requests that an endpoint leaves; counts."""
+"""Updates that keep parts of the previous configuration, asynchronous requests of changed endpoints, and counts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_resource(*variants: str, **given: Any) -> EndpointResource:
     ],
 )
 def test_an_update_retains_what_it_asks_for(values: dict[str, Any], weight: float, count: int) -> None:
-    """Of the variants that both configurations have."""
+    """An update retains the requested properties of variants that both configurations have."""
     old, new = make_resource("a", "gone", weights={"a": 3.0}, counts={"a": 4}), make_resource("a", "new")
 
     retain_properties(values, old, new)
@@ -72,7 +72,7 @@ ASYNC = {
 
 
 class Nothing:
-    """Deployments and scalable targets that have nothing to do."""
+    """Deployments and scalable targets without any work."""
 
     def check_room(self, num_instances: int) -> None:
         pass
@@ -100,7 +100,7 @@ class Nothing:
 
 
 class AsyncQueueOfTest:
-    """Notes which requests are to be ended, and ends them when the test says so."""
+    """Records which requests must end, and ends them when the test permits."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, str, float]] = []
@@ -127,7 +127,7 @@ def make_endpoints(folder: Path) -> tuple[Endpoints, Resources, AsyncQueueOfTest
 
 
 def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> None:
-    """If the proxy is stopped before, the next one continues."""
+    """A deletion waits for the last asynchronous request; if the proxy is stopped before, the next one continues."""
 
     async def scene() -> None:
         endpoints, resources, queue = make_endpoints(tmp_path)
@@ -151,7 +151,7 @@ def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("keeps_async", [False, True])
 def test_an_update_without_asynchronous_inference_ends_the_requests(tmp_path: Path, keeps_async: bool) -> None:
-    """Before it is recorded: after a kill, a restart serves the earlier configuration with its requests."""
+    """The requests end before the update is recorded, so that a restart after a kill still serves them."""
 
     async def scene() -> None:
         endpoints, resources, queue = make_endpoints(tmp_path)
@@ -175,7 +175,7 @@ def test_an_update_without_asynchronous_inference_ends_the_requests(tmp_path: Pa
 def test_only_an_asynchronous_endpoint_may_have_no_instance(
     tmp_path: Path, has_async: bool, count: int, is_refused: bool
 ) -> None:
-    """Another one would answer 503 without end."""
+    """Only an asynchronous endpoint may have zero instances; another would always answer 503."""
     config = ASYNC if has_async else {"ProductionVariants": [VARIANT]}
 
     async def scene() -> None:

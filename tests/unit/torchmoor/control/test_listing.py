@@ -53,6 +53,6 @@ def test_a_token_of_elsewhere_is_refused(token: str) -> None:
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_page_without_rows_is_refused(size: int) -> None:
-    """Not every service's model has a minimum."""
+    """A page size of zero is refused; not every service's model has a minimum."""
     with pytest.raises(RequestInvalid, match=f"MaxResults must be 1 or more, not {size}"):
         list_page(ROWS, {"MaxResults": size}, "Rows")

@@ -1,4 +1,4 @@
-"""What CloudWatch's statistics say of samples of a variant's counts."""
+"""CloudWatch statistics of a variant's counts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def history(front: Front) -> MetricHistory:
 
 
 def read(history: MetricHistory, name: str) -> Observations:
-    """Return all that has happened."""
+    """Return all recorded data points."""
     total = Observations()
     for found in history.read(name, SERIES, start=0, end=time.time() + 1, period=60).values():
         total.add(found)
@@ -60,7 +60,7 @@ def serve(front: Front, model_s: float) -> None:
 
 
 def test_latencies_of_all_minutes_are_kept(front: Front, history: MetricHistory) -> None:
-    """Counts of a sample do not change with later requests."""
+    """Latencies of all minutes are kept; later requests do not change an earlier sample's counts."""
     for model_s in (0.2, 0.3, 0.4):
         serve(front, model_s)
         history.sample()

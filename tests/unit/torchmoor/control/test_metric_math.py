@@ -89,13 +89,13 @@ def test_what_cannot_be_evaluated_is_refused(text: str, problem: str) -> None:
 
 
 def test_expressions_that_double_take_no_time() -> None:
-    """Each is evaluated once, however often it is named."""
+    """Each expression is evaluated once, however often others use it, so doubling expressions take linear time."""
     doubled = {f"d{number}": f"d{number - 1} + d{number - 1}" for number in range(1, 30)}
 
     assert points("d29", d0="errors", **doubled)[120] == 5.0 * 2**29
 
 
 def test_filling_a_long_time_is_refused() -> None:
-    """A request must not keep the proxy busy."""
+    """Filling a long time range is refused, because it would keep the proxy busy."""
     with pytest.raises(RequestInvalid, match="at most 10000 points"):
         MetricMath({"e": "FILL(calls, 0)"}, METRICS, 0, 1e9).find("e")

@@ -1,4 +1,4 @@
-"""Bodies of the control plane: what one may cost, and where it is read."""
+"""Bodies of the control plane: their cost and where they are parsed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def refused(body: bytes) -> str:
     ],
 )
 def test_body_with_too_many_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch, body: bytes, is_cbor: bool) -> None:
-    """1 MiB of them took 4 s of the event loop in JSON and 12 s in CBOR, and an error of 100 MB."""
+    """1 MiB of values would take the event loop 4 s in JSON and 12 s in CBOR, with an error of 100 MB."""
 
     model = service_model("sagemaker").operation_model("ListModels")
 
@@ -72,7 +72,7 @@ def test_body_with_too_many_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("key", ["Wrong", "NameContains"])
 def test_error_quotes_only_the_beginning_of_a_wrong_input(key: str) -> None:
-    """However long it is."""
+    """An error quotes only the beginning of a wrong input, whatever its length."""
     message = refused(json.dumps({key: "x" * MIB, "x" * MIB: 1}).encode())
 
     assert len(message) == MAX_REASON_CHARS + 3
@@ -81,13 +81,13 @@ def test_error_quotes_only_the_beginning_of_a_wrong_input(key: str) -> None:
 
 @pytest.mark.parametrize("depth", [400, 900, 9000])
 def test_deep_values_are_refused(depth: int) -> None:
-    """Whether the parser or a later step reaches Python's limit."""
+    """Deep values are refused, whether the parser or a later step reaches Python's limit."""
     assert refused(b'{"NameContains":' + b"[" * depth + b"]" * depth + b"}")
 
 
 @pytest.mark.parametrize("time", [b"1e30", b"-1e30", b"1e400", b'"0001-01-01T00:00:00+14:00"'])
 def test_a_time_that_no_date_can_be_is_refused(time: bytes) -> None:
-    """It was a fault of the control plane, with a traceback."""
+    """A time outside the range of dates is a client error, without a traceback."""
     assert "ListModels" in refused(b'{"CreationTimeAfter":' + time + b"}")
 
 
@@ -116,7 +116,7 @@ def test_a_time_in_cbor_that_no_date_can_be_is_refused() -> None:
 
 
 def test_bodies_are_read_one_at_a_time_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 of 1 MB at once held all other requests up."""
+    """Bodies are parsed one at a time in a thread, so that 64 bodies of 1 MB do not delay other requests."""
     threads: list[int] = []
     reading = threading.Lock()
     read = protocol.read_input
@@ -147,6 +147,6 @@ def test_bodies_are_read_one_at_a_time_beside_the_event_loop(monkeypatch: pytest
     ],
 )
 def test_items_of_cbor_are_counted(body: bytes, number: int) -> None:
-    """Of every kind: with long heads, with contents that are not items, of indefinite length, longer than the body."""
+    """CBOR items of every kind count: with long heads, invalid contents, indefinite length, or longer than the body."""
     assert cbor.count_items(body, 100) == number
     assert cbor.count_items(body * 200, 100) <= 101

@@ -1,4 +1,4 @@
-"""The file of the control plane's resources: what cannot be saved has not happened, and a damaged file is refused."""
+"""The file of the control plane's resources: a change that cannot be saved is undone, and a damaged file is refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_resources_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_has_not_happened(tmp_path: Path) -> None:
-    """A resource that could not be added is not there; one that could not be removed still is, with its tags."""
+    """If saving fails, an added resource does not exist and a removed one still does, with its tags."""
     resources = Resources(tmp_path, 1 << 20)
     blocked = block(tmp_path)
     with pytest.raises(IsADirectoryError):
@@ -60,7 +60,7 @@ def test_what_cannot_be_saved_has_not_happened(tmp_path: Path) -> None:
 
 
 def test_requests_are_answered_while_the_file_is_encoded(tmp_path: Path) -> None:
-    """The event loop goes on, and a change in the meantime is in the next file."""
+    """The event loop continues while the file is encoded, and a change meanwhile is in the next file."""
 
     class Large(dict[str, str]):
         def items(self) -> Any:
@@ -89,7 +89,7 @@ def test_requests_are_answered_while_the_file_is_encoded(tmp_path: Path) -> None
 
 
 def test_a_save_whose_caller_is_cancelled_comes_before_the_next(tmp_path: Path) -> None:
-    """Its thread cannot be stopped; it could replace the file of a later save."""
+    """A cancelled caller's save finishes before the next one starts, since its thread cannot be stopped."""
 
     class Slow(dict[str, str]):
         def items(self) -> Any:
@@ -122,7 +122,7 @@ def test_a_save_whose_caller_is_cancelled_comes_before_the_next(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["models", "configs", "endpoints", "targets", "policies", "alarms", "tags"])
 def test_a_file_that_lacks_a_part_is_refused(tmp_path: Path, kind: str) -> None:
-    """It would be written back without the part."""
+    """A file without one of its parts is refused; it would be written back without the part."""
     add(Resources(tmp_path, 1 << 20))
     file = tmp_path / FILE
     content = json.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""A fleet that is to run on this machine, with places of the test's own."""
+"""Settings of a fleet that is to run on this machine, with the test's own folders and ports."""
 
 import tempfile
 from collections.abc import Callable

@@ -29,7 +29,7 @@ def past_url() -> Iterator[str]:
 
 
 def test_a_wrong_clock_is_a_problem(make_plan: MakePlan, past_url: str) -> None:
-    """Every signature would be refused; any answer shows the clock, an error too."""
+    """A clock that differs is a problem, because signatures would be refused; an error answer shows the clock, too."""
     [finding] = check_fleet_clock(make_plan(url=past_url))
 
     assert finding.level is Level.PROBLEM
@@ -40,12 +40,12 @@ def test_a_wrong_clock_is_a_problem(make_plan: MakePlan, past_url: str) -> None:
     ("seconds", "level"), [(20, Level.OK), (-200, Level.WARNING), (299, Level.WARNING), (-301, Level.PROBLEM)]
 )
 def test_a_clock_is_judged_by_what_signatures_allow(seconds: int, level: Level) -> None:
-    """Five minutes to either side."""
+    """A clock may differ by five minutes either way, as signatures allow."""
     [finding] = check_clock("Thu, 01 Jan 1970 01:00:00 GMT", "S3", now=3600 + seconds)
 
     assert finding.level is level
 
 
 def test_no_date_is_no_finding() -> None:
-    """Nor is one that cannot be read."""
+    """A missing or unreadable Date gives no finding."""
     assert [*check_clock(None, "S3"), *check_clock("yesterday", "S3")] == []

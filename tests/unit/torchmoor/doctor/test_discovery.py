@@ -41,7 +41,7 @@ def examine_beside(behave: Behaviour, make_plan: MakePlan) -> list[Finding]:
     ],
 )
 def test_what_dns_says_is_told(make_plan: MakePlan, records: tuple[str, ...], levels: list[Level], said: str) -> None:
-    """An instance, one without an address, none."""
+    """The findings cover an instance, a name without an address, and no instance."""
     found = examine_beside(answering(*records), make_plan)
 
     assert [finding.level for finding in found] == levels
@@ -49,7 +49,7 @@ def test_what_dns_says_is_told(make_plan: MakePlan, records: tuple[str, ...], le
 
 
 def test_a_server_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
-    """With the name that was asked for."""
+    """A DNS server that does not answer is a problem, and the finding has the name in question."""
     [finding] = examine(make_plan, "127.0.0.1:9", timeout_s=0.5)
 
     assert finding.level is Level.PROBLEM
@@ -57,5 +57,5 @@ def test_a_server_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
 
 
 def test_without_discovery_there_is_nothing_to_say(make_plan: MakePlan) -> None:
-    """As with `torchmoor up`."""
+    """Without Discovery, as with `torchmoor up`, there is no finding."""
     assert list(check_discovery(make_plan())) == []

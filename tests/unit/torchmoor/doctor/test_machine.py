@@ -1,4 +1,4 @@
-"""Memory, disk and limits, each really short."""
+"""Memory, disk and limits, each actually too small."""
 
 import subprocess
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB with nothing left; only root can make one."""
+    """Mount a full file system of 1 MB; only root can."""
     folder = tmp_path / "full"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
@@ -39,7 +39,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_a_problem(make_plan: MakePlan, full_disk: Path) -> None:
-    """Also where the run directory is not made yet."""
+    """A full disk is a problem, also if the run directory does not exist yet."""
     [finding] = check_disk(make_plan(run_dir=full_disk / "run" / "here"))
 
     assert finding.level is Level.PROBLEM
@@ -48,7 +48,7 @@ def test_a_full_disk_is_a_problem(make_plan: MakePlan, full_disk: Path) -> None:
 
 
 def test_little_shared_memory_is_a_warning(make_plan: MakePlan, full_disk: Path) -> None:
-    """As in a container that was given none."""
+    """Little shared memory, as in a container by default, is a warning."""
     [finding] = check_shared_memory(make_plan(), full_disk)
 
     assert finding.level is Level.WARNING
@@ -56,7 +56,7 @@ def test_little_shared_memory_is_a_warning(make_plan: MakePlan, full_disk: Path)
 
 
 def test_room_is_no_finding_to_mend(make_plan: MakePlan) -> None:
-    """The archives count for each instance."""
+    """Enough disk space is not a problem; the archives count for each instance."""
     plan = make_plan()
     (plan.model_store / "llava.mar").write_bytes(bytes(MIB))
 
@@ -64,7 +64,7 @@ def test_room_is_no_finding_to_mend(make_plan: MakePlan) -> None:
 
 
 def test_more_instances_than_memory_is_a_problem(make_plan: MakePlan) -> None:
-    """By what an instance was measured to need."""
+    """More instances than the memory suffices for are a problem; the need of one was measured."""
     [few] = check_memory(make_plan(num_instances=0))
     [many] = check_memory(make_plan(num_instances=100_000))
 
@@ -73,7 +73,7 @@ def test_more_instances_than_memory_is_a_problem(make_plan: MakePlan) -> None:
 
 
 def test_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
-    """If that is less than what the machine has."""
+    """The container's memory limit applies if it is below the machine's memory."""
     meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
     meminfo.write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
     cgroup.mkdir()
@@ -90,7 +90,7 @@ def test_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
 
 
 def test_few_open_files_are_a_warning(make_plan: MakePlan) -> None:
-    """With the number that suits the proxy's connections."""
+    """A low limit of open files is a warning with the number that suits the proxy's connections."""
     [finding] = check_open_files(make_plan(), 1024)
     [good] = check_open_files(make_plan(), float("inf"))
     [none] = check_open_files(make_plan(), 257)
@@ -104,6 +104,6 @@ def test_few_open_files_are_a_warning(make_plan: MakePlan) -> None:
 
 
 def test_more_instances_than_processors_is_a_warning(make_plan: MakePlan) -> None:
-    """On GPUs it may be meant."""
+    """More instances than processors are only a warning, because on GPUs this may be intended."""
     assert [finding.level for finding in check_processors(make_plan(num_instances=10_000))] == [Level.WARNING]
     assert [finding.level for finding in check_processors(make_plan())] == [Level.OK]

@@ -1,4 +1,4 @@
-"""Ports, folders and archives, each really taken, missing or spoilt."""
+"""Ports, folders and archives that are actually in use, missing or damaged."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ from torchmoor.doctor.machine import check_archives, check_disk, check_memory, c
 
 
 def test_a_port_that_somebody_has_is_a_problem(make_plan: MakePlan) -> None:
-    """It is named, and so is the option for another."""
+    """A port in use is a problem; the finding names it and the option that changes it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         runtime, admin = check_ports(make_plan(listen=ListenSettings(port=0, admin_port=port)))
@@ -29,14 +29,14 @@ def test_a_port_that_somebody_has_is_a_problem(make_plan: MakePlan) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
 def test_an_address_that_is_not_this_machines_is_a_problem(make_plan: MakePlan, host: str) -> None:
-    """Before the proxy finds out."""
+    """An address that this machine does not have is a problem before the proxy starts."""
     runtime, _ = check_ports(make_plan(listen=ListenSettings(host=host, port=0, admin_port=0)))
 
     assert runtime.level is Level.PROBLEM
 
 
 def test_a_path_too_long_for_a_workers_socket_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
-    """TorchServe only says that the worker did not start."""
+    """A path that is too long for a worker's socket is a problem; TorchServe would only report a failed start."""
     [long, writable] = check_run_folder(make_plan(run_dir=tmp_path / ("x" * 90)))
 
     assert (long.level, writable.level) == (Level.PROBLEM, Level.OK)
@@ -44,7 +44,7 @@ def test_a_path_too_long_for_a_workers_socket_is_a_problem(make_plan: MakePlan, 
 
 
 def test_a_run_directory_that_cannot_be_written_is_a_problem(make_plan: MakePlan) -> None:
-    """Even root cannot make a file in /proc."""
+    """A run directory that cannot be written is a problem; /proc is one even for root."""
     [finding] = check_run_folder(make_plan(run_dir=Path("/proc/torchmoor")))
 
     assert finding.level is Level.PROBLEM
@@ -54,7 +54,7 @@ def test_a_run_directory_that_cannot_be_written_is_a_problem(make_plan: MakePlan
 def test_a_run_directory_on_a_full_disk_needs_room(
     make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another owner of the directory would not help."""
+    """For a run directory on a full disk, the advice is to make room, not to change its owner."""
 
     def refuse(**options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -68,7 +68,7 @@ def test_a_run_directory_on_a_full_disk_needs_room(
 
 
 def test_a_place_that_cannot_be_examined_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
-    """It does not end the check. A folder that the user may not search fails in the same way, but not for root."""
+    """A place that cannot be examined, such as a folder without search permission, does not end the check."""
     hidden = tmp_path / ("x" * 300) / "folder"
     plan = make_plan(run_dir=hidden, model_store=hidden)
 
@@ -80,7 +80,7 @@ def test_a_place_that_cannot_be_examined_is_a_problem(make_plan: MakePlan, tmp_p
 
 
 def test_an_archive_that_is_there_is_all_right(make_plan: MakePlan, tmp_path: Path) -> None:
-    """A file, or a folder that was unpacked."""
+    """A packed or unpacked archive that exists is right."""
     write_small_archive(tmp_path / "llava.mar")
     folder = tmp_path / "llm.mar" / "MAR-INF"
     folder.mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_an_archive_that_is_there_is_all_right(make_plan: MakePlan, tmp_path: Pa
 
 
 def test_a_missing_archive_is_a_problem(make_plan: MakePlan) -> None:
-    """As on a fresh clone."""
+    """A missing archive, as in a new clone, is a problem."""
     [finding] = check_archives(make_plan())
 
     assert finding.level is Level.PROBLEM
@@ -100,7 +100,7 @@ def test_a_missing_archive_is_a_problem(make_plan: MakePlan) -> None:
 
 
 def test_an_archive_that_is_built_in_is_all_right(make_plan: MakePlan) -> None:
-    """`up` writes it at the start; an archive of another name must be there."""
+    """A built-in archive may be missing, since `up` writes it; an archive of another name must exist."""
     levels = [finding.level for finding in check_archives(make_plan(endpoints=("llava", "llm"), has_built_in=True))]
 
     assert levels == [Level.OK, Level.PROBLEM]
@@ -108,7 +108,7 @@ def test_an_archive_that_is_built_in_is_all_right(make_plan: MakePlan) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "spoilt", "foreign", "empty"])
 def test_a_damaged_archive_is_a_problem(make_plan: MakePlan, tmp_path: Path, damage: str) -> None:
-    """Half a download, a flipped byte, another zip, one without a handler."""
+    """A truncated download, a flipped byte, another zip and an archive without a handler are problems."""
     path = write_small_archive(tmp_path / "llava.mar", handler="" if damage == "empty" else "start.py")
     data = bytearray(path.read_bytes())
     if damage == "cut":

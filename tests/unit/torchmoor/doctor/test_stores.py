@@ -11,7 +11,7 @@ from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.doctor.finding import Finding, Level
 from torchmoor.doctor.services import check_journal
 
-# boto3's client is closed, but what it left to urllib3 is noticed when it is collected.
+# boto3's client is closed, but connections that it left to urllib3 are reported when they are collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -21,7 +21,7 @@ def examine(make_plan: MakePlan, url: str) -> list[Finding]:
 
 @pytest.mark.redis
 def test_a_redis_that_answers_is_all_right(make_plan: MakePlan, redis_server: RedisServer) -> None:
-    """Its password is in no finding."""
+    """A Redis that answers is right, and no finding contains its password."""
     [finding] = examine(make_plan, redis_server.url)
 
     assert finding.level is Level.OK
@@ -32,7 +32,7 @@ def test_a_redis_that_answers_is_all_right(make_plan: MakePlan, redis_server: Re
 
 @pytest.mark.redis
 def test_a_redis_with_another_password_is_a_problem(make_plan: MakePlan, redis_server: RedisServer) -> None:
-    """Said as that, and not as a server that is away."""
+    """A wrong password for Redis is reported as such, not as an unreachable server."""
     [finding] = examine(make_plan, f"redis://journal:wrong@{redis_server.address}/0")
 
     assert finding.level is Level.PROBLEM
@@ -41,7 +41,7 @@ def test_a_redis_with_another_password_is_a_problem(make_plan: MakePlan, redis_s
 
 
 def test_a_redis_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
-    """By both names of its protocol."""
+    """An unreachable Redis is a problem, by both scheme names."""
     for url in ("redis://127.0.0.1:9/0", "valkey://127.0.0.1:9/0"):
         [finding] = examine(make_plan, url)
 
@@ -50,7 +50,7 @@ def test_a_redis_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
 
 
 def test_a_store_that_a_journal_cannot_have_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
-    """A queue may be a SQLite file, a journal may not."""
+    """A journal in a SQLite file is a problem; only a queue may be one."""
     for url in (f"sqlite://{tmp_path}/queue", "ftp://127.0.0.1/x"):
         [finding] = examine(make_plan, url)
 
@@ -70,7 +70,7 @@ def test_a_redis_address_that_a_journal_refuses_is_a_problem(make_plan: MakePlan
 def test_a_server_that_never_answers_is_a_problem_in_a_while(
     make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check ends after its time-out."""
+    """A server that does not answer is a problem after the check's time-out."""
     monkeypatch.setattr("torchmoor.doctor.services.TIMEOUT_S", 0.2)
     with run_silent_server() as port:
         [finding] = examine(make_plan, f"redis://127.0.0.1:{port}/0")
@@ -82,7 +82,7 @@ def test_a_server_that_never_answers_is_a_problem_in_a_while(
 def test_a_bucket_is_looked_at_with_these_credentials(
     make_plan: MakePlan, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There, not there, and not for them; the clock is compared on the way."""
+    """A bucket is accepted, missing or forbidden with these credentials; the check also compares the server's clock."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     [good, clock] = examine(make_plan, f"s3://{BUCKET}/prefix")
@@ -99,7 +99,7 @@ def test_a_bucket_is_looked_at_with_these_credentials(
 
 
 def test_a_folder_is_written_to(make_plan: MakePlan, tmp_path: Path) -> None:
-    """It need not be there yet."""
+    """A folder is tested by writing to it, and may not exist yet."""
     [good] = examine(make_plan, (tmp_path / "journal").as_uri())
     [bad] = examine(make_plan, "file:///proc/journal")
 
@@ -112,5 +112,5 @@ def test_a_folder_is_written_to(make_plan: MakePlan, tmp_path: Path) -> None:
     [("off", Level.WARNING), ("gopher://x/", Level.PROBLEM), ("redis://x:port/0", Level.PROBLEM)],
 )
 def test_a_journal_that_is_none_is_told(make_plan: MakePlan, url: str, level: Level) -> None:
-    """Off is allowed; a slip is not."""
+    """A journal may be switched off, but an invalid URL is a problem."""
     assert [finding.level for finding in examine(make_plan, url)] == [level]

@@ -1,4 +1,4 @@
-"""A DNS server on loopback, over UDP and TCP on one port, that answers as a test tells it to."""
+"""A DNS server on loopback, over UDP and TCP on one port, with scripted answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Behaviour = Callable[[dns.message.Message, bool], dns.message.Message | bytes | 
 
 
 def answering(*records: str, additional: tuple[str, ...] = ()) -> Behaviour:
-    """From lines of a zone file: those of the question's name and type, and CNAMEs of it."""
+    """Return a behaviour that answers from a zone file's lines: records of the question and its CNAMEs."""
 
     def behave(query: dns.message.Message, is_tcp: bool) -> dns.message.Message:
         answer = dns.message.make_response(query)
@@ -41,7 +41,7 @@ def answering(*records: str, additional: tuple[str, ...] = ()) -> Behaviour:
 
 
 def truncating(behave: Behaviour) -> Behaviour:
-    """Over UDP nothing but that the answer is too long."""
+    """Return a behaviour that answers over UDP only that the result is too long."""
 
     def truncate(query: dns.message.Message, is_tcp: bool) -> dns.message.Message | bytes | None:
         if is_tcp:
@@ -69,7 +69,7 @@ def read(line: str) -> dns.rrset.RRset:
 
 
 class DnsServer:
-    """behave may be changed at any time. num_asked: questions so far."""
+    """behave: may be changed at any time. num_asked: the questions so far."""
 
     def __init__(self, behave: Behaviour) -> None:
         self.behave = behave
@@ -77,7 +77,7 @@ class DnsServer:
         self.address = ""
 
     def answer(self, question: bytes, *, is_tcp: bool) -> bytes:
-        """Empty: none."""
+        """Return the answer; it is empty if none is sent."""
         self.num_asked += 1
         said = self.behave(dns.message.from_wire(question), is_tcp)
         return said.to_wire(max_size=65535) if isinstance(said, dns.message.Message) else said or b""

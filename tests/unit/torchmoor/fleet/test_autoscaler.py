@@ -31,14 +31,14 @@ STEP = StepScaling(cooldown_s=0)
 
 @dataclass
 class Sent:
-    """Counts, as the test says."""
+    """Counts that the test sets."""
 
     num_sent: int = 0
 
 
 @dataclass
 class Clients:
-    """One variant's traffic, as the test says."""
+    """One variant's traffic, which the test sets."""
 
     variant: Variant
     num_waiting: int = 0
@@ -46,7 +46,7 @@ class Clients:
 
 
 class World:
-    """All that the autoscaler sees of the rest: the launcher of a host, a proxy, instances that answer, a queue."""
+    """The autoscaler's surroundings: a host's launcher, a proxy, instances that answer, a queue."""
 
     def __init__(self, *, max_capacity: int = 3, initial_count: int = 0, are_journaled: bool = True) -> None:
         scaling = ScalingSettings(max_capacity=max_capacity, initial_count=initial_count, tracking=QUICK, step=STEP)
@@ -81,7 +81,7 @@ class World:
     # The launcher
 
     def begin(self, launch: Launch) -> asyncio.Future[None]:
-        """It starts, and is known, until the test says that it is ready."""
+        """Start an instance, which is known and not ready until the test permits."""
         assert launch.name not in self.firsts
         self.registry.add(Instance(name=launch.name, endpoint="llava", model="llava", port=1))
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -89,7 +89,7 @@ class World:
         return first
 
     async def end(self, name: str) -> None:
-        """It is gone when the test says so."""
+        """End an instance; it is gone when the test permits."""
         assert self.registry.find(name) is None, "requests may still be sent there"
         self.stopping[name] = asyncio.Event()
         await self.stopping[name].wait()
@@ -118,7 +118,7 @@ class World:
     async def _find_pending(self, endpoint: str) -> Backlog:
         return Backlog() if self.pending is None else await self.pending()
 
-    # What a test does
+    # Actions of a test
 
     @property
     def running(self) -> list[str]:
@@ -129,14 +129,14 @@ class World:
         return None if member is None else member.phase
 
     async def look(self, after_s: float = 1.0) -> list[str]:
-        """A look some time after the last; returns what runs."""
+        """Run the autoscaler's next look some time later; return the running instances."""
         self.now += after_s
         await self.autoscaler.look()
         await settle()
         return self.running
 
     async def grow(self, number: int) -> list[Instance]:
-        """Instances, ready to serve."""
+        """Start instances and make them ready."""
         self.clients.num_waiting = 5 * number
         while len(await self.look()) < number:
             pass
@@ -162,7 +162,7 @@ class World:
 
 
 async def settle() -> None:
-    """Let every task come to where it waits for the test."""
+    """Run the event loop until every task waits for the test."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -184,7 +184,10 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def test_goes_from_zero_to_what_the_backlog_needs_and_back() -> None:
-    """One for the first request, more by the target; all drained and stopped when nothing came for the cool-down."""
+    """The first request starts one instance and the target more.
+
+    All are drained and stopped after an idle cool-down.
+    """
 
     async def scenario() -> None:
         async with making() as world:
@@ -211,8 +214,7 @@ def test_goes_from_zero_to_what_the_backlog_needs_and_back() -> None:
 
 
 def test_what_runs_counts_whoever_sent_it() -> None:
-    """Held and outstanding real-time requests, asynchronous ones that wait or run; one that runs at an instance is
-    outstanding there, too, and counts once."""
+    """Held, outstanding and asynchronous requests count; an asynchronous one that runs at an instance counts once."""
 
     async def scenario() -> None:
         async with making() as world:
@@ -237,7 +239,7 @@ def test_what_runs_counts_whoever_sent_it() -> None:
 
 
 def test_an_instance_that_works_is_not_stopped() -> None:
-    """Scale-in drains first: one whose request goes on for longer than any cool-down ends it, then goes."""
+    """Scale-in drains first, so a request that takes longer than the cool-down ends before its instance stops."""
 
     async def scenario() -> None:
         async with making() as world:
@@ -252,7 +254,7 @@ def test_an_instance_that_works_is_not_stopped() -> None:
             lease.release()
             await world.look()
             await world.look(after_s=10)
-            late = Lease(second)  # a session's turn may still come to an instance that drains
+            late = Lease(second)  # a session's turn may still reach a draining instance
             await world.look()
             await world.look(after_s=100)
             assert world.phase("llava-1") is not Phase.STOPPING
@@ -263,7 +265,7 @@ def test_an_instance_that_works_is_not_stopped() -> None:
 
 
 def test_one_that_drains_is_called_back() -> None:
-    """A request that comes meanwhile needs no cold start."""
+    """A request resumes a draining instance, without a cold start."""
 
     async def scenario() -> None:
         async with making() as world:
@@ -283,7 +285,7 @@ def test_one_that_drains_is_called_back() -> None:
 
 
 def test_use_between_two_looks_is_noticed() -> None:
-    """Requests that come and go in less than a second keep an instance from being idle."""
+    """Short requests between two looks keep an instance from being idle."""
 
     async def scenario() -> None:
         async with making() as world:
@@ -296,7 +298,7 @@ def test_use_between_two_looks_is_noticed() -> None:
 
 
 def test_a_name_is_used_again_only_when_its_instance_is_gone() -> None:
-    """Session ids name instances, so names are few; two processes never share one."""
+    """Session ids contain names, so a name is reused only after its instance is gone; two processes never share one."""
 
     async def scenario() -> None:
         async with making(max_capacity=1) as world:
@@ -317,7 +319,7 @@ def test_a_name_is_used_again_only_when_its_instance_is_gone() -> None:
 
 
 def test_sessions_without_a_journal_keep_their_instance() -> None:
-    """No other instance could continue them. The autoscaler asks rarely, and counts one opened at the last moment."""
+    """Without a journal an instance with sessions stays; the autoscaler asks rarely, and counts a late opening, too."""
 
     async def scenario() -> None:
         async with making(are_journaled=False) as world:
@@ -343,7 +345,7 @@ def test_sessions_without_a_journal_keep_their_instance() -> None:
 
 
 def test_sessions_with_a_journal_keep_nobody() -> None:
-    """Any instance can take them over, so the autoscaler does not ask."""
+    """With a journal any instance can adopt sessions, so the autoscaler does not ask for their number."""
 
     async def scenario() -> None:
         async with making() as world:
@@ -357,7 +359,7 @@ def test_sessions_with_a_journal_keep_nobody() -> None:
 
 
 def test_an_operator_who_resumes_an_instance_keeps_it() -> None:
-    """For another cool-down, as if it had been used."""
+    """An instance that an operator resumes stays for another cool-down, as if it had been used."""
 
     async def scenario() -> None:
         async with making() as world:
@@ -376,7 +378,7 @@ def test_an_operator_who_resumes_an_instance_keeps_it() -> None:
 
 
 def test_an_instance_that_an_operator_drains_is_replaced_when_requests_come() -> None:
-    """Up to MaxCapacity. When it is resumed, both stay for a cool-down."""
+    """A drained instance is replaced up to MaxCapacity. When it is resumed, both stay for a cool-down."""
 
     async def scenario() -> None:
         async with making(max_capacity=2) as world:
@@ -400,7 +402,7 @@ def test_an_instance_that_an_operator_drains_is_replaced_when_requests_come() ->
 
 
 def test_a_drained_instance_is_stopped_when_the_variant_shrinks_to_its_minimum() -> None:
-    """The desired number has risen and fallen since the drain, and cannot fall below MinCapacity."""
+    """A drained instance is stopped when the desired number, which rose after the drain, returns to MinCapacity."""
 
     async def scenario() -> None:
         async with making(max_capacity=2) as world:
@@ -426,7 +428,7 @@ def test_a_drained_instance_is_stopped_when_the_variant_shrinks_to_its_minimum()
 
 
 def test_a_drained_instance_that_is_resumed_while_its_sessions_are_counted_stays() -> None:
-    """The operator's resume comes while the autoscaler waits for the instance's answer."""
+    """An instance that an operator resumes while the autoscaler waits for its session count is not stopped."""
 
     async def scenario() -> None:
         async with making(max_capacity=1, are_journaled=False) as world:
@@ -444,7 +446,7 @@ def test_a_drained_instance_that_is_resumed_while_its_sessions_are_counted_stays
 
 
 def test_a_variant_that_is_removed_while_sessions_are_counted_starts_nothing() -> None:
-    """Nothing would stop such an instance: the caller of `remove` does not know it."""
+    """A removed variant starts no instance, which no component would stop."""
 
     async def scenario() -> None:
         async with making(max_capacity=4, are_journaled=False) as world:
@@ -473,7 +475,7 @@ def test_a_variant_that_is_removed_while_sessions_are_counted_starts_nothing() -
 
 
 def test_a_drained_instance_that_leaves_no_room_is_named_and_stopped_by_a_scale_in() -> None:
-    """Until then nothing can be started; then a request starts it again. It is never resumed against the operator."""
+    """A drained instance that blocks a start is named in the log and stopped by a scale-in, never resumed."""
 
     async def scenario() -> None:
         async with making(max_capacity=1) as world:
@@ -501,7 +503,7 @@ def test_a_drained_instance_that_leaves_no_room_is_named_and_stopped_by_a_scale_
 
 
 def test_what_the_autoscaler_drains_may_be_resumed() -> None:
-    """So requests wait for it, unlike for one that an operator drains."""
+    """Requests wait for an instance that the autoscaler has drained, because it may be resumed."""
 
     async def scenario() -> None:
         async with making(max_capacity=1) as world:
@@ -517,7 +519,10 @@ def test_what_the_autoscaler_drains_may_be_resumed() -> None:
 
 
 def test_an_operators_drain_of_a_draining_instance_stays() -> None:
-    """It is not resumed against the operator; another one serves. When the load is gone, it is stopped as planned."""
+    """A draining instance that an operator drains, too, is not resumed.
+
+    Another one serves, and it is stopped as planned.
+    """
 
     async def scenario() -> None:
         async with making(max_capacity=2) as world:
@@ -543,7 +548,7 @@ def test_an_operators_drain_of_a_draining_instance_stays() -> None:
 
 
 def test_an_operators_drain_of_an_idle_draining_instance_does_not_keep_it() -> None:
-    """The autoscaler stops it as if it had not been drained twice."""
+    """An idle draining instance stops as planned, although an operator drains it, too."""
 
     async def scenario() -> None:
         async with making(max_capacity=1) as world:
@@ -560,7 +565,7 @@ def test_an_operators_drain_of_an_idle_draining_instance_does_not_keep_it() -> N
 
 
 def test_a_start_that_fails_is_tried_again_later_each_time() -> None:
-    """The waiting requests are not forgotten, and a broken model does not start processes without end."""
+    """A failed start is repeated at growing intervals: waiting requests are kept, and starts do not pile up."""
 
     async def scenario() -> None:
         async with making(max_capacity=1) as world:
@@ -582,7 +587,7 @@ def test_a_start_that_fails_is_tried_again_later_each_time() -> None:
 
 
 def test_the_first_instances_must_come_up() -> None:
-    """A fleet that cannot start says so instead of trying forever."""
+    """If the first instances fail to start, the fleet ends with an error."""
 
     async def scenario() -> None:
         world = World(initial_count=2)
@@ -599,7 +604,7 @@ def test_the_first_instances_must_come_up() -> None:
 
 
 def test_one_that_is_down_goes_at_once() -> None:
-    """It has nothing to end."""
+    """An instance that is down has nothing to finish and is stopped at once."""
 
     async def scenario() -> None:
         async with making() as world:
@@ -614,7 +619,7 @@ def test_one_that_is_down_goes_at_once() -> None:
 
 
 def test_an_instance_that_starts_is_not_stopped_and_then_stays_for_a_cooldown() -> None:
-    """Its client got a 503 with Retry-After, so nothing waits while it starts; the client comes back to it."""
+    """A starting instance stays for a cool-down after its start, because the client that got a 503 comes back."""
 
     async def scenario() -> None:
         async with making() as world:
@@ -636,7 +641,7 @@ def test_an_instance_that_starts_is_not_stopped_and_then_stays_for_a_cooldown() 
 
 
 def test_an_instance_stays_until_clients_come_back() -> None:
-    """Retry-After is what the last start took, also where this one is quick."""
+    """An instance stays at least for the Retry-After that clients got, the duration of the last start."""
 
     async def scenario() -> None:
         async with making() as world:
@@ -656,7 +661,7 @@ def test_an_instance_stays_until_clients_come_back() -> None:
 
 
 def test_starts_that_fail_end_with_the_cooldown_if_nothing_waits() -> None:
-    """No client waits for it then; one who comes back has it tried again."""
+    """Failed starts end after the cool-down if no request waits; a later request begins them again."""
 
     async def scenario() -> None:
         async with making(max_capacity=1) as world:
@@ -682,7 +687,7 @@ def test_starts_that_fail_end_with_the_cooldown_if_nothing_waits() -> None:
 
 
 def test_a_queue_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was last heard of it goes on to count, and real-time requests are seen as before."""
+    """Without an answer of the queue its last count applies, and real-time requests are counted as before."""
     monkeypatch.setattr(autoscaler_module, "PENDING_TIMEOUT_S", 0.01)
 
     async def scenario() -> None:
@@ -711,7 +716,7 @@ def test_a_queue_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monkey
 
 
 def test_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A held request does not wait for the next look, and a failed look is not the last one."""
+    """A held request wakes the autoscaler at once, and a failed look is repeated later."""
     monkeypatch.setattr(autoscaler_module, "LOOK_S", 3600.0)
 
     async def scenario() -> None:
@@ -749,5 +754,5 @@ def test_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_reads_what_instances_say_of_their_sessions(status: int, body: bytes, number: int | None) -> None:
-    """A handler that is none of ours has none; one in trouble has not said so."""
+    """An instance's sessions are read from its status; another handler has none, and an error is not a count."""
     assert read_open_sessions(OperationAnswer(status, "", body)) == number

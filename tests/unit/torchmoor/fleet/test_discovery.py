@@ -1,4 +1,4 @@
-"""Answers of DNS applied to the registry: who joins, leaves, moves; what is asked when, and what is said of it."""
+"""DNS answers applied to the registry: instances join, leave and move; questions and log messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENTRY = DiscoverySettings(dns_name=NAME, endpoint="llava", variant="v", min_inte
 
 
 class Front:
-    """A proxy whose instances are busy as a test says."""
+    """A proxy whose instances have the load that the test sets."""
 
     def __init__(self) -> None:
         self.busy: set[str] = set()
@@ -37,7 +37,7 @@ class Front:
 
 
 class Rig:
-    """A discovery whose DNS answers are a test's own, and which looks when the test says so."""
+    """A discovery with scripted DNS answers, which looks when the test asks it to."""
 
     def __init__(self, *, are_journaled: bool = True) -> None:
         self.answer: DnsAnswer | None = DnsAnswer()
@@ -54,12 +54,12 @@ class Rig:
         return self.answer
 
     async def begin(self, *entries: DiscoverySettings) -> None:
-        """Its own looks are far apart: a test looks itself."""
+        """Start the discovery with long intervals, since the test triggers the looks."""
         self.discovery.take(entries)
         await asyncio.sleep(0)
 
     async def look(self, **hosts: str) -> float:
-        """One more answer, which names these; returns when the next question is due."""
+        """Process one more answer with these instances; return when the next question is due."""
         self.answer = DnsAnswer(
             targets=tuple(DnsTarget(n.replace("_", "-"), 85, (h,)) for n, h in hosts.items()), ttl_s=5.0
         )
@@ -94,7 +94,7 @@ def rigged(body: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
 
 
 def test_an_instance_joins_ends_its_work_and_is_forgotten() -> None:
-    """It is sent nothing new once two answers have missed it, and goes when it is idle."""
+    """An instance that two answers lack gets no new work, and is removed when idle."""
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
@@ -114,7 +114,7 @@ def test_an_instance_joins_ends_its_work_and_is_forgotten() -> None:
 
 
 def test_an_operators_drain_outlives_a_pod() -> None:
-    """Of the same name, at another address; called back by DNS it stays drained, too."""
+    """An operator's drain also applies to a new pod of the same name, and after DNS recalls the instance."""
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
@@ -139,7 +139,7 @@ def test_an_operators_drain_outlives_a_pod() -> None:
 
 
 def test_who_leaves_and_is_named_again_serves_again() -> None:
-    """Also an operator's resume cannot keep one that DNS names no more, but DNS can."""
+    """An instance that DNS names again serves again; an operator's resume cannot keep one that DNS lacks."""
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
@@ -160,7 +160,7 @@ def test_who_leaves_and_is_named_again_serves_again() -> None:
 
 
 def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None:
-    """Unless it is down: then no request there will end."""
+    """An instance at the old address finishes its work before the new one joins, unless it is down."""
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
@@ -178,8 +178,6 @@ def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None
 
 
 def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down() -> None:
-    """No other instance could continue them."""
-
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
         await rig.look(a="10.0.0.1", b="10.0.0.2")
@@ -196,7 +194,7 @@ def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down(
 
 
 def test_one_whose_address_another_has_got_is_down_whatever_answers_there() -> None:
-    """Kubernetes gives addresses again: the probes that the gone one seems to answer are the other's."""
+    """A leaving instance whose address another one gets counts as down, since its probes reach the other one."""
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
@@ -217,7 +215,10 @@ def test_one_whose_address_another_has_got_is_down_whatever_answers_there() -> N
 
 
 def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) -> None:
-    """It is asked again after 1, 2, 4 and then 8 seconds; the log says it once, and once that it is over."""
+    """Without an answer all instances stay.
+
+    DNS is asked after 1, 2, 4 and then 8 seconds, with two log messages in all.
+    """
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
@@ -244,7 +245,7 @@ def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_static_instance_keeps_its_name(caplog: pytest.LogCaptureFixture) -> None:
-    """DNS cannot take it over, which is said once."""
+    """A static instance keeps its name, which DNS cannot take over, with one log message."""
 
     async def body(rig: Rig) -> None:
         static = Instance(name="a", endpoint="llava", variant="v", model="m", port=1)
@@ -263,7 +264,7 @@ def test_a_static_instance_keeps_its_name(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_entries_come_change_and_go_at_a_reload() -> None:
-    """The instances of a removed name leave; a change outside DNS replaces them; a change of intervals does not."""
+    """At a reload, instances of a removed name leave, changed ones are replaced, and changed intervals affect none."""
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
@@ -288,7 +289,7 @@ def test_entries_come_change_and_go_at_a_reload() -> None:
 
 
 class Said:
-    """Instances that answer the status operation as a test says, by host."""
+    """Instances, by host, that answer the status operation as scripted."""
 
     def __init__(self, **answers: OperationAnswer | None) -> None:
         self.answers = {host.replace("_", "."): answer for host, answer in answers.items()}
@@ -305,7 +306,10 @@ def told(name: str) -> OperationAnswer:
 
 
 def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Unnamed handlers all call themselves `local`; without a message, nine of ten instances would be idle."""
+    """Unnamed handlers all report `local`.
+
+    A log message names such addresses, since all but one instance would be idle.
+    """
 
     async def body(rig: Rig) -> None:
         entry = ENTRY.replace(record="A", port=85)
@@ -326,7 +330,7 @@ def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCapt
 
 
 def test_addresses_have_the_names_that_instances_give_themselves() -> None:
-    """A silent instance has no name yet; a foreign one is called by its address after three answers."""
+    """A silent instance has no name yet; one without a handler of ours is named by its address after three answers."""
     foreign = OperationAnswer(200, "", b"[0.7]")
     loading = OperationAnswer(503, "", b'{"code": 503, "type": "ServiceUnavailableException", "message": ""}')
     said = Said(h1=told("llava-0"), h2=None, h3=loading)

@@ -1,4 +1,4 @@
-"""What is read of DNS's answers, from a server on loopback."""
+"""Parsing of DNS answers, from a server on loopback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOTH = (DnsTarget("llava-0", 8085, ("10.0.0.1",)), DnsTarget("llava-1", 8086, ("
 
 
 def answer_to(behave: Behaviour, **changes: Any) -> DnsAnswer:
-    """What comes of one question to a server that behaves so."""
+    """Return the result of one question to a server with this behaviour."""
 
     async def run() -> DnsAnswer:
         async with serving(behave) as server:
@@ -40,7 +40,7 @@ def by_name(answer: DnsAnswer) -> tuple[DnsTarget, ...]:
 
 
 def test_services_with_their_ports_and_addresses() -> None:
-    """Names are lower case however the server writes them; the TTL is the record's."""
+    """Names are converted to lower case; port, address and TTL are the record's."""
     answer = answer_to(answering(*SRV, *ADDRESSES))
 
     assert by_name(answer) == BOTH
@@ -48,7 +48,7 @@ def test_services_with_their_ports_and_addresses() -> None:
 
 
 def test_addresses_that_come_along_are_not_asked_for() -> None:
-    """A server's additional records, as Kubernetes' sends them."""
+    """Addresses in additional records, which Kubernetes sends, are not asked for."""
 
     async def run() -> tuple[DnsAnswer, int]:
         async with serving(answering(*SRV, additional=ADDRESSES)) as server:
@@ -62,7 +62,7 @@ def test_addresses_that_come_along_are_not_asked_for() -> None:
 
 
 def test_each_target_has_its_turn_where_time_is_too_short_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large fleet and a slow server the same ones would be left out forever, and never become instances."""
+    """If a slow server leaves time for some targets only, each gets its turn in the following rounds."""
     monkeypatch.setattr(discovery_dns, "MAX_QUESTIONS", 1)
     names = {dns.name.from_text(f"llava-{number}.zone.test.") for number in range(5)}
 
@@ -91,7 +91,7 @@ def test_each_target_has_its_turn_where_time_is_too_short_for_all(monkeypatch: p
 
 
 def test_a_truncated_answer_is_asked_for_over_tcp() -> None:
-    """However many instances there are."""
+    """A truncated answer is repeated over TCP, for any number of instances."""
     records = [f"{NAME}. 30 SRV 0 0 8085 llava-{number}.zone.test." for number in range(300)]
     along = tuple(f"llava-{number}.zone.test. 30 A 10.0.1.{number % 250}" for number in range(300))
 
@@ -102,7 +102,7 @@ def test_a_truncated_answer_is_asked_for_over_tcp() -> None:
 
 
 def test_aliases_are_followed() -> None:
-    """Of the service's name, and of a target's."""
+    """Aliases of the service's name and of targets are followed."""
     alias = f"{NAME}. 30 CNAME other.zone.test."
     service = "other.zone.test. 30 SRV 0 0 8085 llava-0.zone.test."
     target = "llava-0.zone.test. 30 CNAME host.zone.test."
@@ -113,7 +113,7 @@ def test_aliases_are_followed() -> None:
 
 
 def test_a_target_with_ipv6_alone() -> None:
-    """And one with several addresses has them all, in the same order each time."""
+    """IPv6 targets are accepted; several addresses of a target have the same order each time."""
     six = "llava-0.zone.test. 30 AAAA fd00::1"
     several = [f"LLAVA-1.zone.test. 30 A 10.0.0.{number}" for number in (3, 2)]
 
@@ -123,7 +123,7 @@ def test_a_target_with_ipv6_alone() -> None:
 
 
 def test_a_target_without_an_address_is_named_all_the_same() -> None:
-    """What is known of it stays (discovery_plan)."""
+    """A target without an address is returned, so that its known instance stays (discovery_plan)."""
     answer = answer_to(answering(*SRV, ADDRESSES[0]))
 
     assert [target.hosts for target in by_name(answer)] == [("10.0.0.1",), ()]
@@ -131,7 +131,7 @@ def test_a_target_without_an_address_is_named_all_the_same() -> None:
 
 @pytest.mark.parametrize(("record", "host"), [("A", "10.0.0.1"), ("AAAA", "fd00::1")])
 def test_addresses_instead_of_services(record: str, host: str) -> None:
-    """Where a zone has no SRV records."""
+    """Address records are used if a zone has no SRV records."""
     answer = answer_to(answering(f"{NAME}. 5 {record} {host}"), record=record, port=8085)
 
     assert answer == DnsAnswer(hosts=(host,), ttl_s=5.0)
@@ -143,7 +143,7 @@ def test_addresses_instead_of_services(record: str, host: str) -> None:
     ids=["no such name", "no such record", "decidedly no service"],
 )
 def test_that_there_is_nobody_is_an_answer(behave: Behaviour) -> None:
-    """Unlike no answer."""
+    """An empty answer is a valid answer, unlike a missing one."""
     assert answer_to(behave).targets == ()
 
 
@@ -159,13 +159,13 @@ def test_that_there_is_nobody_is_an_answer(behave: Behaviour) -> None:
     ids=["server failure", "refused", "silence", "garbage", "cut off"],
 )
 def test_no_answer_is_an_error_that_names_what_was_asked(behave: Behaviour) -> None:
-    """Whatever a server sends."""
+    """Any invalid or missing answer is an error with the name in question."""
     with pytest.raises(DiscoveryError, match=NAME):
         answer_to(behave, timeout_s=0.3)
 
 
 def test_another_server_is_asked_if_one_is_silent() -> None:
-    """Within one time-out."""
+    """If one server is silent another is asked within the same time-out."""
 
     async def run() -> DnsAnswer:
         async with serving(lambda query, is_tcp: None) as dead, serving(answering(*SRV, *ADDRESSES)) as server:
@@ -176,6 +176,6 @@ def test_another_server_is_asked_if_one_is_silent() -> None:
 
 
 def test_names_of_addresses() -> None:
-    """They are instances' names, and different for different addresses."""
+    """Each address gives a different valid instance name."""
     assert name_of_address("10.0.0.5") == "ip-10-0-0-5"
     assert name_of_address("fd00::1") == "ip-fd00-0000-0000-0000-0000-0000-0000-0001"

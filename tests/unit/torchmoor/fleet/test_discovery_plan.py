@@ -1,4 +1,4 @@
-"""What follows from DNS's answers."""
+"""Decisions from DNS answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plan(
 
 
 def test_who_is_named_and_unknown_joins() -> None:
-    """At its first address, with the port of the record."""
+    """An unknown instance in an answer joins at its first address, with the record's port."""
     found = plan(target("a", HERE), target("b", THERE, ELSEWHERE, port=86), known={})
 
     assert found.join == {"a": HERE, "b": InstanceAddress(THERE.host, 86)}
@@ -41,7 +41,7 @@ def test_who_is_named_and_unknown_joins() -> None:
 
 
 def test_who_is_missed_once_stays_and_leaves_when_missed_twice() -> None:
-    """One server behind an address may know of a change later than another."""
+    """An instance leaves after two answers without it, because servers behind one address may be out of date."""
     known = {"a": KnownInstance(HERE), "b": KnownInstance(THERE)}
 
     first = plan(target("a", HERE), known=known)
@@ -56,7 +56,7 @@ def test_who_is_missed_once_stays_and_leaves_when_missed_twice() -> None:
 
 
 def test_who_is_named_again_begins_anew() -> None:
-    """An answer that flaps never adds up."""
+    """An answer that names an instance resets its count of misses."""
     known = {"a": KnownInstance(HERE), "b": KnownInstance(THERE)}
 
     first = plan(target("a", HERE), known=known)
@@ -68,7 +68,7 @@ def test_who_is_named_again_begins_anew() -> None:
 
 
 def test_who_leaves_and_is_named_again_is_called_back() -> None:
-    """This holds if no other instance has taken its place."""
+    """A leaving instance that is named again is resumed, unless another one has its name."""
     leaving = KnownInstance(HERE, is_draining=True)
 
     assert plan(target("a", HERE), known={"a": leaving}).keep == ["a"]
@@ -76,7 +76,10 @@ def test_who_leaves_and_is_named_again_is_called_back() -> None:
 
 
 def test_an_answer_that_names_nobody_takes_no_serving_instance() -> None:
-    """No other instance could do the work; one that is not serving leaves, as after a scale-in to zero."""
+    """An empty answer keeps serving instances, since no others could replace them.
+
+    Others leave, as for a scale-in to zero.
+    """
     known = {"a": KnownInstance(HERE), "b": KnownInstance(THERE, is_serving=False)}
 
     found = plan(known=known, absences={"a": 2, "b": 2})
@@ -86,7 +89,7 @@ def test_an_answer_that_names_nobody_takes_no_serving_instance() -> None:
 
 
 def test_another_address_is_a_replacement() -> None:
-    """Also another port; and while the old one still leaves, the newest answer counts."""
+    """Another address or port replaces an instance; while the old one leaves, the newest answer applies."""
     moving = KnownInstance(HERE, is_draining=True, successor=THERE)
 
     assert plan(target("a", THERE), known={"a": KnownInstance(HERE)}).replace == {"a": THERE}
@@ -102,7 +105,7 @@ def test_another_address_is_a_replacement() -> None:
 
 
 def test_one_of_several_addresses_is_kept_while_it_serves() -> None:
-    """Then the next is tried, and after the last the first."""
+    """One of several addresses is kept while it serves; then the next is used, in turn."""
     both = target("a", HERE, THERE)
 
     assert plan(both, known={"a": KnownInstance(THERE)}).replace == {}
@@ -112,7 +115,7 @@ def test_one_of_several_addresses_is_kept_while_it_serves() -> None:
 
 
 def test_a_target_whose_address_is_not_found_stays_as_it_is_known() -> None:
-    """Its question had no answer in time."""
+    """An instance whose address was not found in time keeps the known one."""
     found = plan(target("a"), target("b"), known={"a": KnownInstance(HERE)})
 
     assert [found.join, found.replace, found.drain] == [{}, {}, []]
@@ -132,7 +135,7 @@ def test_a_target_whose_address_is_not_found_stays_as_it_is_known() -> None:
     ],
 )
 def test_what_cannot_be_an_instance_is_left_out(bad: DnsTarget, note: str) -> None:
-    """With a note; the rest of the answer counts."""
+    """Records that cannot be instances are skipped with a log message; the others apply."""
     found = plan(target("a", HERE), bad, taken="static")
 
     assert found.join == {"a": HERE}
@@ -140,7 +143,7 @@ def test_what_cannot_be_an_instance_is_left_out(bad: DnsTarget, note: str) -> No
 
 
 def test_no_more_than_so_many_instances() -> None:
-    """Known instances come first, so that a long answer does not displace them."""
+    """The number of instances is limited, and known ones come first."""
     found = plan(
         *(target(f"a{number}", HERE) for number in range(5)), known={"a4": KnownInstance(HERE)}, max_instances=3
     )

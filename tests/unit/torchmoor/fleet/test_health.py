@@ -1,4 +1,4 @@
-"""Whether instances are ready, asked of many at a time."""
+"""Health checks of many instances at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 
 def test_a_worker_that_hangs_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
-    """At the default level; each further probe that finds it so is not."""
+    """The default log level reports a hanging worker once, not at each probe."""
 
     async def run() -> None:
         async def tell_status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -67,7 +67,7 @@ def test_silent_instances_keep_nobody_from_being_asked() -> None:
             registry.add(
                 Instance(name=f"i-{number}", endpoint="e", variant="v", model="m", port=port, management_port=port)
             )
-        # Longer than the test waits: who is asked only after the silent ones is never asked.
+        # Longer than the test waits, so an instance that is asked after the silent ones is never asked.
         settings = HealthSettings(probe_timeout_s=600)
         async with silent, alive, HealthChecker(registry, settings, lambda: None), asyncio.timeout(60):
             await has_ready.wait()

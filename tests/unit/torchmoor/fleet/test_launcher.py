@@ -1,4 +1,4 @@
-"""The launcher with a stub in TorchServe's place: starts, restarts, and what is left when it has stopped."""
+"""The launcher with a stub in place of TorchServe: starts, restarts, and a complete cleanup."""
 
 import asyncio
 import dataclasses
@@ -37,12 +37,12 @@ Caused by: NativeIoException: bind(..) failed: Address already in use"""
 
 @dataclass
 class Host:
-    """A launcher on this host, with what it reported and the processes that it started."""
+    """A launcher on this host, its reports, and the processes that it started."""
 
     tmp_path: Path
     crashes: bool = False  # the stub dies at once instead of running
     properties: Mapping[str, str] = field(default_factory=dict)  # lines of config.properties
-    num_taken: int = 0  # starts from now on whose port another program takes before TorchServe does
+    num_taken: int = 0  # number of starts whose port another program takes before TorchServe
     takers: list[socket.socket] = field(default_factory=list)
     reports: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Host:
         return self.tmp_path / "run"
 
     def prepare(self, spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
-        """As the real one, but the command is the stub."""
+        """Prepare an instance as the launcher does, with the stub as command."""
         prepare(spec, settings)
         self.ports[spec.name] = spec.ports
         report = self.report(spec.name)
@@ -70,7 +70,7 @@ class Host:
         return self.tmp_path / f"{name}.pids"
 
     def jvm(self, name: str) -> int:
-        """The pid of the instance's JVM, as the stub reported it."""
+        """Return the pid of the instance's JVM, from the stub's report."""
         pids = [int(pid) for pid in self.report(name).read_text().split()]
         self.pids += pids
         return pids[1]
@@ -93,7 +93,7 @@ class Host:
             health.cancel()
 
     async def _probe(self, registry: Registry) -> None:
-        """The health checker's part: an instance whose stub runs is ready."""
+        """Act as the health checker: an instance whose stub runs is ready."""
         while True:
             for instance in registry.instances():
                 if instance.state is InstanceState.STARTING and self.report(instance.name).exists():
@@ -104,7 +104,7 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    """On the way out, no process that was ever started may run."""
+    """Yield a host; at the end, none of its processes may run."""
     made = Host(tmp_path)
     monkeypatch.setattr(launcher_module, "prepare", made.prepare)
     yield made
@@ -135,7 +135,7 @@ def launches(count: int) -> list[Launch]:
 
 
 def test_a_fleet_starts_is_registered_and_leaves_nothing(host: Host) -> None:
-    """Every instance is ready under its name, on ports of its own; after the stop there is no trace."""
+    """All instances become ready under their names, on separate ports; a stop removes all processes and folders."""
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, registry):
@@ -154,7 +154,7 @@ def test_a_fleet_starts_is_registered_and_leaves_nothing(host: Host) -> None:
 def test_a_second_fleet_in_the_same_directory_changes_nothing(
     host: Host, monkeypatch: pytest.MonkeyPatch, *, is_cancelled: bool
 ) -> None:
-    """It waits for the first one's end; whether it is cancelled or gives up, the first one goes on."""
+    """A second fleet waits for the first one's end; its cancellation or time-out does not affect the first."""
     if not is_cancelled:
         monkeypatch.setattr(launcher_module, "LOCK_GRACE_S", -1.9)
 
@@ -184,8 +184,10 @@ def test_a_second_fleet_in_the_same_directory_changes_nothing(
 
 
 def test_one_instance_ends_and_another_begins_under_its_name(host: Host) -> None:
-    """The others go on; of the one that ended there is no process, no folder and no drain; how long the last start took
-    is known."""
+    """Ending an instance removes its process, folder and drain and does not affect others.
+
+    The last start's time is known.
+    """
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, registry):
@@ -231,7 +233,7 @@ def test_an_instance_can_be_ended_while_it_starts_or_after_it_failed(host: Host)
 
 
 def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host) -> None:
-    """Session ids that contain the name lead to the restarted instance, and its ports stay the same."""
+    """A restarted instance keeps its name, which session ids contain, and its ports."""
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, registry):
@@ -254,7 +256,7 @@ def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host
 
 
 def test_end_of_an_instance_is_reported_with_its_reason_and_log(host: Host) -> None:
-    """It stays known while the next process runs; of the log only the last lines are kept."""
+    """The report has the reason and the log's last lines, and stays while the next process runs."""
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, registry):
@@ -284,7 +286,7 @@ def test_end_of_an_instance_is_reported_with_its_reason_and_log(host: Host) -> N
 
 
 def test_reason_says_that_an_instance_did_not_answer(host: Host) -> None:
-    """The launcher has stopped it, so its exit says nothing."""
+    """The reason says that the instance did not answer, not the exit status, since the launcher has killed it."""
 
     async def scenario() -> None:
         async with host.launcher(down_timeout_s=0.2) as (launcher, registry):
@@ -300,7 +302,7 @@ def test_reason_says_that_an_instance_did_not_answer(host: Host) -> None:
 
 
 def test_an_instance_that_stays_down_is_replaced(host: Host) -> None:
-    """A JVM that runs but whose worker never comes back does not mend itself."""
+    """An instance whose worker stays down while its JVM runs is replaced."""
 
     async def scenario() -> None:
         async with host.launcher(down_timeout_s=0.2) as (launcher, registry):
@@ -316,7 +318,7 @@ def test_an_instance_that_stays_down_is_replaced(host: Host) -> None:
 
 
 def test_a_missing_archive_says_how_to_build_it(host: Host) -> None:
-    """Nothing is started, and the message is the remedy."""
+    """A missing archive is an error that says how to build it, and nothing is started."""
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, _):
@@ -329,7 +331,7 @@ def test_a_missing_archive_says_how_to_build_it(host: Host) -> None:
 
 
 def test_an_instance_that_dies_while_starting_shows_the_end_of_its_log(host: Host) -> None:
-    """`torchmoor up` fails at once, with the JVM's own words."""
+    """`torchmoor up` fails at once with the end of the JVM's log."""
     host.crashes = True
 
     async def scenario() -> None:
@@ -341,7 +343,7 @@ def test_an_instance_that_dies_while_starting_shows_the_end_of_its_log(host: Hos
 
 
 def test_an_instance_whose_port_is_taken_starts_with_others(host: Host) -> None:
-    """Another program may take a port between the search and the moment when TorchServe listens, some seconds later."""
+    """If another program takes a port between search and start, the instance starts on other ports."""
     host.num_taken = 2
 
     async def scenario() -> None:
@@ -359,7 +361,7 @@ def test_an_instance_whose_port_is_taken_starts_with_others(host: Host) -> None:
 
 @pytest.mark.parametrize("is_fixed", [False, True])
 def test_a_port_that_stays_taken_is_an_error(host: Host, is_fixed: bool) -> None:
-    """At once if the port was given, else after some starts."""
+    """A port in use is an error, at once if it was configured, else after some starts."""
     host.num_taken = 10
     launch = dataclasses.replace(launches(1)[0], port=find_free_ports(1)[0] if is_fixed else None)
 
@@ -373,7 +375,7 @@ def test_a_port_that_stays_taken_is_an_error(host: Host, is_fixed: bool) -> None
 
 
 def test_a_failed_start_leaves_nothing_or_says_where_the_log_is(host: Host) -> None:
-    """A folder under /tmp that no message names would be litter."""
+    """A failed start removes its folder under /tmp or names it in the error."""
     host.crashes = True
     messages = []
 
@@ -390,7 +392,7 @@ def test_a_failed_start_leaves_nothing_or_says_where_the_log_is(host: Host) -> N
 
 
 def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
-    """The start has a deadline, and the instance that missed it is stopped."""
+    """A start past its deadline is stopped and reported."""
 
     async def scenario() -> None:
         async with host.launcher(launch=LaunchSettings(start_timeout_s=0.5)) as (launcher, registry):
@@ -414,7 +416,7 @@ def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
 def test_a_missing_module_names_requirements_that_are_not_installed(
     host: Host, requirements: str, installs: str, remedy: str
 ) -> None:
-    """TorchServe installs an archive's requirements only if it is configured to."""
+    """The error for a missing module says that TorchServe installs an archive's requirements only if configured."""
     failure = "".join(
         f"2026-11-28T19:53:10,263 [INFO ] W-9000-needs_1.0-stdout MODEL_LOG - {line}\n"
         for line in ("Backend worker process died.", "ModuleNotFoundError: No module named 'nonesuch'")
@@ -438,7 +440,7 @@ def test_a_missing_module_names_requirements_that_are_not_installed(
 
 
 def test_a_stop_in_the_middle_of_a_start_leaves_nothing(host: Host) -> None:
-    """Ctrl-C is most likely while one waits."""
+    """Stopping during a start, for example by Ctrl-C, leaves no process or folder."""
 
     async def scenario() -> None:
         async with host.launcher(max_starting=1) as (launcher, registry):
@@ -452,7 +454,7 @@ def test_a_stop_in_the_middle_of_a_start_leaves_nothing(host: Host) -> None:
 
 
 def test_a_stop_in_the_middle_of_a_restart_leaves_nothing(host: Host) -> None:
-    """The instance is down for the moment, but its folder is there."""
+    """Stopping during a restart, when the instance is down, removes its folder, too."""
 
     async def scenario() -> None:
         async with host.launcher(min_backoff_s=60.0) as (launcher, registry):
@@ -466,7 +468,7 @@ def test_a_stop_in_the_middle_of_a_restart_leaves_nothing(host: Host) -> None:
 
 
 def test_a_second_interrupt_leaves_nothing_either(host: Host) -> None:
-    """At once does not mean untidily."""
+    """A second interrupt ends at once and leaves no process or folder."""
 
     async def scenario() -> None:
         async with host.launcher(min_backoff_s=60.0) as (launcher, _):
@@ -479,7 +481,7 @@ def test_a_second_interrupt_leaves_nothing_either(host: Host) -> None:
 
 
 def test_a_run_directory_that_cannot_be_made_is_an_error(host: Host) -> None:
-    """`torchmoor up --run-dir FILE` must end with a message, not wait forever."""
+    """`torchmoor up --run-dir FILE` ends with an error instead of waiting forever."""
     (host.tmp_path / "run").touch()
 
     async def scenario() -> None:
@@ -491,7 +493,7 @@ def test_a_run_directory_that_cannot_be_made_is_an_error(host: Host) -> None:
 
 
 def test_a_guard_that_is_killed_takes_its_instance_along(host: Host) -> None:
-    """Else an instance would be started beside its predecessor, which still holds its memory and its ports."""
+    """If an instance's guard is killed, its processes end, so that a restart does not meet their memory and ports."""
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, _registry):
@@ -507,7 +509,7 @@ def test_a_guard_that_is_killed_takes_its_instance_along(host: Host) -> None:
 
 
 def test_all_that_lies_in_a_folder_is_removed(tmp_path: Path) -> None:
-    """Folders of sessions and what lies beside them; a folder that is not there is no failure."""
+    """Session folders and everything beside them are removed; a missing folder is not an error."""
     folder = tmp_path / "journal"
     for name in ("one", "two"):
         (folder / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the command line and the environment say of many models."""
+"""Options and environment variables of many models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchmoor.fleet.model_sources import (
 
 
 def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory by its absolute path, because each instance has a working directory of its own."""
+    """The source directory is passed as an absolute path, because each instance has its own working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
 
@@ -43,13 +43,13 @@ def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(endpoints: list[str], models: str, message: str) -> None:
-    """With what to do about it."""
+    """An impossible combination is refused before the start, with advice."""
     with pytest.raises(ConfigError, match=message):
         many_environment(endpoints, models, {})
 
 
 def test_in_a_container_the_platform_says_what_is_loaded() -> None:
-    """SAGEMAKER_MULTI_MODEL=true: no source is needed, and models are loaded from where the platform puts them."""
+    """With SAGEMAKER_MULTI_MODEL=true no source is needed, and the platform names the folder of each model."""
     environ = {MULTI_MODEL: "true"}
 
     assert many_environment(["many"], "", environ) == {MODELS_SOURCE: "", URL_ROOTS: "/opt/ml/models"}

@@ -1,4 +1,4 @@
-"""Packed models that were made to exhaust a disk, or the memory of the process that reads them."""
+"""Packed models made to exhaust a disk or the memory of the reading process."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ from torchmoor.fleet.packed_models import MAX_MANIFEST_BYTES, read_name, unpack
 
 
 def pack(folder: Path, kind: str, files: dict[str, bytes]) -> Path:
-    """Return a packed model with these files."""
+    """Create a packed model with these files."""
     path = folder / f"model{kind}"
     if kind == ".mar":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
@@ -34,7 +34,7 @@ def pack(folder: Path, kind: str, files: dict[str, bytes]) -> Path:
 
 @pytest.mark.parametrize("kind", [".mar", ".tar.gz"])
 def test_a_bomb_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """A few KB that become many times as many; a small model may be compressed as far as it likes."""
+    """A few kB that expand to far more are refused; a small model may have any compression ratio."""
     zeros = {f"{number}.bin": bytes(1 << 20) for number in range(4)}
     packed = pack(tmp_path, kind, zeros)
     unpack(packed, tmp_path / "small")
@@ -51,7 +51,7 @@ def test_a_bomb_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 def test_too_many_files_are_refused_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Empty ones would use up the disk's inodes."""
+    """Too many files, even empty ones, are refused, because they would use up the disk's inodes."""
     monkeypatch.setattr(packed_models, "MAX_FILES", 3)
     packed = pack(tmp_path, kind, {str(number): b"" for number in range(4)})
 
@@ -63,7 +63,7 @@ def test_too_many_files_are_refused_and_leave_nothing(
 
 @pytest.mark.parametrize("prefix", ["", "./", "x/../", "../"])
 def test_a_path_out_of_the_target_writes_nothing_there(tmp_path: Path, prefix: str) -> None:
-    """Also an absolute one behind a prefix that tar itself writes."""
+    """A path out of the target is refused, also an absolute one behind a prefix that tar writes."""
     outside = tmp_path / "outside"
     outside.mkdir()
     packed = pack(tmp_path, ".tar.gz", {f"{prefix}{outside}/file": b"x"})
@@ -77,7 +77,7 @@ def test_a_path_out_of_the_target_writes_nothing_there(tmp_path: Path, prefix: s
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_damaged_archive_is_named_and_leaves_nothing(tmp_path: Path, compression: int) -> None:
-    """Each decompressor has errors of its own."""
+    """The error names the archive, for each decompressor's own exceptions."""
     packed = tmp_path / "model.mar"
     with zipfile.ZipFile(packed, "w", compression) as bundle:
         bundle.writestr("data", bytes(range(256)) * 16)
@@ -92,7 +92,7 @@ def test_a_damaged_archive_is_named_and_leaves_nothing(tmp_path: Path, compressi
 
 
 def test_a_manifest_is_read_up_to_its_limit(tmp_path: Path) -> None:
-    """Neither a sparse file nor deep nesting costs memory."""
+    """A manifest is read up to its limit, so that a sparse file or deep nesting uses no memory."""
     manifest = tmp_path / Path(MANIFEST).name
     with manifest.open("wb") as file:
         file.truncate(1 << 40)
@@ -127,7 +127,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_headers_that_fill_the_memory_are_refused(tmp_path: Path, name: str) -> None:
-    """Python reads them whole: 700 KB took 715 MB and 98 s."""
+    """Long headers are refused before Python reads them into memory: 700 kB took 715 MB and 98 s."""
     packed = tmp_path / "model.tar.gz"
     with gzip.open(packed, "wb", compresslevel=1) as file:
         for piece in BOMBS[name]:
@@ -145,7 +145,7 @@ def test_headers_that_fill_the_memory_are_refused(tmp_path: Path, name: str) -> 
 
 
 def test_a_directory_that_fills_the_memory_is_refused(tmp_path: Path) -> None:
-    """Each entry of a zip takes many times its bytes in memory."""
+    """A zip with a large directory is refused, because each entry takes many times its bytes in memory."""
     packed = tmp_path / "model.mar"
     with zipfile.ZipFile(packed, "w") as bundle:
         bundle.writestr("a", b"")

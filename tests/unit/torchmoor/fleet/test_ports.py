@@ -13,7 +13,7 @@ EPHEMERAL = 32_768
 
 
 def test_ports_are_different_free_and_below_the_ephemeral_range() -> None:
-    """An outgoing connection of anybody's must never take a port that an instance was given."""
+    """Ports are below the ephemeral range, so that no outgoing connection takes an instance's port."""
     found = find_free_ports(5)
 
     assert len(set(found)) == 5
@@ -33,7 +33,7 @@ def test_a_port_that_is_listened_on_is_not_free_and_is_passed_over() -> None:
 
 
 def test_a_port_of_a_server_that_has_just_gone_is_free() -> None:
-    """A restarted instance gets its ports back although connections of its predecessor are in TIME_WAIT."""
+    """A port whose connections are in TIME_WAIT is free, so that a restarted instance gets it back."""
     (port,) = find_free_ports(1)
     with socket.create_server(("127.0.0.1", port)) as server:
         client = socket.create_connection(("127.0.0.1", port))
@@ -53,7 +53,7 @@ def test_too_few_free_ports_are_an_error_that_says_so(monkeypatch: pytest.Monkey
 
 
 def test_ports_come_from_a_range_where_one_is_told() -> None:
-    """A platform that keeps ports for itself says which are left (SAGEMAKER_SAFE_PORT_RANGE)."""
+    """The ports come from SAGEMAKER_SAFE_PORT_RANGE if the platform sets it."""
     safe = range(21_000, 21_200)
 
     assert set(find_free_ports(5, among=safe)) < set(safe)

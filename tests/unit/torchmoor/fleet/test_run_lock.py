@@ -15,7 +15,7 @@ from torchmoor.fleet.supervisor import LOCK_FILE
 
 
 def test_second_fleet_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    """While the first runs; when it has ended the directory is free, and the lock is gone."""
+    """While a fleet runs, a second one is refused with advice; after its end the lock file is gone."""
 
     async def scene() -> None:
         first, second, said = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=0.2), []
@@ -35,7 +35,7 @@ def test_second_fleet_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 
 def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:
-    """A process that has inherited the lock keeps it until it ends, whatever has become of the launcher."""
+    """Guards of a killed launcher have inherited the lock, and hold it until they end."""
 
     async def scene() -> None:
         first, second, waiting = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=60), asyncio.Event()

@@ -30,14 +30,14 @@ class Variant:
         self.now = 1000.0
 
     def look(self, backlog: int, after_s: float = 1.0) -> int:
-        """One decision, some time after the last one."""
+        """Make one decision, some time after the last one."""
         self.now += after_s
         self.state = decide(self.settings, self.state, backlog=backlog, now=self.now)
         return self.state.desired
 
 
 def test_published_example_wakes_at_once_and_sleeps_after_its_cooldown() -> None:
-    """Target 5.0, 0 to 1 instances: one request starts the instance, 600 s without any stop it, not a second less."""
+    """With target 5.0 and 0 to 1 instances, one request starts the instance, and exactly 600 idle seconds stop it."""
     variant = Variant(PUBLISHED)
 
     assert variant.look(0) == 0
@@ -49,14 +49,14 @@ def test_published_example_wakes_at_once_and_sleeps_after_its_cooldown() -> None
 
 
 def test_long_job_is_never_scaled_away() -> None:
-    """The known complaint of AWS's users: what runs counts as backlog, so an instance that works stays, for days."""
+    """Running requests count as backlog, so an instance with a long job stays, unlike the known complaint about AWS."""
     variant = Variant(PUBLISHED, desired=1)
 
     assert {variant.look(1, after_s=3600) for _ in range(48)} == {1}
 
 
 def test_one_request_in_the_cooldown_begins_it_again() -> None:
-    """Fewer instances must have been enough for the whole cool-down."""
+    """A request during the cool-down restarts it, since the smaller number must have sufficed for its whole length."""
     variant = Variant(PUBLISHED, desired=1)
     variant.look(0)
     variant.look(0, after_s=590)
@@ -68,23 +68,29 @@ def test_one_request_in_the_cooldown_begins_it_again() -> None:
 
 
 def test_wakes_with_the_steps_number_then_follows_the_target() -> None:
-    """No backlog per instance exists while there is none: the step goes first, and the next look tracks the target."""
+    """Step scaling starts the first instances, because an idle variant has no backlog per instance.
+
+    Then the target applies.
+    """
     variant = Variant(SEVERAL)
 
     assert [variant.look(23), variant.look(23), variant.look(23)] == [1, 5, 5]
 
 
 def test_instances_that_start_count() -> None:
-    """The same backlog asks for instances once, and a larger one is heard within the cool-down."""
+    """Starting instances count, so a constant backlog adds instances once.
+
+    A larger one adds more within the cool-down.
+    """
     variant = Variant(SEVERAL, desired=1)
 
     assert [variant.look(11), variant.look(11), variant.look(16), variant.look(1000)] == [3, 3, 4, 8]
 
 
 def test_scale_in_keeps_what_the_cooldown_needed() -> None:
-    """A dip at the end of the cool-down counts no more than what was needed at its beginning."""
+    """The scale-in follows the largest need during the cool-down, not a dip at its end."""
     variant = Variant(SEVERAL, desired=8)
-    variant.look(20, after_s=100)  # 5 are enough
+    variant.look(20, after_s=100)  # 5 suffice
     variant.look(3, after_s=30)
 
     assert variant.look(0, after_s=30) == 5
@@ -93,7 +99,7 @@ def test_scale_in_keeps_what_the_cooldown_needed() -> None:
 
 
 def test_backlog_near_the_target_does_not_swing() -> None:
-    """Two instances with 10 or 9.1 of backlog, target 5: neither more nor less, however long."""
+    """With target 5, two instances with a backlog of 10 or 9.1 stay two."""
     variant = Variant(SEVERAL, desired=2)
 
     assert {variant.look(backlog, after_s=100) for backlog in (10, 10, 10, 10)} == {2}
@@ -101,7 +107,7 @@ def test_backlog_near_the_target_does_not_swing() -> None:
 
 
 def test_what_was_added_stays_for_the_cooldown_of_its_policy() -> None:
-    """Also where the scale-in cool-down is shorter."""
+    """Added instances stay for their policy's cool-down, even if the scale-in cool-down is shorter."""
     settings = ScalingSettings(tracking=TargetTracking(scale_in_cooldown_s=0), step=StepScaling(cooldown_s=20))
     variant = Variant(settings)
     variant.look(1)
@@ -111,7 +117,7 @@ def test_what_was_added_stays_for_the_cooldown_of_its_policy() -> None:
 
 
 def test_both_cooldowns_begin_when_an_added_instance_is_ready() -> None:
-    """While it starts there is no scale-in; a larger backlog still adds instances."""
+    """Both cool-downs begin when an added instance is ready; until then a larger backlog can add more."""
     settings = ScalingSettings(
         max_capacity=2, tracking=TargetTracking(scale_in_cooldown_s=5), step=StepScaling(cooldown_s=20)
     )
@@ -130,7 +136,7 @@ def test_both_cooldowns_begin_when_an_added_instance_is_ready() -> None:
 
 
 def test_scale_in_can_be_switched_off() -> None:
-    """DisableScaleIn, or no target tracking at all: instances are added and stay."""
+    """With DisableScaleIn, or without target tracking, added instances stay."""
     for tracking in (None, TargetTracking(can_scale_in=False, scale_in_cooldown_s=0)):
         variant = Variant(ScalingSettings(tracking=tracking))
         variant.look(1)
@@ -151,7 +157,7 @@ def test_scale_in_can_be_switched_off() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, object], said: str) -> None:
-    """With the name of the value; going to zero without a way back among them."""
+    """Impossible settings, such as scaling to zero without a way back, are refused with the value's name."""
     with pytest.raises(ConfigError, match=said):
         ScalingSettings(**values)
 
@@ -160,7 +166,7 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object], said: 
     "values", [{"target": 0.0}, {"target": math.inf}, {"scale_in_cooldown_s": -1.0}, {"scale_out_cooldown_s": math.nan}]
 )
 def test_policies_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
-    """A target or a cool-down that no clock could meet."""
+    """A target or cool-down out of range is refused."""
     with pytest.raises(ConfigError):
         TargetTracking(**values)
 
@@ -189,7 +195,7 @@ LOOKS = st.lists(st.tuples(st.integers(0, 200), st.floats(0, 60)), max_size=60)
 def test_never_outside_the_limits_and_never_idle_with_a_backlog(
     scaling: ScalingSettings, looks: list[tuple[int, float]]
 ) -> None:
-    """The number stays from MinCapacity to MaxCapacity, and whenever there is a backlog there is an instance."""
+    """The number stays between MinCapacity and MaxCapacity, and is at least one while there is a backlog."""
     variant = Variant(scaling, scaling.initial_count)
 
     for backlog, after_s in looks:
@@ -204,8 +210,10 @@ def test_never_outside_the_limits_and_never_idle_with_a_backlog(
 def test_a_scale_in_is_one_that_the_whole_cooldown_allows(
     scaling: ScalingSettings, looks: list[tuple[int, float]]
 ) -> None:
-    """After a scale-in each instance has at most its target, of the largest backlog since the cool-down began; none
-    comes within that cool-down of the one before, nor within the cool-down of a scale-out."""
+    """After a scale-in each instance has at most its target of the cool-down's largest backlog.
+
+    No scale-in happens within its cool-down after another, or within a scale-out's cool-down.
+    """
     variant = Variant(scaling, scaling.initial_count)
     tracking, step = scaling.tracking, scaling.step
     assert tracking is not None
@@ -230,7 +238,7 @@ def test_a_scale_in_is_one_that_the_whole_cooldown_allows(
 @settings(deadline=None)
 @given(SETTINGS, st.integers(0, 200), st.integers(0, 9))
 def test_a_steady_backlog_comes_to_rest(scaling: ScalingSettings, backlog: int, initial: int) -> None:
-    """The number changes only so often, and then each instance has its target or less, or there are no more."""
+    """Under a steady backlog the number settles, with each instance at its target or below, or at MaxCapacity."""
     variant = Variant(scaling, min(max(initial, scaling.min_capacity), scaling.max_capacity))
     assert scaling.tracking is not None
 
@@ -243,7 +251,7 @@ def test_a_steady_backlog_comes_to_rest(scaling: ScalingSettings, backlog: int, 
 
 
 def test_operators_are_told_why() -> None:
-    """Each state in a clause of its own, with the numbers that it comes from."""
+    """The explanation has one clause per state, with the numbers behind it."""
     variant = Variant(SEVERAL)
     assert why(variant, 0) == "nothing waits"
     assert variant.look(1) == 1

@@ -1,4 +1,4 @@
-"""The instances' pages of metrics as one."""
+"""The instances' metrics pages, merged into one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,7 +32,7 @@ Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def samples(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """What Prometheus' own reader makes of a page."""
+    """Parse a page with Prometheus' own reader."""
     found = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -47,7 +47,7 @@ def value(page: str, name: str, labels: Mapping[str, str]) -> float:
 
 
 def test_lines_of_all_pages_stand_together_with_their_instance() -> None:
-    """One head a metric, every sample once, and nothing of what has no sample."""
+    """Each metric has one head and every sample once, with its instance; metrics without samples are left out."""
     page = merge([('instance="a"', PAGE), ('instance="b"', PAGE.replace(" 3.0", " 5.0"))])
 
     labels = {"ModelName": "llava", "Outcome": "finished", "Hostname": "vm"}
@@ -72,13 +72,13 @@ def test_lines_of_all_pages_stand_together_with_their_instance() -> None:
     ],
 )
 def test_label_is_added_to_any_line(line: str, expected: str) -> None:
-    """With labels or without, whatever the labels hold."""
+    """The label is added to lines with and without labels, whatever the labels contain."""
     assert merge([('i="x"', line + "\n")]) == expected + "\n"
     assert samples(expected)
 
 
 async def scrape(behaviour: Behaviour, *, state: InstanceState = InstanceState.READY) -> str:
-    """The page of a fleet of one instance that has a metrics port, and one that has none."""
+    """Return the page of a fleet with one instance that has a metrics port and one that has none."""
     app = web.Application()
     app.router.add_get("/metrics", behaviour)
     async with TestServer(app) as server:
@@ -116,7 +116,7 @@ WHERE = {"endpoint": "llava", "instance": "a"}
 
 
 def test_page_of_an_instance_is_passed_on() -> None:
-    """Under its endpoint's and its own name."""
+    """An instance's page is included under its endpoint's and its own name."""
     page = asyncio.run(scrape(give_page))
 
     assert value(page, "InstanceScraped", WHERE) == 1.0
@@ -126,7 +126,7 @@ def test_page_of_an_instance_is_passed_on() -> None:
 
 @pytest.mark.parametrize("behaviour", [fail, hang, flood])
 def test_instance_without_a_page_is_told(behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that refuses, hangs or never ends costs the page only its own lines."""
+    """An instance that refuses, hangs or never ends its page costs only its own lines."""
     monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
     monkeypatch.setattr(module, "MAX_PAGE_BYTES", 100_000)
 
@@ -136,7 +136,7 @@ def test_instance_without_a_page_is_told(behaviour: Behaviour, monkeypatch: pyte
 
 
 def test_instance_that_is_not_ready_is_not_asked() -> None:
-    """A starting TorchServe has nothing to say, and a dead one would cost the time-out."""
+    """An instance that is not ready is not asked, since a dead one would cost the time-out."""
     page = asyncio.run(scrape(hang, state=InstanceState.DOWN))
 
     assert value(page, "InstanceScraped", WHERE) == 0.0

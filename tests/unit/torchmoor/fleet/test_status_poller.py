@@ -1,4 +1,4 @@
-"""What instances hold and have room for, asked of stubs over HTTP."""
+"""Sessions and capacity of instances, polled from stubs over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATUS = {"sessions": {"open": 3, "max": 10}}
 
 
 class Told:
-    """An instance that answers its status operation with what a test says."""
+    """An instance with a scripted status."""
 
     def __init__(self, answer: Callable[[], web.Response]) -> None:
         self.answer = answer
@@ -40,7 +40,7 @@ class Told:
 
 
 class Driver:
-    """Asks what is due at the times that a test names; as a StatusListener, it sees questions and answers."""
+    """Polls at the times that a test sets; as a StatusListener, it records questions and answers."""
 
     def __init__(self, registry: Registry, settings: HealthSettings, operations: HandlerOperations) -> None:
         self._poller = StatusPoller(registry, settings, operations, self)
@@ -106,7 +106,7 @@ def room(registry: Registry) -> int | None:
 
 
 def test_room_is_what_the_handler_says() -> None:
-    """Asked by its status operation, and again when it is due."""
+    """The room is the handler's own report, read from its status at each poll."""
     told = Told(lambda: web.json_response(STATUS))
 
     async def work(registry: Registry, driver: Driver) -> None:
@@ -132,7 +132,7 @@ def test_room_is_what_the_handler_says() -> None:
     ],
 )
 def test_instance_that_is_no_handler_of_ours_is_asked_once(answer: Callable[[], web.Response]) -> None:
-    """Its model would have to work for each question; it is asked again after it was down."""
+    """Another handler is asked once, and again after it was down, since its model would work for each question."""
     told = Told(answer)
 
     async def work(registry: Registry, driver: Driver) -> None:
@@ -148,7 +148,7 @@ def test_instance_that_is_no_handler_of_ours_is_asked_once(answer: Callable[[], 
 
 
 def test_no_answer_makes_the_room_unknown() -> None:
-    """What it was before may be wrong by now; and the instance is asked again."""
+    """Without an answer the room is unknown instead of the old value, and the instance is asked again."""
     told = Told(lambda: web.json_response(STATUS))
 
     async def work(registry: Registry, driver: Driver) -> None:
@@ -164,7 +164,7 @@ def test_no_answer_makes_the_room_unknown() -> None:
 
 
 def test_only_instances_that_need_it_are_asked() -> None:
-    """Not those of a variant that opens no sessions, and none that is not ready."""
+    """Only ready instances of variants that open sessions are asked."""
     told = Told(lambda: web.json_response(STATUS))
 
     async def work(registry: Registry, driver: Driver) -> None:
@@ -180,7 +180,7 @@ def test_only_instances_that_need_it_are_asked() -> None:
 
 
 def test_the_log_warns_once_of_an_instance_with_another_name(caplog: pytest.LogCaptureFixture) -> None:
-    """Its session ids contain that name, so the proxy would send its sessions to other instances."""
+    """A handler that reports another name is logged once, since its sessions would go to other instances."""
     told = Told(lambda: web.json_response({**STATUS, "instance": "local"}))
 
     def warnings() -> list[str]:
@@ -203,7 +203,7 @@ def test_the_log_warns_once_of_an_instance_with_another_name(caplog: pytest.LogC
 
 
 def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
-    """With many instances each is asked less often, the one whose turn is longest due first."""
+    """The rate of questions is limited, and the instance that is most overdue goes first."""
     told = Told(lambda: web.json_response(STATUS))
     settings = HealthSettings(status_interval_s=0.01, max_status_per_s=8)  # two a tick
     asked: list[str] = []
@@ -220,12 +220,12 @@ def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
 
 @pytest.mark.parametrize("status", [b"", b"[]", b"{}", b'{"sessions": 3}', b'{"sessions": {"max": 1.5, "open": 0}}'])
 def test_what_is_no_status_has_no_room(status: bytes) -> None:
-    """An answer of another shape says nothing."""
+    """An answer of another shape gives no room."""
     assert parse_status(OperationAnswer(200, "", status).content()).session_room is None
 
 
 def test_status_of_the_handler_has_its_room() -> None:
-    """The form that the handler's status operation has."""
+    """The handler's status operation contains its room."""
     status: dict[str, Any] = {"instance": "a", "sessions": {"open": 2, "max": 64, "opened": 9}, "turns": {}}
 
     assert parse_status(status).session_room == 62
@@ -236,19 +236,19 @@ def test_status_of_the_handler_has_its_room() -> None:
     [({"can_see": False}, False), ({"can_see": True}, True), ({"can_see": 1}, None), ([], None)],
 )
 def test_status_says_whether_the_model_reads_pictures(capabilities: object, can_see: bool | None) -> None:
-    """An older handler does not say it, and anything else than true or false says nothing."""
+    """The status says whether the model reads pictures; a missing or other value means unknown."""
     assert parse_status({**STATUS, "capabilities": capabilities}).can_see is can_see
     assert parse_status({"capabilities": capabilities}).can_see is can_see
 
 
 def test_status_says_how_many_images_a_session_may_have() -> None:
-    """An older handler does not say it."""
+    """The status says how many images a session may have; a missing value means unknown."""
     assert parse_status({**STATUS, "capabilities": {"max_images": 3}}).max_images == 3
     assert parse_status(STATUS).max_images is None
 
 
 def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
-    """A model may be on the disk and broken; one that was replaced and only ends its requests is not held."""
+    """The report has each model's best tier and the budget, without broken models and replaced ones."""
     status = {
         "models": [
             {"name": "a", "tier": "device"},
@@ -270,14 +270,14 @@ def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
 
 @pytest.mark.parametrize("budgets", [None, {}, {"device": 3}, {"device": {"used": "7", "max": 10}}])
 def test_report_without_a_budget_is_one(budgets: object) -> None:
-    """It is for spreading only."""
+    """A report without a budget is accepted, because the budget is used for spreading only."""
     status = {"models": [{"name": "a", "tier": "host"}], "budgets": budgets}
 
     assert parse_status(status).models == ModelReport({"a": ReportedTier.HOST}, 0, 0)
 
 
 def test_instances_with_many_models_are_asked_for_them() -> None:
-    """The checker asks although no sessions are opened there, and more often during a load."""
+    """Instances with many models are polled although they open no sessions, and more often during a load."""
     told = Told(lambda: web.json_response({"models": [{"name": "m", "tier": "device"}]}))
     settings = HealthSettings(status_interval_s=3600, busy_status_interval_s=1, max_status_per_s=1000)
 
@@ -301,7 +301,7 @@ def test_instances_with_many_models_are_asked_for_them() -> None:
 
 
 def test_long_reports_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading them takes a bounded share of the proxy's time."""
+    """Long reports are polled less often, so that reading them takes a limited share of the proxy's time."""
     told = Told(lambda: web.json_response({"models": []}))
     seconds = itertools.count(0.0, 0.5)  # 0.5 s for each answer
     monkeypatch.setattr("torchmoor.fleet.status_poller.thread_time", seconds.__next__)
@@ -316,7 +316,7 @@ def test_long_reports_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_poller_asks_by_itself() -> None:
-    """A ready instance is asked as soon as the poller runs, and running questions end with it."""
+    """The poller asks a ready instance as soon as it runs, and cancels its questions when it ends."""
     told = Told(lambda: web.json_response(STATUS))
 
     async def work(registry: Registry, driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""The supervisor: whatever ends the launcher, nothing of its instance stays."""
+"""The supervisor: however the launcher ends, nothing of its instance remains."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from torchmoor.fleet import supervisor
 
 @dataclass
 class Layout:
-    """An instance's folder below the launcher's, as `prepare` makes them."""
+    """An instance's folder below the launcher's, as created by `prepare`."""
 
     folder: Path
     report: Path
@@ -33,14 +33,14 @@ class Layout:
         ]
 
     def wait_for_pids(self) -> list[int]:
-        """The pids of wrapper, JVM and worker, once all of them run."""
+        """Wait for wrapper, JVM and worker to run; return their pids."""
         wait_until(self.report.exists, "the instance runs")
         return [int(pid) for pid in self.report.read_text().split()]
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Iterator[Layout]:
-    """An instance's folders; on the way out no process of the instance may run."""
+    """Yield an instance's folders; at the end none of its processes may run."""
     made = Layout(tmp_path / "run" / "llava-0", tmp_path / "report")
     (made.folder / "tmp").mkdir(parents=True)
     yield made
@@ -55,7 +55,7 @@ def start_supervisor(layout: Layout, mode: str = "heed", grace_s: float = 5.0) -
 
 
 def ignored_by(pid: int) -> set[int]:
-    """The signals that the kernel drops before they reach the process."""
+    """Return the signals that the process ignores."""
     status = Path(f"/proc/{pid}/status").read_text()
     (mask,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn:")]
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
@@ -68,7 +68,7 @@ def close_and_wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def test_a_closed_pipe_stops_everything_and_removes_the_folders(layout: Layout) -> None:
-    """A stop leaves no process, no socket and no folder."""
+    """Closing the launcher's pipe ends all processes and removes the instance's sockets and folders."""
     process = start_supervisor(layout)
     pids = layout.wait_for_pids()
 
@@ -80,7 +80,7 @@ def test_a_closed_pipe_stops_everything_and_removes_the_folders(layout: Layout) 
 
 
 def test_the_folder_of_another_instance_is_not_touched(layout: Layout) -> None:
-    """Instances stop one by one: the first to go must leave the others theirs."""
+    """A stopping instance leaves other instances' folders unchanged."""
     other = layout.folder.parent / "llava-1"
     other.mkdir()
     process = start_supervisor(layout)
@@ -93,7 +93,7 @@ def test_the_folder_of_another_instance_is_not_touched(layout: Layout) -> None:
 
 
 def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) -> None:
-    """A hung JVM cannot hold up a stop for longer than the setting."""
+    """A JVM that ignores SIGTERM is killed after the configured grace time."""
     process = start_supervisor(layout, mode="ignore", grace_s=0.5)
     pids = layout.wait_for_pids()
 
@@ -103,7 +103,7 @@ def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) ->
 
 
 def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> None:
-    """SIGKILL to `torchmoor up` leaves only the asynchronous requests' files, although none of its code runs."""
+    """After SIGKILL to `torchmoor up`, only the asynchronous requests' files remain."""
     run_dir = layout.folder.parent
     for name in (supervisor.JOURNAL_FOLDER, supervisor.ASYNC_FOLDER):
         (run_dir / name).mkdir()
@@ -119,7 +119,7 @@ def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> N
 
 
 def test_signals_that_reach_the_whole_terminal_are_the_launchers_business(layout: Layout) -> None:
-    """Ctrl-C must not kill an instance before the proxy has answered what runs."""
+    """The supervisor ignores signals to the whole terminal, so that the proxy can finish running requests first."""
     process = start_supervisor(layout)
     pids = layout.wait_for_pids()
 
@@ -134,7 +134,7 @@ def test_signals_that_reach_the_whole_terminal_are_the_launchers_business(layout
 
 
 def test_a_jvm_that_dies_ends_the_supervisor_with_its_worker_and_leaves_the_logs(layout: Layout) -> None:
-    """The launcher learns of the death, no orphaned worker stays, and the log can still say why."""
+    """The supervisor ends with its JVM, so that the launcher learns of it; the worker ends, and the logs stay."""
     log = layout.folder / "torchserve.log"
     log.write_text("why")
     process = start_supervisor(layout)

@@ -1,4 +1,4 @@
-"""What one TorchServe instance is given: folders, configuration, environment, command."""
+"""The parts of a TorchServe instance: folders, configuration, environment, command."""
 
 from pathlib import Path
 
@@ -40,12 +40,12 @@ def settings(tmp_path: Path) -> TorchServeSettings:
 
 
 def test_the_model_is_named_after_its_archive(tmp_path: Path) -> None:
-    """Requests go to /predictions/llava when the archive is llava.mar."""
+    """The model is named after its archive, so requests for llava.mar go to /predictions/llava."""
     assert make_spec(tmp_path).model == "llava"
 
 
 def test_every_address_is_loopback_and_has_a_port_of_its_own(tmp_path: Path, settings: TorchServeSettings) -> None:
-    """Tokens are off because nothing but this host can reach an instance: so no address may be any other."""
+    """Every address is on loopback with a separate port, because an instance accepts requests without a token."""
     values = parse(render_config(make_spec(tmp_path), settings))
 
     addresses = [values[f"{plane}_address"] for plane in ("inference", "management", "metrics")]
@@ -58,8 +58,10 @@ def test_every_address_is_loopback_and_has_a_port_of_its_own(tmp_path: Path, set
 def test_the_configuration_loads_the_archive_under_its_name_and_never_times_a_client_out(
     tmp_path: Path, settings: TorchServeSettings
 ) -> None:
-    """The name of a renamed archive's manifest does not count. clientTimeoutInMills makes TorchServe's streams hang,
-    so it is never set."""
+    """A renamed archive is loaded under its file name, not its manifest's. clientTimeoutInMills would make TorchServe's
+    streams
+    hang, so it is never set.
+    """
     values = parse(render_config(make_spec(tmp_path), settings))
 
     assert values["load_models"] == "llava=llava.mar"
@@ -93,9 +95,9 @@ def test_the_flags_of_a_new_java_are_for_our_own_java_only(tmp_path: Path) -> No
 
 
 def test_each_instance_has_folders_of_its_own(tmp_path: Path, settings: TorchServeSettings) -> None:
-    """Sockets, pid file, logs and working directory of two instances must never meet."""
+    """Sockets, pid file, logs and working directory of an instance are its own."""
     names = ("TMPDIR", "TEMP", "LOG_LOCATION", "METRICS_LOCATION")
-    given = dict.fromkeys(names, "/tmp")  # of the model, as CreateModel's Environment may have them
+    given = dict.fromkeys(names, "/tmp")  # of the model, as in CreateModel's Environment
     specs = [make_spec(tmp_path / name, **given) for name in ("a", "b")]
 
     for spec in specs:
@@ -110,7 +112,7 @@ def test_each_instance_has_folders_of_its_own(tmp_path: Path, settings: TorchSer
 
 
 def test_a_pid_file_of_an_earlier_run_is_removed(tmp_path: Path, settings: TorchServeSettings) -> None:
-    """A stop must never signal a process that only has the number of a JVM that is long gone."""
+    """An old pid file is removed, because its number may belong to another process by now."""
     spec = make_spec(tmp_path)
     spec.temporary.mkdir()
     spec.pid_file.write_text("1")
@@ -121,7 +123,7 @@ def test_a_pid_file_of_an_earlier_run_is_removed(tmp_path: Path, settings: Torch
 
 
 def test_the_command_runs_in_the_foreground_without_snapshots(tmp_path: Path, settings: TorchServeSettings) -> None:
-    """The launcher would miss the end of a background process; a snapshot would restore an earlier run's models."""
+    """TorchServe runs in the foreground, so that the launcher sees its end, and without snapshots of earlier models."""
     command = prepare(make_spec(tmp_path), settings)
 
     assert {"--foreground", "--ncs"} <= set(command)
@@ -143,7 +145,7 @@ def test_a_path_too_long_for_a_socket_is_an_error_that_names_the_option(
 def test_nothing_inherited_redirects_java_or_torchserve(
     tmp_path: Path, settings: TorchServeSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A TS_CONFIG_FILE or _JAVA_OPTIONS of the user's shell would beat what the launcher wrote."""
+    """A TS_CONFIG_FILE or _JAVA_OPTIONS of the user's shell is removed, because it would override the launcher."""
     for name in ("TS_CONFIG_FILE", "TS_INFERENCE_ADDRESS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"):
         monkeypatch.setenv(name, "theirs")
     monkeypatch.setenv("HTTPS_PROXY", "kept")
@@ -155,7 +157,7 @@ def test_nothing_inherited_redirects_java_or_torchserve(
 
 
 def test_an_instance_knows_its_name_whatever_the_environment_says(tmp_path: Path, settings: TorchServeSettings) -> None:
-    """Session ids carry the name: two instances of one name would answer for each other's sessions."""
+    """The environment cannot change an instance's name, which session ids contain."""
     spec = make_spec(tmp_path, TORCHMOOR_INSTANCE="other", TORCHMOOR_SESSION_KEYS="k0:00")
 
     variables = environment(spec, settings)
@@ -165,6 +167,6 @@ def test_an_instance_knows_its_name_whatever_the_environment_says(tmp_path: Path
 
 
 def test_a_java_home_without_java_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """The user who set it reads which directory is wrong."""
+    """A JAVA_HOME without Java is an error that names the directory."""
     with pytest.raises(LaunchError, match=str(tmp_path)):
         find_java_home(tmp_path)

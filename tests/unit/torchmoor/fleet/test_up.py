@@ -1,4 +1,4 @@
-"""`torchmoor up` without a JVM: what it refuses, what it says, and how it ends."""
+"""`torchmoor up` without a JVM: refusals, messages and its end."""
 
 import asyncio
 import fcntl
@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def options(tmp_path: Path) -> UpSettings:
-    """Two instances on any free ports; their archive is there, without handlers."""
+    """Return options for two instances on free ports, with an archive without handlers."""
     (tmp_path / "store").mkdir()
     write_small_archive(tmp_path / "store" / "llava.mar")
     return UpSettings(
@@ -50,7 +50,7 @@ def options(tmp_path: Path) -> UpSettings:
 
 @pytest.fixture
 def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
-    """A stub runs in TorchServe's place; gives the environment that each instance was given."""
+    """Run a stub in place of TorchServe; return the environment of each instance."""
     given: dict[str, dict[str, str]] = {}
 
     def stub(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
@@ -70,7 +70,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
 
 
 def serve(options: UpSettings, number: signal.Signals = signal.SIGTERM) -> tuple[list[str], list[str]]:
-    """Run until all is ready, then send ourselves the signal; returns what was announced and what was reported."""
+    """Run until all is ready, then send this process the signal; return the announcement and the reports."""
     announced: list[str] = []
     reported: list[str] = []
 
@@ -90,7 +90,7 @@ def serve(options: UpSettings, number: signal.Signals = signal.SIGTERM) -> tuple
 def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
     options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """One line of JSON says where everything is; after Ctrl-C no process and no folder is left."""
+    """One line of JSON has all addresses; after Ctrl-C no process and no folder is left."""
     announced, reported = serve(options, number)
 
     (line,) = announced
@@ -110,7 +110,7 @@ def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_fleet_that_waits_for_an_earlier_one(tmp_path: Path, number: signal.Signals) -> None:
-    """Before anything has started, too, a signal is a regular end."""
+    """A signal also ends a fleet normally that still waits for an earlier one."""
     lock = tmp_path / LOCK_FILE
     with lock.open("wb") as earlier:
         fcntl.flock(earlier, fcntl.LOCK_EX)
@@ -140,7 +140,7 @@ def test_a_signal_ends_a_fleet_that_waits_for_an_earlier_one(tmp_path: Path, num
 def test_a_refused_fleet_leaves_no_directory(
     options: UpSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The temporary run directory goes if nothing was written to it."""
+    """A refused fleet removes its temporary run directory if it is empty."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -156,7 +156,7 @@ def test_a_refused_fleet_leaves_no_directory(
 def test_several_proxy_processes_have_one_launcher(
     options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    """The instances are those of one process, and are known to the others; nothing of either is left."""
+    """One process launches the instances and the other proxy processes know them; at the end no process is left."""
     serve(options.replace(listen=ListenSettings(port=0, admin_port=0, processes=2)))
 
     pids = [int(pid) for path in tmp_path.glob("*.pids") for pid in path.read_text().split()]
@@ -168,7 +168,7 @@ def test_several_proxy_processes_have_one_launcher(
 def test_an_operators_own_journal_stays(
     options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    """Only the journal that `up` chose itself goes with the fleet, even if the other one stands beside it."""
+    """Only the journal that `up` creates itself is deleted with the fleet, not one that an operator configures."""
     event = tmp_path / "run" / "journal" / "session" / "00000000"
     event.parent.mkdir(parents=True)
     event.touch()
@@ -182,7 +182,10 @@ def test_an_operators_own_journal_stays(
 def test_keys_of_an_operators_own_journal_are_kept(
     options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    """The next fleet of the run directory continues the journal's sessions. Only their owner may read the keys."""
+    """The keys stay with an operator's journal, so that the next fleet continues its sessions.
+
+    Only their owner can read them.
+    """
     journaled = options.replace(journal=(tmp_path / "journal").as_uri())
 
     serve(journaled)
@@ -202,7 +205,7 @@ def test_keys_of_an_operators_own_journal_are_kept(
 def test_a_journal_that_does_not_answer_is_reported_at_the_start(
     options: UpSettings, environments: dict[str, dict[str, str]]
 ) -> None:
-    """The fleet starts, because the store may be back before a session is opened."""
+    """A journal without an answer is reported, and the fleet starts, since the store may return in time."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"redis://user:secret@127.0.0.1:{free.getsockname()[1]}/0"
@@ -217,7 +220,7 @@ def test_a_journal_that_does_not_answer_is_reported_at_the_start(
 def test_all_instances_sign_with_one_secret_that_is_new_each_time(
     options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    """Any instance and the proxy can verify any session id, and none of an earlier run."""
+    """All instances and the proxy share a secret, which differs in each run."""
     keys = []
     for _ in range(2):
         serve(options)
@@ -245,21 +248,21 @@ def test_keys_of_the_environment_are_used(
 
 
 def test_allowed_image_hosts_reach_the_handlers(options: UpSettings, environments: dict[str, dict[str, str]]) -> None:
-    """--allow-image-host may be given several times."""
+    """--allow-image-host may be repeated, and its values reach the handlers."""
     serve(options.replace(allowed_image_hosts=("127.0.0.1", "10.0.0.0/8")))
 
     assert environments["llava-0"][ALLOWED_HOSTS] == "127.0.0.1,10.0.0.0/8"
 
 
 def test_instances_are_spread_over_the_gpus() -> None:
-    """One instance a GPU while there are enough, then in turn; none where there is no GPU."""
+    """Instances get one GPU each while there are enough, then in turn, or none without GPUs."""
     assert [launch.gpu for launch in plan_instances(["llava"], 3, ["0", "1"])] == ["0", "1", "0"]
     assert [launch.gpu for launch in plan_instances(["llava"], 2, [])] == [None, None]
     assert [launch.name for launch in plan_instances(["llava"], 2, [])] == ["llava-0", "llava-1"]
 
 
 def test_every_endpoint_has_its_own_instances() -> None:
-    """Each instance serves one archive; the endpoints' instances share the GPUs in turn."""
+    """Each endpoint has instances of its own archive, and all share the GPUs in turn."""
     launches = plan_instances(["llava", "llm"], 2, ["0", "1", "2"])
 
     assert [launch.name for launch in launches] == ["llava-0", "llava-1", "llm-0", "llm-1"]
@@ -269,7 +272,7 @@ def test_every_endpoint_has_its_own_instances() -> None:
 
 
 def test_instances_that_share_a_gpu_share_its_memory() -> None:
-    """Each of them would otherwise take what one alone may take; an operator's own word counts."""
+    """Instances on one GPU divide its memory, unless an operator sets the share."""
     three_on_two = plan_instances(["llava", "llm", "other"], 1, ["0", "1"])
 
     assert share_gpus(three_on_two, {}) == {DEVICE_FRACTION: "0.425"}
@@ -281,7 +284,7 @@ def test_instances_that_share_a_gpu_share_its_memory() -> None:
 def test_it_serves_several_endpoints(
     options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    """The line that announces the fleet has them all, and every endpoint got its instances."""
+    """The announcement lists all endpoints, and each has its instances."""
     write_small_archive(tmp_path / "store" / "llm.mar")
 
     announced, _ = serve(options.replace(endpoints=("llava", "llm"), instances=1))
@@ -309,7 +312,7 @@ def test_each_model_has_its_own_place(
 
 
 def test_a_model_needs_no_model_store(tmp_path: Path) -> None:
-    """Its archive has its name and the chat handler, but no weights."""
+    """The archive of a model has its name and the chat handler, without weights, so a model store is not needed."""
     [launch] = equip(plan_instances(["mine"], 1, []), LaunchSettings(), [Checkpoint("mine", "/models/mine")])
 
     assert launch.contents is not None
@@ -318,7 +321,7 @@ def test_a_model_needs_no_model_store(tmp_path: Path) -> None:
 
 
 def test_the_demo_model_and_many_models_are_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where the model store was not named and lacks the archive."""
+    """The built-in archives are used only if no model store is given and the default one lacks them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model_store").mkdir()
 
@@ -341,7 +344,7 @@ def fake_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_gpus_are_counted_as_nvidias_tool_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that name no GPU (its MIG slices, say) do not count."""
+    """GPUs are counted by nvidia-smi's lines; other lines, such as MIG slices, do not count."""
     lines = "GPU 0: H200 (UUID: GPU-a)\\n  MIG 1g.18gb Device 0: (UUID: MIG-b)\\nGPU 1: H200 (UUID: GPU-c)\\n"
     fake_nvidia_smi(tmp_path, f"printf '{lines}'", monkeypatch)
 
@@ -352,7 +355,10 @@ def test_gpus_are_counted_as_nvidias_tool_lists_them(tmp_path: Path, monkeypatch
 def test_a_build_of_torch_for_the_cpu_uses_no_gpu(
     build: str, gpus: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker that got a GPU from TorchServe would refuse to start; the warning says what to install."""
+    """With a CPU build of torch no GPU is assigned, because the worker would not start.
+
+    The warning says what to install.
+    """
     monkeypatch.setattr("torchmoor.run.gpus.version", lambda name: build)
 
     assert usable_gpus({"CUDA_VISIBLE_DEVICES": "0"}, LaunchSettings()) == gpus
@@ -361,7 +367,7 @@ def test_a_build_of_torch_for_the_cpu_uses_no_gpu(
 
 
 def test_gpus_are_given_in_groups_to_a_python_of_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its torch is not this one; GPUs that make no whole group are left."""
+    """An operator's own Python, with its own torch, gets GPUs in whole groups; remaining GPUs are not used."""
     monkeypatch.setattr("torchmoor.run.gpus.version", lambda name: "2.13.0+cpu")
     launch = LaunchSettings(python="/opt/vllm/bin/python", gpus_per_instance=2)
 
@@ -369,14 +375,14 @@ def test_gpus_are_given_in_groups_to_a_python_of_the_operators(monkeypatch: pyte
 
 
 def test_a_tool_without_a_driver_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images ship nvidia-smi and run on machines without a GPU."""
+    """nvidia-smi without a driver, as in some images, means that there is no GPU."""
     fake_nvidia_smi(tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9", monkeypatch)
 
     assert find_gpus({}) == []
 
 
 def test_a_tool_that_hangs_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nvidia-smi hangs on a GPU that has fallen off the bus; the command must not end with a stack trace."""
+    """If nvidia-smi hangs, as with a failed GPU, the command continues without GPUs."""
 
     def hang(*arguments: object, **options: object) -> None:
         raise subprocess.TimeoutExpired("nvidia-smi", 20)
@@ -388,7 +394,7 @@ def test_a_tool_that_hangs_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_limit_on_the_visible_gpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who gave this process one GPU of eight, or none, means it."""
+    """CUDA_VISIBLE_DEVICES, also with no GPU, is respected."""
     fake_nvidia_smi(tmp_path, "printf 'GPU 0: a\\nGPU 1: b\\n'", monkeypatch)
 
     assert find_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []

@@ -1,4 +1,4 @@
-"""Bodies that arrive: which of them make room."""
+"""Arriving bodies: which of them are dropped to make room."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Account:
 
 
 def test_a_stalled_body_makes_room_for_one_that_arrives() -> None:
-    """Of one source, the body with the lowest rate goes, however many bytes it has."""
+    """The body of a source with the lowest rate is dropped, however many bytes it has."""
     account = Account(1000)
     account.receive("stalled", 700)
     account.now = 60.0
@@ -40,7 +40,7 @@ def test_a_stalled_body_makes_room_for_one_that_arrives() -> None:
 
 
 def test_a_source_with_many_bytes_gives_way_to_others() -> None:
-    """A slow body is kept, because the rest of its source is small."""
+    """A slow body stays if the rest of its source is small, because a source with more bytes is dropped first."""
     account = Account(1000)
     slow = account.receive("slow", 50, source="10.0.0.2")
     account.now = 10.0
@@ -55,7 +55,7 @@ def test_a_source_with_many_bytes_gives_way_to_others() -> None:
 
 
 def test_a_body_that_arrives_can_be_the_one_that_goes() -> None:
-    """Of two sources with one body each, the older body goes."""
+    """An arriving body can be dropped itself: of two sources with one body each, the older one."""
     account = Account(1000)
     older = account.receive("older", 500)
     account.now = 1.0
@@ -68,7 +68,7 @@ def test_a_body_that_arrives_can_be_the_one_that_goes() -> None:
 
 
 def test_among_many_bodies_one_search_frees_a_16th() -> None:
-    """So that a search through thousands of small bodies is rare."""
+    """One search frees a sixteenth of the account, so that searches through thousands of small bodies are rare."""
     account = Account(16 * (MANY + 1))
     for number in range(MANY + 1):
         account.receive(str(number), 16)
@@ -81,7 +81,7 @@ def test_among_many_bodies_one_search_frees_a_16th() -> None:
 
 
 def test_a_body_is_removed_once() -> None:
-    """Nothing is left of it."""
+    """Removing a body twice has no effect, and nothing of it is left."""
     account = Account(1000)
     body = account.receive("one", 10)
 
@@ -103,5 +103,5 @@ def test_a_body_is_removed_once() -> None:
     ],
 )
 def test_an_ipv6_client_has_a_network(host: str, source: str) -> None:
-    """An IPv4 client has one address."""
+    """An IPv6 client counts by its network, an IPv4 client by its address."""
     assert source_of(host) == source

@@ -1,4 +1,4 @@
-"""An instance is sent one long body at a time, at a limited rate, and none waits for one that is lost."""
+"""Long bodies to an instance: one at a time, at a limited rate, and without waiting for lost ones."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def run_loop() -> None:
 
 
 def test_one_body_after_the_other(tmp_path: Path) -> None:
-    """The second one waits while the first cannot go on, also if its own connection could."""
+    """The second body waits while the first is blocked, even if its own connection could continue."""
 
     async def check(stage: Stage) -> None:
         first, second = stage.send(is_full=True), stage.send()
@@ -117,7 +117,7 @@ def test_one_body_after_the_other(tmp_path: Path) -> None:
 
 
 def test_the_next_body_waits_as_long_as_the_rate_requires(tmp_path: Path) -> None:
-    """From the beginning of the one before it; one that comes when none is being sent does not wait."""
+    """The wait begins with the start of the previous body; a body that arrives when none is sent starts at once."""
 
     async def check(stage: Stage) -> None:
         first, second, third = (stage.send(is_full=number == 0) for number in range(3))
@@ -141,7 +141,7 @@ def test_the_next_body_waits_as_long_as_the_rate_requires(tmp_path: Path) -> Non
     ("lost", "received"), [(0, [PIECE_BYTES, NUM_BYTES, NUM_BYTES]), (1, [NUM_BYTES, 0, NUM_BYTES])]
 )
 def test_a_lost_connection_holds_up_none(tmp_path: Path, lost: int, received: list[int]) -> None:
-    """Neither the one that is sending nor one that waits."""
+    """A lost connection, sending or waiting, does not delay other bodies."""
 
     async def check(stage: Stage) -> None:
         peers = [stage.send(is_full=number == 0) for number in range(3)]
@@ -156,7 +156,7 @@ def test_a_lost_connection_holds_up_none(tmp_path: Path, lost: int, received: li
 
 
 def test_a_body_that_takes_too_long_holds_up_none(tmp_path: Path) -> None:
-    """Its own connection goes on when it can."""
+    """A body that takes too long lets the next one start, and continues when its connection can."""
 
     async def check(stage: Stage) -> None:
         slow, lost, other = stage.send(is_full=True), stage.send(is_full=True), stage.send()
@@ -172,7 +172,7 @@ def test_a_body_that_takes_too_long_holds_up_none(tmp_path: Path) -> None:
 
 
 def test_a_body_that_comes_when_none_is_sent_begins_at_once(tmp_path: Path) -> None:
-    """However slow the rate is."""
+    """A body that arrives when none is sent starts at once, however low the rate is."""
 
     async def check(stage: Stage) -> None:
         for _ in range(2):

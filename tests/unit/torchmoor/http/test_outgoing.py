@@ -1,4 +1,4 @@
-"""What is written of a request to its instance, once and once more, and what is counted of it meanwhile."""
+"""Bytes of a request to an instance, sent once or repeated, and what is counted meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def budget_of(max_body_bytes: int = 100, max_total_bytes: int = 100) -> ReplayBu
 
 
 def test_kept_request_is_sent_once_more_from_its_beginning() -> None:
-    """With another head, and with the same body; what was kept is counted until it is forgotten."""
+    """A kept request is repeated with another head and the same body, and counts until it is dropped."""
     budget = budget_of()
     outgoing = OutgoingRequest(budget, BODY)
 
@@ -32,7 +32,7 @@ def test_kept_request_is_sent_once_more_from_its_beginning() -> None:
 
 @pytest.mark.parametrize("budget", [budget_of(max_body_bytes=5), budget_of(max_total_bytes=5)], ids=["body", "total"])
 def test_request_beyond_the_budget_is_sent_once(budget: ReplayBudget) -> None:
-    """It may wait for its target all the same: until something of it was written it can be sent from its beginning."""
+    """A request beyond the budget is sent once, but may wait for its target until its first byte is written."""
     outgoing = OutgoingRequest(budget, BODY)
     assert outgoing.can_repeat
 

@@ -1,4 +1,4 @@
-"""What is read of requests and chunked bodies, held against llhttp: we may refuse more, never understand otherwise."""
+"""Parsing of requests and chunked bodies, compared with llhttp: ours may refuse more, but never reads differently."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARTS = [
     b"\xff",
 ]
 MESSAGES = st.lists(st.sampled_from(PARTS), max_size=14).map(b"".join)
-# Anything within a line of an otherwise good request, which random parts seldom make.
+# Mutations within a line of a valid request, which random parts seldom make.
 LINES = st.lists(st.sampled_from(PARTS), max_size=4).map(b"".join)
 REQUESTS = st.one_of(
     st.builds(lambda rest: b"POST /a HTTP/1.1\r\nHost: x\r\n" + rest, MESSAGES),
@@ -56,7 +56,7 @@ CUTS = st.lists(st.integers(0, 300), max_size=5)
 @settings(max_examples=600, deadline=None)
 @given(data=st.one_of(MESSAGES, REQUESTS), cuts=CUTS)
 def test_what_is_read_is_what_llhttp_reads(data: bytes, cuts: list[int]) -> None:
-    """Whatever we take for whole requests llhttp takes for the same ones, field by field and byte by byte."""
+    """Requests that our reader accepts have the same fields and bytes in llhttp."""
     listener, _ = read(cut(data, cuts))
 
     compare(data, listener)
@@ -64,7 +64,7 @@ def test_what_is_read_is_what_llhttp_reads(data: bytes, cuts: list[int]) -> None
 
 @given(bodies=st.lists(st.lists(st.binary(min_size=1, max_size=30), max_size=3), min_size=1, max_size=4), cuts=CUTS)
 def test_good_requests_are_read_whole(bodies: list[list[bytes]], cuts: list[int]) -> None:
-    """One after the other, with a length or in chunks, in whatever pieces they come, with line ends between them."""
+    """Consecutive valid requests are read, with a length or in chunks, in any pieces, with line ends between."""
     data = b""
     for number, pieces in enumerate(bodies):
         body = b"".join(pieces)
@@ -87,7 +87,7 @@ def test_good_requests_are_read_whole(bodies: list[list[bytes]], cuts: list[int]
 @settings(max_examples=300, deadline=None)
 @given(data=st.one_of(MESSAGES, REQUESTS), cuts=CUTS)
 def test_cuts_make_no_difference(data: bytes, cuts: list[int]) -> None:
-    """A connection's bytes mean the same in whatever pieces they come."""
+    """A connection's bytes give the same requests however they are divided."""
     whole, cut_up = read([data])[0], read(cut(data, cuts))[0]
 
     assert whole.heads == cut_up.heads
@@ -125,7 +125,7 @@ CHUNKS = st.one_of(
 @settings(max_examples=600, deadline=None)
 @given(data=CHUNKS, cuts=CUTS)
 def test_chunks_are_read_as_llhttp_reads_them(data: bytes, cuts: list[int]) -> None:
-    """A body that we take for whole is whole for llhttp, with the same content, and ends at the same place."""
+    """A chunked body that our reader accepts has the same content and end in llhttp."""
     body, content = ChunkedBody(), b""
     pieces = cut(data, cuts)
     while pieces and not body.is_complete and body.fault is None:
@@ -156,7 +156,7 @@ def test_bytes_between_data_are_counted_however_they_arrive(cuts: list[int]) -> 
 
 
 def test_lines_that_hold_secrets_or_differ_each_time_are_not_remembered() -> None:
-    """Credentials stay in no cache; ids would only push out what is worth remembering."""
+    """Lines with credentials are not cached, nor are lines with ids, which would only evict useful ones."""
     table = make_field_table()
 
     for line in (b"Authorization: Bearer x", b"Cookie: a=b", b"X-Amz-Security-Token: t", b"amz-sdk-invocation-id: 1"):
@@ -167,7 +167,7 @@ def test_lines_that_hold_secrets_or_differ_each_time_are_not_remembered() -> Non
 
 
 def test_remembered_lines_are_bounded() -> None:
-    """In number and in length, whatever clients send."""
+    """The cache of lines is limited in number and length, whatever clients send."""
     table = make_field_table()
 
     for number in range(MAX_KEPT_LINES + 10):
@@ -179,7 +179,7 @@ def test_remembered_lines_are_bounded() -> None:
 
 
 def test_a_name_is_asked_for_its_note_once() -> None:
-    """The application's word on a name is kept with it."""
+    """The application is asked once about each field name, and its answer is cached with the name."""
     asked: list[bytes] = []
 
     def note(name: bytes) -> FieldNote:
@@ -195,7 +195,7 @@ def test_a_name_is_asked_for_its_note_once() -> None:
 
 
 def test_remembered_names_and_layouts_are_bounded() -> None:
-    """Whatever names clients think of, in whatever order."""
+    """The caches of names and layouts are limited, whatever names clients send, in any order."""
     book = HeadBook()
 
     for number in range(MAX_KEPT_NAMES + 10):
@@ -208,7 +208,7 @@ def test_remembered_names_and_layouts_are_bounded() -> None:
 
 
 def test_heads_of_one_layout_keep_their_own_values() -> None:
-    """What is learnt of the order of names holds no value: two clients' heads never meet in it."""
+    """Heads with one layout keep their own values, because the cached order of names contains none."""
     book = HeadBook()
 
     one = book.read([b"a: 1", b"Content-Length: 5", b"b: 2"])
@@ -221,7 +221,7 @@ def test_heads_of_one_layout_keep_their_own_values() -> None:
 
 
 def test_fields_that_connection_names_are_the_connections_own() -> None:
-    """They neither pass on nor are found, and the same names without that option are."""
+    """Fields that Connection names are neither forwarded nor found; without that option the same names are."""
     book = HeadBook()
 
     named = Head(*book.read([b"connection: x-a, keep-alive", b"x-a: 1", b"x-b: 2"]))

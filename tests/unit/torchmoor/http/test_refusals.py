@@ -20,7 +20,7 @@ NUMBERS = st.integers(0, 10**6).map(b"%d".__mod__)
 
 
 def check_refused(data: bytes, status: int = 400) -> None:
-    """Assert that a request is refused with this status, and not the good one behind it read."""
+    """Assert that a request is refused with this status, and that the valid one after it is not read."""
     listener, error = read([data + GOOD])
 
     assert error is not None
@@ -38,7 +38,7 @@ def check_refused(data: bytes, status: int = 400) -> None:
 @example(value=b"9" * 19)
 @example(value=b"9" * 23)
 def test_length_is_a_plain_number(value: bytes) -> None:
-    """Servers read other forms differently."""
+    """A Content-Length with anything but digits is refused, because servers read other forms differently."""
     check_refused(HEAD + b"Content-Length: " + value + b"\r\n\r\n{}")
 
 
@@ -58,7 +58,7 @@ CODINGS = st.lists(st.sampled_from([b"chunked", b"gzip", b"identity", b"xchunked
 
 @given(codings=CODINGS.filter(lambda codings: codings != [b"chunked"]))
 def test_only_encoding_is_chunked(codings: list[bytes]) -> None:
-    """Any other coding or order is refused: as wrong if `chunked` comes before its end or twice, else as unknown."""
+    """Any coding but a final `chunked` is refused: a misplaced or repeated one as malformed, others as unknown."""
     _, error = read([HEAD + b"Transfer-Encoding: " + b", ".join(codings) + b"\r\n\r\n0\r\n\r\n" + GOOD])
 
     assert error is not None
@@ -73,7 +73,7 @@ def test_status_of_another_encoding(encoding: bytes, status: int) -> None:
 
 
 def test_only_expectation_is_100_continue() -> None:
-    """In any case of letters; another one is refused with the status for it."""
+    """100-continue is accepted in any case of letters; another expectation gets its own status."""
     for expected in (b"100-continue", b"100-Continue"):
         listener, error = read([HEAD + b"Expect: " + expected + b"\r\nContent-Length: 2\r\n\r\n{}"])
         assert (error, listener.num_complete) == (None, 1)
@@ -111,7 +111,7 @@ SIZES = st.binary(max_size=8).filter(
 @example(size=b"2;\n")
 @example(size=b"2_0")
 def test_chunk_size_is_plain_hexadecimal(size: bytes) -> None:
-    """At most 16 digits, and its line ends with CR LF."""
+    """A chunk size has at most 16 hexadecimal digits, and its line ends with CR LF."""
     check_refused(CHUNKED + size + b"\r\n{}\r\n0\r\n\r\n")
 
 
@@ -137,13 +137,13 @@ def test_chunk_ends_with_its_size(behind: bytes) -> None:
     ],
 )
 def test_other_versions_hosts_and_targets_are_refused(data: bytes) -> None:
-    """One Host, HTTP/1.0 or 1.1, a path as the target, and no other protocol."""
+    """A request needs one Host, HTTP/1.0 or 1.1, and a path as the target."""
     check_refused(data)
 
 
 @pytest.mark.parametrize("beginning", [b"\x16\x03\x01\x02\x00", HEAD + b"X: a\nY"], ids=["TLS", "bare LF"])
 def test_what_begins_like_no_request_is_refused_before_its_end(beginning: bytes) -> None:
-    """A client that speaks another protocol would wait forever."""
+    """Bytes of another protocol are refused at once, because their client may never send a line end."""
     _, error = read([beginning])
 
     assert error is not None
@@ -152,7 +152,7 @@ def test_what_begins_like_no_request_is_refused_before_its_end(beginning: bytes)
 
 @given(num_bytes=st.integers(MAX_HEADER_BYTES, 2 * MAX_HEADER_BYTES))
 def test_head_chunk_line_and_trailers_are_bounded(num_bytes: int) -> None:
-    """They are refused before their ends have arrived."""
+    """A long head, chunk line or trailer is refused before its end has arrived."""
     for start in (HEAD + b"X: ", CHUNKED + b"2;", CHUNKED + b"0\r\nX: "):
         listener, error = read([start + b"a" * num_bytes])
 

@@ -1,4 +1,4 @@
-"""What a server remembers of the heads of its clients' requests."""
+"""The memory that a server keeps of its clients' heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_GROWTH = 8 << 20
 
 
 def names(number: int, count: int, length: int) -> list[bytes]:
-    """Return names that no other number has."""
+    """Return field names that are unique to this number."""
     return [b"x%d-%d-" % (number, at) + b"n" * length for at in range(count)]
 
 
@@ -33,7 +33,7 @@ HEADS: dict[str, tuple[int, Callable[[int], bytes]]] = {
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_odd_heads_take_little_memory(kind: str) -> None:
-    """Heads that are never repeated leave at most eight megabytes, whatever their number."""
+    """Any number of heads that are never repeated leaves at most eight megabytes."""
     num_heads, make_fields = HEADS[kind]
     caches = RequestCaches()
     gc.collect()

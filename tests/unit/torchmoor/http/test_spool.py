@@ -1,4 +1,4 @@
-"""Bodies in files: what is read of them at a time."""
+"""Bodies in files: how much is read at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchmoor.proxy.http.spool import PIECE_BYTES, Spool, SpoolSender
 
 
 class Connection:
-    """A transport that is full after each piece, if it is slow."""
+    """A transport that, if it is slow, is full after each piece."""
 
     def __init__(self, *, is_slow: bool) -> None:
         self.sender: SpoolSender | None = None
@@ -28,7 +28,7 @@ class Connection:
 
 
 async def send(folder: Path, *, is_slow: bool) -> tuple[list[bytes], list[int]]:
-    """Return the pieces of a body that were written, and how many there were whenever the connection could go on."""
+    """Return the written pieces of a body, and their number each time the connection could continue."""
     spool = Spool(LimitSettings(spool_folder=str(folder)))
     body = spool.try_open()
     assert body is not None
@@ -49,7 +49,7 @@ async def send(folder: Path, *, is_slow: bool) -> tuple[list[bytes], list[int]]:
 
 
 def test_a_full_connection_gets_the_next_piece_when_it_can_take_it(tmp_path: Path) -> None:
-    """So that one piece is in memory, however long the body is."""
+    """The next piece is read when the connection can take it, so that one piece is in memory at a time."""
     pieces, counts = asyncio.run(send(tmp_path, is_slow=True))
 
     assert list(map(len, pieces)) == [PIECE_BYTES, PIECE_BYTES, 3]
@@ -57,7 +57,7 @@ def test_a_full_connection_gets_the_next_piece_when_it_can_take_it(tmp_path: Pat
 
 
 def test_a_quick_connection_gets_a_piece_in_each_step_of_the_loop(tmp_path: Path) -> None:
-    """Other requests run between them."""
+    """A fast connection gets one piece per turn of the loop, so that other requests run in between."""
     pieces, counts = asyncio.run(send(tmp_path, is_slow=False))
 
     assert b"".join(pieces) == bytes(PIECE_BYTES) + b"x" * PIECE_BYTES + b"end"

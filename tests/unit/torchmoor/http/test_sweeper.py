@@ -1,4 +1,4 @@
-"""Deadlines that one sweep finds passed: each thing expires unless an earlier one's end has changed that."""
+"""Deadlines found by one sweep: each item expires unless an earlier one's end has moved its deadline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LATER = 100.0
 
 
 class Thing:
-    """Expires at 1.0. It then has other things do something, and moves its own deadline."""
+    """Expires at 1.0; then it runs an action on others and moves its own deadline."""
 
     def __init__(self) -> None:
         self.deadline = 1.0
@@ -28,13 +28,13 @@ class Thing:
 
 
 def move(other: Thing) -> None:
-    """As a request that waited is sent when another one's end frees an instance."""
+    """Move a deadline, as when a waiting request is sent because another one's end frees an instance."""
     other.deadline = LATER
 
 
 @pytest.mark.parametrize("is_moved", [True, False], ids=["moved", "forgotten"])
 def test_a_sweep_asks_each_thing_again_before_it_expires(is_moved: bool) -> None:
-    """Whichever of the two comes first, the other one is spared."""
+    """Each item's deadline is checked again before it expires, so whichever comes first spares the other."""
     sweeper = Sweeper(1.0, clock=lambda: 2.0)
     first, second = Thing(), Thing()
     for thing, other in ((first, second), (second, first)):

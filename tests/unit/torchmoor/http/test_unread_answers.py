@@ -1,4 +1,4 @@
-"""A client that sends requests and does not read the answers."""
+"""Clients that send requests without reading the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANSWER = b"HTTP/1.1 200"
 
 
 def play(script: Callable[[Stage, Transport], Coroutine[Any, Any, None]]) -> None:
-    """Run a script for a client of a new stage; nothing may be left at its end."""
+    """Run a script for a client on a new stage; at its end nothing may be left."""
 
     async def run() -> None:
         stage = LOOP.stage = Stage()
@@ -27,7 +27,7 @@ def play(script: Callable[[Stage, Transport], Coroutine[Any, Any, None]]) -> Non
 
 
 def test_no_further_request_is_served_until_the_answers_are_read() -> None:
-    """The connection stops reading, so the proxy holds one answer and what it has received; then all are answered."""
+    """The connection stops reading, so the proxy holds one answer and the received bytes; later all are answered."""
 
     async def script(stage: Stage, client: Transport) -> None:
         client.pause_writing(True)
@@ -67,7 +67,7 @@ def test_many_requests_at_once_let_other_connections_in() -> None:
 
 
 def test_a_client_that_leaves_is_answered_no_further() -> None:
-    """What it has sent at once is dropped."""
+    """Requests that a disconnected client has sent at once are dropped."""
 
     async def script(stage: Stage, client: Transport) -> None:
         client.receive(PING * 1000)
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_is_answered_no_further() -> None:
 
 
 def test_each_answer_that_fills_the_connection_stops_it_again() -> None:
-    """A client that reads one answer at a time gets one more at a time."""
+    """A client that reads one answer at a time gets the next one after each."""
 
     async def script(stage: Stage, client: Transport) -> None:
         client.pause_writing(True)
@@ -101,7 +101,7 @@ def test_each_answer_that_fills_the_connection_stops_it_again() -> None:
 
 
 def test_a_client_that_reads_nothing_is_cut_off() -> None:
-    """The keep-alive time-out closes its connection."""
+    """The keep-alive time-out closes the connection of a client that reads nothing."""
 
     async def script(stage: Stage, client: Transport) -> None:
         client.pause_writing(True)

@@ -20,7 +20,7 @@ Choose = Callable[[StrategyRequest, Pool[FakeCandidate]], Pick[FakeCandidate] | 
 
 @dataclass
 class Outcome:
-    """Turns after the first of each conversation, those that found their prefix, tokens, and the end of the last."""
+    """Turns after each conversation's first, those that found their prefix, tokens, and the last turn's end."""
 
     num_turns: int = 0
     num_found: int = 0
@@ -36,7 +36,7 @@ class Outcome:
 
 @dataclass
 class Server:
-    """An instance: when it is free, what it holds of each conversation, and its requests."""
+    """An instance: the time when it is free, its cache of each conversation, and its requests."""
 
     free_at: int = 0
     num_requests: int = 0
@@ -53,7 +53,7 @@ def replay(
     think_time: int = 0,
     seed: int = 1,
 ) -> Outcome:
-    """Run each conversation's turns one after the other, each over a random proxy; an instance works one by one."""
+    """Run each conversation's turns in order, each over a random proxy; an instance serves one request at a time."""
     rng, outcome = Random(seed), Outcome()
     names = [f"llava-{number}" for number in range(num_instances)]
     pools = [pool_of(*(FakeCandidate(name, capacity=64) for name in names)) for _ in range(num_proxies)]
@@ -65,7 +65,7 @@ def replay(
     heapq.heapify(events)
     while events:
         now, _, conversation, turn = heapq.heappop(events)
-        if (conversation, turn) in running:  # this turn ends
+        if (conversation, turn) in running:  # end of this turn
             pool, instance = running.pop((conversation, turn))
             change(pool, instance, outstanding=instance.outstanding - 1)
             servers[instance.name].num_requests -= 1

@@ -1,4 +1,4 @@
-"""Affinity: a key's requests stay on one instance, unless that one has much more to do than the others."""
+"""Affinity: a key's requests stay on one instance, unless it is much busier than the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def owner(key: int, *instances: FakeCandidate) -> str:
 
 
 def test_all_proxies_agree_and_only_a_leaving_instances_keys_move() -> None:
-    """The order of the instances in a proxy does not matter."""
+    """The order of instances in a proxy does not change a key's instance.
+
+    A leaving instance moves only its own keys.
+    """
     instances = named(5)
     keys = [number * 0x9E3779B97F4A7C15 % (1 << 64) for number in range(400)]
     owners = {key: owner(key, *instances) for key in keys}
@@ -35,12 +38,15 @@ def test_all_proxies_agree_and_only_a_leaving_instances_keys_move() -> None:
 
 
 def test_without_a_key_the_strategy_decides() -> None:
-    """Affinity then chooses nothing."""
+    """Without a key affinity chooses no instance, and the strategy decides."""
     assert affinity().choose(StrategyRequest(), pool_of(*named(2))) is None
 
 
 def test_a_busy_instance_keeps_its_keys_up_to_the_bound() -> None:
-    """The bound is the free requests, and under more load 1.25 times the mean; then the next in the key's order."""
+    """The bound is the free requests, or under more load 1.25 times the mean.
+
+    Beyond it, the key's next instance is used.
+    """
     instances = [FakeCandidate(f"i{index}", capacity=64) for index in range(4)]
     pool, request = pool_of(*instances), StrategyRequest(affinity=7)
     first = affinity(4).choose(request, pool)
@@ -62,7 +68,7 @@ def test_a_busy_instance_keeps_its_keys_up_to_the_bound() -> None:
 
 @pytest.mark.parametrize("changes", [{"outstanding": 4}, {"is_ready": False}])
 def test_a_full_or_unready_instance_is_passed_over(changes: dict[str, object]) -> None:
-    """The next instance in the order gets the key, and keeps it until the first is back."""
+    """The next instance in the order serves a full or unready one's keys until it is back."""
     instances = named(3)
     pool, request = pool_of(*instances), StrategyRequest(affinity=3)
     first = affinity().choose(request, pool)
@@ -80,7 +86,7 @@ def test_a_full_or_unready_instance_is_passed_over(changes: dict[str, object]) -
 
 @pytest.mark.parametrize("seed", range(5))
 def test_turns_of_100_conversations_find_their_prefix(seed: int) -> None:
-    """Over 4 instances and 2 proxies, each turn over either; one instance alone computes hardly fewer tokens."""
+    """With 4 instances and 2 proxies, turns find their prefix; a single instance would hardly compute fewer tokens."""
     outcome = replay(affinity().choose, think_time=5_000, seed=seed)
 
     assert outcome.found >= 0.95
@@ -89,7 +95,7 @@ def test_turns_of_100_conversations_find_their_prefix(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_under_overload_affinity_is_not_worse_than_prefix_aware(seed: int) -> None:
-    """With one threshold for both and far more requests, more prefixes are found, and the last answer ends earlier."""
+    """Under overload, with equal thresholds, affinity finds more prefixes than PREFIX_AWARE and ends earlier."""
     threshold = 4
     plain = PrefixAware(prefix_length=1024, concurrency_threshold=threshold)
 

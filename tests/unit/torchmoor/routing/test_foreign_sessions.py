@@ -1,4 +1,4 @@
-"""Sessions with ids of a handler's own: found by their caller and endpoint, the last used ones."""
+"""Sessions with a handler's own ids: found by caller and endpoint, with a limit by last use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MINE = {"endpoint": "e", "principal": "alice"}
 
 
 def test_a_session_is_its_callers_at_its_endpoint() -> None:
-    """It has no expiry and no key's proof."""
+    """A session is found only for its caller and endpoint; the id has neither an expiry nor a MAC."""
     sessions = ForeignSessions(max_sessions=4)
 
     added = sessions.add("id", "a", **MINE)
@@ -27,7 +27,7 @@ def test_a_session_is_its_callers_at_its_endpoint() -> None:
 
 
 def test_the_least_recently_used_one_is_forgotten_first() -> None:
-    """Finding a session and adding it again are uses; neither makes it count twice."""
+    """Finding a session or adding it again counts as a use, and does not count it twice."""
     sessions = ForeignSessions(max_sessions=3)
     for name in ("one", "two", "three"):
         sessions.add(name, "a", **MINE)
@@ -46,7 +46,7 @@ def test_the_least_recently_used_one_is_forgotten_first() -> None:
 
 
 def test_an_id_that_is_added_again_takes_no_further_room() -> None:
-    """No other session is forgotten for it."""
+    """Adding a known id again evicts no other session."""
     sessions = ForeignSessions(max_sessions=2)
     for name in ("one", "two", "two"):
         sessions.add(name, "a", **MINE)

@@ -1,4 +1,4 @@
-"""Where requests for one of many models go."""
+"""Routing of requests for one of many models."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def placement() -> ModelPlacement:
 
 
 def hold(placement: ModelPlacement, name: str, *, used: int = 0, most: int = 0, **tiers: ReportedTier) -> None:
-    """An instance reports these models and no others."""
+    """Report that an instance holds exactly these models."""
     placement.report(name, ModelReport(tiers, used, most), placement.mark())
 
 
 def sent_to(
     placement: ModelPlacement, pool: Pool[FakeCandidate], model: str, *, excluded: str = ""
 ) -> tuple[str, str] | None:
-    """Where a request goes and why, and it goes there."""
+    """Send a request; return the chosen instance and the reason."""
     pick = placement.choose(model, pool, frozenset(excluded.split()))
     if pick is None:
         return None
@@ -45,7 +45,7 @@ def sent_to(
 
 
 def test_holder_is_preferred_by_tier(placement: ModelPlacement) -> None:
-    """The device before host memory, host memory before a disk, a disk before nothing."""
+    """A holder in device memory comes before one in host memory, then disk, then none."""
     pool = pool_of(*named(4))
     hold(placement, "i2", m=ReportedTier.DISK)
     assert sent_to(placement, pool, "m") == ("i2", MODEL_UNPACKED)
@@ -57,7 +57,7 @@ def test_holder_is_preferred_by_tier(placement: ModelPlacement) -> None:
 
 
 def test_burst_for_a_cold_model_makes_one_load(placement: ModelPlacement) -> None:
-    """The first request is noted; the others follow it, however many more than hot they are."""
+    """The first request for a cold model is noted and the others follow it, however many they are."""
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(8)))
     first = sent_to(placement, pool, "m")
     assert first is not None
@@ -68,7 +68,7 @@ def test_burst_for_a_cold_model_makes_one_load(placement: ModelPlacement) -> Non
 
 
 def test_hot_holder_gets_one_copy_at_a_time(placement: ModelPlacement) -> None:
-    """While the copy is loading, requests stay where the model is; then they spread; then there is another."""
+    """During a copy's load requests stay with the holder; then they spread, and another copy may start."""
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(4)))
     hold(placement, "i0", m=ReportedTier.DEVICE)
     assert [sent_to(placement, pool, "m") for _ in range(HOT)] == [("i0", MODEL_RESIDENT)] * HOT
@@ -88,7 +88,7 @@ def test_hot_holder_gets_one_copy_at_a_time(placement: ModelPlacement) -> None:
 
 
 def test_model_that_everybody_holds_goes_to_the_least_busy(placement: ModelPlacement) -> None:
-    """However many hold it, equal load spreads."""
+    """If all instances hold a model, requests go to the least busy one."""
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(20)))
     for index in range(20):
         hold(placement, f"i{index}", m=ReportedTier.DEVICE)
@@ -99,7 +99,7 @@ def test_model_that_everybody_holds_goes_to_the_least_busy(placement: ModelPlace
 
 
 def test_copy_goes_only_where_there_is_less_to_do(placement: ModelPlacement) -> None:
-    """When everybody is as busy, a copy would cost a load and win nothing."""
+    """Without a less busy instance no copy is made, because its load would gain nothing."""
     pool = pool_of(FakeCandidate("i0", capacity=100), FakeCandidate("i1", outstanding=50, capacity=100))
     hold(placement, "i0", m=ReportedTier.DEVICE)
 
@@ -116,7 +116,7 @@ def test_full_holder_is_passed_by(placement: ModelPlacement) -> None:
 
 
 def test_refusing_instance_is_passed_by(placement: ModelPlacement) -> None:
-    """An instance that had no room for the model is not tried again for the request, nor for the next."""
+    """An instance without room for the model is not tried again for this request or the next."""
     pool = pool_of(*named(2))
     first = sent_to(placement, pool, "m")
     assert first is not None
@@ -132,7 +132,7 @@ def test_refusing_instance_is_passed_by(placement: ModelPlacement) -> None:
 
 
 def test_instance_that_is_not_ready_holds_nothing(placement: ModelPlacement) -> None:
-    """Its models go elsewhere while it is away, and it counts again when it is back with its memory."""
+    """The models of an unready instance go elsewhere, and count again when it is back with its memory."""
     one, other = named(2)
     pool = pool_of(one, other)
     hold(placement, "i0", m=ReportedTier.DEVICE)
@@ -145,7 +145,7 @@ def test_instance_that_is_not_ready_holds_nothing(placement: ModelPlacement) -> 
 
 
 def test_cold_models_spread_over_idle_instances_and_stay_put(placement: ModelPlacement) -> None:
-    """By rendezvous hashing: about equal shares, and the same instance again when a model has been evicted."""
+    """Rendezvous hashing gives idle instances equal shares of cold models, and the same one after an eviction."""
     pool = pool_of(*named(4))
     homes = {f"m{n}": placement.choose(f"m{n}", pool) for n in range(400)}
     counts = [sum(pick is not None and pick.instance.name == f"i{i}" for pick in homes.values()) for i in range(4)]
@@ -160,7 +160,7 @@ def test_cold_models_spread_over_idle_instances_and_stay_put(placement: ModelPla
 
 
 def test_cold_model_goes_where_memory_is_free(placement: ModelPlacement) -> None:
-    """Of equally busy instances; what is on its way counts as much as what is there."""
+    """Of equally busy instances a cold model goes to the one with most free memory, minus models that are loading."""
     pool = pool_of(*named(2))
     hold(placement, "i0", used=90, most=100, a=ReportedTier.DEVICE)
     hold(placement, "i1", used=40, most=100, b=ReportedTier.DEVICE, c=ReportedTier.DEVICE)
@@ -174,7 +174,7 @@ def test_cold_model_goes_where_memory_is_free(placement: ModelPlacement) -> None
 
 
 def test_busy_instance_gets_no_cold_model_although_it_has_it_on_disk(placement: ModelPlacement) -> None:
-    """Loading from a disk is quicker, but not by so much."""
+    """A busy instance does not get a cold model that it has on disk, since that load is not quick enough."""
     pool = pool_of(FakeCandidate("i0", outstanding=3, capacity=100), FakeCandidate("i1", capacity=100))
     hold(placement, "i0", m=ReportedTier.DISK)
     assert placement.choose("m", pool) == (pool.find("i0"), MODEL_UNPACKED)
@@ -187,7 +187,7 @@ def test_busy_instance_gets_no_cold_model_although_it_has_it_on_disk(placement: 
 
 
 def test_report_without_a_model_forgets_it(placement: ModelPlacement) -> None:
-    """It was evicted."""
+    """A model that the report lacks was evicted and is forgotten."""
     pool = pool_of(*named(3))
     hold(placement, "i0", m=ReportedTier.DEVICE)
     hold(placement, "i0")
@@ -199,7 +199,10 @@ def test_report_without_a_model_forgets_it(placement: ModelPlacement) -> None:
 
 
 def test_note_outlives_a_report_that_was_asked_for_before_it(placement: ModelPlacement) -> None:
-    """And one that came while its request is running; after that, what no report names is gone."""
+    """A note of a load survives reports requested before it or during its request.
+
+    Later ones remove it if they lack it.
+    """
     pool = pool_of(*named(3))
     mark = placement.mark()
     sent = sent_to(placement, pool, "m")
@@ -221,7 +224,7 @@ def test_note_outlives_a_report_that_was_asked_for_before_it(placement: ModelPla
 
 
 def test_answer_outlives_a_report_that_was_asked_for_before_it(placement: ModelPlacement) -> None:
-    """The instance was still loading the model when it was asked; it has answered with the model since."""
+    """A model with a later answer stays, although a report requested during its load lacks it."""
     pool = pool_of(*named(3))
     sent = sent_to(placement, pool, "m")
     assert sent is not None
@@ -230,13 +233,13 @@ def test_answer_outlives_a_report_that_was_asked_for_before_it(placement: ModelP
     placement.report(sent[0], ModelReport({"m": ReportedTier.LOADING}), mark)
     assert sent_to(placement, pool, "m") == (sent[0], MODEL_RESIDENT)
 
-    hold(placement, sent[0], m=ReportedTier.LOADING)  # asked for afterwards: it was evicted and is loaded again
+    hold(placement, sent[0], m=ReportedTier.LOADING)  # requested afterwards: it was evicted and is loaded again
     assert sent_to(placement, pool, "m") == (sent[0], MODEL_LOADING)
     placement.check_integrity()
 
 
 def test_restarted_instance_is_forgotten(placement: ModelPlacement) -> None:
-    """With what it held and what was on its way; requests that ran there still end."""
+    """A restarted instance loses its models and loads in progress; requests that ran there still end."""
     pool = pool_of(*named(2))
     hold(placement, "i0", m=ReportedTier.DEVICE)
     placement.begin("m", "i0")
@@ -252,7 +255,7 @@ def test_restarted_instance_is_forgotten(placement: ModelPlacement) -> None:
 
 
 def test_without_cache_nothing_is_held_after_its_last_request() -> None:
-    """ModelCacheSetting=Disabled: requests that come together share a load, a later one does not."""
+    """With ModelCacheSetting=Disabled concurrent requests share a load, and a later one needs another."""
     placement = ModelPlacement(hot_outstanding=HOT, max_models=100, is_cached=False)
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(4)))
     first = sent_to(placement, pool, "m")
@@ -297,7 +300,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
     @rule(model=models, excluded=st.sets(names, max_size=2))
     def send(self, model: str, excluded: set[str]) -> None:
-        """A request goes to an open instance that is not excluded, if there is one."""
+        """Send a request to an open instance that is not excluded, if there is one."""
         pick = self.placement.choose(model, self.pool, frozenset(excluded))
         free = [i for i in self.pool.open_instances if i.name not in excluded]
         assert (pick is None) == (not free)
@@ -310,7 +313,7 @@ class PlacementMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), end=st.sampled_from(["loaded", "failed", "lost"]))
     def answer(self, data: st.DataObject, end: str) -> None:
-        """A request ends, one way or another."""
+        """End a request with any result."""
         model, name = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         if end != "lost":
             getattr(self.placement, end)(model, name)
@@ -321,30 +324,30 @@ class PlacementMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def ask(self, name: str) -> None:
-        """A question is on its way."""
+        """Request a report."""
         self.marks[name] = self.placement.mark()
 
     @rule(name=names, tiers=st.dictionaries(models, st.sampled_from(list(ReportedTier)), max_size=4))
     def report(self, name: str, tiers: dict[str, ReportedTier]) -> None:
-        """Its answer."""
+        """Deliver a report."""
         if name in self.marks:
             self.placement.report(name, ModelReport(tiers, 5, 10), self.marks.pop(name))
 
     @rule(name=names)
     def restart(self, name: str) -> None:
-        """An instance loses its memory."""
+        """Restart an instance, which loses its memory."""
         self.placement.forget(name)
 
     @rule(name=names, is_ready=st.booleans())
     def ready(self, name: str, is_ready: bool) -> None:
-        """An instance comes and goes."""
+        """Change an instance's readiness."""
         instance = self.pool.find(name)
         assert instance is not None
         change(self.pool, instance, is_ready=is_ready)
 
     @invariant()
     def holds(self) -> None:
-        """The two directions agree, and every request is counted once."""
+        """Check that both directions of the index agree and every request is counted once."""
         self.placement.check_integrity()
         assert self.placement.num_outstanding == len(self.running)
 

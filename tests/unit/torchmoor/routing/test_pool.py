@@ -27,7 +27,7 @@ def test_least_outstanding_is_the_least_loaded_that_is_open() -> None:
 
 
 def test_ties_go_to_the_one_that_has_waited_longest() -> None:
-    """Equal load spreads: one after the other, not always the first."""
+    """Ties go to the instance that was chosen longest ago, so that equal load spreads."""
     instances = named(3)
     pool = pool_of(*instances)
     chosen = []
@@ -43,7 +43,7 @@ def test_ties_go_to_the_one_that_has_waited_longest() -> None:
 
 
 def test_instance_that_ends_a_request_is_found_below_the_others() -> None:
-    """The search starts at the lowest level that anything came back to."""
+    """After a request ends, its instance is found, because the search starts at the lowest changed level."""
     instances = named(2)
     pool = pool_of(*instances)
     for instance in instances:
@@ -56,7 +56,7 @@ def test_instance_that_ends_a_request_is_found_below_the_others() -> None:
 
 
 def test_random_reaches_every_open_instance_and_no_other() -> None:
-    """Each is as likely as the others."""
+    """Every open instance is drawn with equal probability, and no other."""
     instances = named(5)
     pool = pool_of(*instances)
     change(pool, instances[2], is_ready=False)
@@ -69,7 +69,7 @@ def test_random_reaches_every_open_instance_and_no_other() -> None:
 
 
 def test_random_finds_the_only_one_that_is_not_excluded() -> None:
-    """However unlikely it is to be met by chance; and none if there is none."""
+    """The only instance that is not excluded is found, however unlikely by chance; without one the result is None."""
     pool = pool_of(*named(50))
     rng = Random(1)
     all_but_one = frozenset(f"i{index}" for index in range(49))
@@ -80,7 +80,7 @@ def test_random_finds_the_only_one_that_is_not_excluded() -> None:
 
 
 def test_walk_meets_every_instance_once_in_an_order_of_the_key() -> None:
-    """Whatever order the instances were added in, so that all proxies agree."""
+    """The walk's order does not depend on the order in which instances were added, so that all proxies agree."""
     forwards, backwards = pool_of(*named(5)), pool_of(*reversed(named(5)))
 
     for key in (0, 1 << 63, (1 << 64) - 1):
@@ -91,7 +91,7 @@ def test_walk_meets_every_instance_once_in_an_order_of_the_key() -> None:
 
 
 def test_instance_that_leaves_moves_only_its_own_keys() -> None:
-    """The others keep their instance, and with it what is cached there."""
+    """If an instance leaves, other instances keep their keys and what they cached."""
     instances = named(5)
     pool = pool_of(*instances)
     rng = Random(2)
@@ -107,7 +107,7 @@ def test_instance_that_leaves_moves_only_its_own_keys() -> None:
 
 
 def test_change_of_an_instance_that_was_removed_is_ignored() -> None:
-    """A request may end after its instance was forgotten, even if another has its name now."""
+    """A change of a removed instance has no effect, even if another one has its name now."""
     old, new = FakeCandidate("a", outstanding=1), FakeCandidate("a")
     pool = pool_of(old)
     pool.remove(old)
@@ -129,7 +129,7 @@ def test_change_of_an_instance_that_was_removed_is_ignored() -> None:
     )
 )
 def test_pool_agrees_with_a_search_of_all_instances(steps: list[tuple[str, str, bool]]) -> None:
-    """After any changes, what is found is what looking at each instance would find."""
+    """After any changes, the pool finds what a search of all instances would."""
     known = {name: FakeCandidate(name, capacity=3) for name in NAMES}
     pool = pool_of(*known.values())
     for name, step, ask in steps:
@@ -154,7 +154,7 @@ def test_pool_agrees_with_a_search_of_all_instances(steps: list[tuple[str, str, 
 
 @pytest.mark.parametrize(("attribute", "value"), [("outstanding", 2), ("capacity", 0), ("name", "i2")])
 def test_integrity_check_notices_a_pool_that_was_not_told(attribute: str, value: object) -> None:
-    """It compares with the instances themselves."""
+    """The integrity check compares the pool with the instances and finds a change without notification."""
     instances = named(2)
     pool = pool_of(*instances)
     pool.check_integrity()
@@ -166,7 +166,7 @@ def test_integrity_check_notices_a_pool_that_was_not_told(attribute: str, value:
 
 
 def test_all_proxies_walk_in_the_same_order() -> None:
-    """Proxies of several versions share a fleet, so a key's order must not change; the last one's wraps around."""
+    """A key's order is fixed, because proxies of several versions share a fleet; the last order wraps around."""
     pool = pool_of(*(FakeCandidate(name) for name in "dcba"))
 
     orders = ["".join(each.name for each in pool.walk(key)) for key in (0, 1 << 62, 2 << 62, 3 << 62, (1 << 64) - 1)]

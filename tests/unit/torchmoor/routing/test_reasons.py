@@ -1,4 +1,4 @@
-"""The tables of routing strategies and reasons, and the documents that list them."""
+"""Routing strategies and reasons, and the documents that list them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmoor.proxy.routing.strategies import STRATEGIES
 from torchmoor.proxy.routing.strategy import Strategy
 
 DOCS = Path(__file__).parents[4] / "docs"
-NAMES = sorted(reasons.SENTENCES)  # with those of the strategies
+NAMES = sorted(reasons.SENTENCES)  # including those of the strategies
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

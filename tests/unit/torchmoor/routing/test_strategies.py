@@ -1,4 +1,4 @@
-"""Strategies: which instance a request goes to, and why."""
+"""Strategies: the instance for a request, and the reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prefix_aware(threshold: int = 2) -> PrefixAware:
 
 
 def kv_aware(*, max_blocks: int = 100) -> KvAware:
-    """Blocks of 4 bytes; two of them outweigh one outstanding request."""
+    """Return a strategy with blocks of 4 bytes, two of which outweigh one outstanding request."""
     return KvAware(max_prompt_bytes=64, block_bytes=4, bytes_per_request=8, max_blocks_per_instance=max_blocks)
 
 
@@ -38,7 +38,7 @@ def kv_aware(*, max_blocks: int = 100) -> KvAware:
 
 @pytest.mark.parametrize("strategy", [LeastOutstanding(), RandomChoice(Random(1)), prefix_aware(), kv_aware()])
 def test_strategies_leave_out_full_unready_and_tried_instances(strategy: Strategy) -> None:
-    """The result is None if no instance can take the request."""
+    """Full, unready and tried instances are left out; the result is None if no other is left."""
     blocked = [
         FakeCandidate("full", outstanding=4),
         FakeCandidate("down", is_ready=False),
@@ -56,7 +56,7 @@ def test_strategies_leave_out_full_unready_and_tried_instances(strategy: Strateg
 
 
 def test_least_outstanding_takes_the_least_loaded() -> None:
-    """The fewest outstanding invocations win."""
+    """The instance with the fewest outstanding invocations is chosen."""
     instances = [FakeCandidate("a", 2), FakeCandidate("b", 1), FakeCandidate("c", 3)]
 
     pick = LeastOutstanding().choose(FIRST_ATTEMPT, pool_of(*instances))
@@ -67,7 +67,7 @@ def test_least_outstanding_takes_the_least_loaded() -> None:
 @pytest.mark.parametrize("strategy", [LeastOutstanding(), RandomChoice(Random(1)), prefix_aware(64), kv_aware()])
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_strategies_give_an_instance_that_comes_back_its_share(strategy: Strategy, share: float) -> None:
-    """About as much less than the others get as its share says, however requests are chosen; alone it gets all."""
+    """A returning instance gets its share of what the others get, for every strategy; alone it gets all."""
     others = [FakeCandidate(f"i{index}", capacity=64) for index in range(3)]
     instances = [FakeCandidate("back", share=share, capacity=64), *others]
     pool, taken = pool_of(*instances), Counter[str]()
@@ -94,7 +94,7 @@ def test_strategies_give_an_instance_that_comes_back_its_share(strategy: Strateg
 
 
 def test_prefix_returns_to_its_instance_once_and_for_all_as_the_share_grows() -> None:
-    """Prefixes come back by and by; one that is back does not leave again, and in the end all are."""
+    """A prefix returns to its instance once as the share grows, and stays; in the end all have returned."""
     instances = named(3)
     pool, strategy = pool_of(*instances), prefix_aware(threshold=9)
     requests = [StrategyRequest(prefix=b"prompt %d" % number) for number in range(300)]
@@ -114,7 +114,7 @@ def test_prefix_returns_to_its_instance_once_and_for_all_as_the_share_grows() ->
 
 
 def test_same_prefix_goes_to_the_same_instance_whatever_follows_it() -> None:
-    """Only the first PrefixLength bytes count, and all proxies agree on where they go."""
+    """Only the first PrefixLength bytes of a body count, and all proxies choose the same instance."""
     here, elsewhere = pool_of(*named(5)), pool_of(*reversed(named(5)))
     strategy = prefix_aware()
     owners = set()
@@ -132,7 +132,7 @@ def test_same_prefix_goes_to_the_same_instance_whatever_follows_it() -> None:
 
 
 def test_prefix_id_separates_applications_that_share_a_prefix() -> None:
-    """The same prefix with another id is another prefix; id and prefix are not simply joined."""
+    """A prefix with another id is another prefix, and id and prefix are not simply joined."""
     pool, strategy = pool_of(*named(20)), prefix_aware()
 
     def owner(prefix_id: bytes, prefix: bytes) -> str:
@@ -146,7 +146,7 @@ def test_prefix_id_separates_applications_that_share_a_prefix() -> None:
 
 
 def test_prefix_moves_on_when_its_instance_is_at_the_threshold_and_comes_back() -> None:
-    """To the next in the order of the prefix, which is the same one for as long as the load lasts."""
+    """At the threshold, a prefix goes to the next instance in its order as long as the load lasts."""
     instances = named(4)
     pool, strategy = pool_of(*instances), prefix_aware(threshold=2)
     request = StrategyRequest(prefix=b"prompt")
@@ -168,7 +168,7 @@ def test_prefix_moves_on_when_its_instance_is_at_the_threshold_and_comes_back() 
 
 
 def test_prefix_goes_to_the_least_loaded_when_all_are_at_the_threshold() -> None:
-    """As the service does: an instance with more available capacity."""
+    """If all instances are at the threshold, the least loaded one is chosen, as SageMaker documents."""
     instances = [FakeCandidate("a", 3), FakeCandidate("b", 2), FakeCandidate("c", 3)]
 
     pick = prefix_aware(threshold=2).choose(StrategyRequest(prefix=b"prompt"), pool_of(*instances))
@@ -177,7 +177,7 @@ def test_prefix_goes_to_the_least_loaded_when_all_are_at_the_threshold() -> None
 
 
 def test_prefix_search_ends_when_many_are_at_the_threshold() -> None:
-    """The one instance of hundreds that is below it is found by its load, not by walking past all others."""
+    """The one instance of hundreds below the threshold is found by its load, without a walk past the others."""
     instances = named(300)
     for instance in instances[1:]:
         instance.outstanding = 2
@@ -195,7 +195,7 @@ def test_prefix_search_ends_when_many_are_at_the_threshold() -> None:
 
 
 def sent(strategy: KvAware, pool: Pool[FakeCandidate], body: bytes) -> tuple[str, str]:
-    """Choose for a body and record it, as the dispatcher does; returns who and why."""
+    """Choose for a body and record it, as the dispatcher does; return the instance and the reason."""
     request = StrategyRequest(prefix=body)
     pick = strategy.choose(request, pool)
     assert pick is not None
@@ -205,7 +205,7 @@ def sent(strategy: KvAware, pool: Pool[FakeCandidate], body: bytes) -> tuple[str
 
 
 def test_longer_conversation_goes_where_its_beginning_went() -> None:
-    """Each turn resends the conversation; the instance that served the last one holds it."""
+    """A turn that resends its conversation goes to the instance that served the last turn."""
     instances = named(3)
     pool, strategy = pool_of(*instances), kv_aware()
     assert sent(strategy, pool, b"aaaabbbbcccc") == ("i0", "least-outstanding-requests")
@@ -216,7 +216,7 @@ def test_longer_conversation_goes_where_its_beginning_went() -> None:
 
 
 def test_longest_match_wins_among_equally_loaded() -> None:
-    """Both hold the start; one holds more of it."""
+    """Of equally loaded instances that hold the start, the one with the longest match is chosen."""
     instances = named(2)
     pool, strategy = pool_of(*instances), kv_aware()
     strategy.index.record("i0", chain(b"aaaabbbb", 4))
@@ -226,7 +226,7 @@ def test_longest_match_wins_among_equally_loaded() -> None:
 
 
 def test_match_is_weighed_against_load() -> None:
-    """Two blocks are worth one request: at more than that the idle instance is quicker."""
+    """A match of two blocks equals one request of load; beyond that, the idle instance is chosen."""
     busy, idle = FakeCandidate("busy", outstanding=1), FakeCandidate("idle")
     pool, strategy = pool_of(busy, idle), kv_aware()
     strategy.index.record("busy", chain(b"aaaabbbbcccc", 4))
@@ -239,7 +239,7 @@ def test_match_is_weighed_against_load() -> None:
 
 
 def test_holder_that_cannot_take_the_request_is_passed_over() -> None:
-    """Full, unready, tried or gone: then least outstanding decides."""
+    """A holder that is full, unready, tried or gone is skipped, and least outstanding decides."""
     free = FakeCandidate("free", outstanding=1)
     pool = pool_of(FakeCandidate("full", 4), FakeCandidate("down", is_ready=False), FakeCandidate("tried"), free)
     strategy = kv_aware()
@@ -252,13 +252,13 @@ def test_holder_that_cannot_take_the_request_is_passed_over() -> None:
 
 
 def test_prompt_shorter_than_a_block_matches_nothing() -> None:
-    """And what follows the last whole block does not count."""
+    """A prompt shorter than a block matches nothing, and bytes after the last whole block do not count."""
     assert chain(b"abc", 4) == []
     assert chain(b"abcdef", 4) == chain(b"abcdxy", 4) != chain(b"abce", 4)
 
 
 def test_index_is_bounded_and_keeps_the_beginnings() -> None:
-    """Of a long chain its last blocks go first; an instance's share does not grow."""
+    """The index drops the last blocks of a long chain first, and an instance's share is limited."""
     index = PrefixIndex(max_blocks_per_instance=4)
     long, other = chain(bytes(range(24)), 4), chain(b"zzzz", 4)
 
@@ -272,7 +272,7 @@ def test_index_is_bounded_and_keeps_the_beginnings() -> None:
 
 
 def test_prompt_that_an_instance_no_longer_held_takes_all_older_ones_along() -> None:
-    """What is evicted least recently first there is evicted here, as far as the answer proves it."""
+    """If an answer shows that a prompt was evicted, prompts used before it are removed, too."""
     index = PrefixIndex(max_blocks_per_instance=100)
     old, asked, recent = chain(b"old!", 4), chain(b"ask!", 4), chain(b"new!", 4)
     assert index.record("a", old) is None
@@ -293,7 +293,10 @@ def test_prompt_that_an_instance_no_longer_held_takes_all_older_ones_along() -> 
 
 @pytest.mark.parametrize(("num_kept", "is_remembered"), [(0, False), (20, False), (60, True)])
 def test_receipt_is_judged_by_what_was_expected(num_kept: int, is_remembered: bool) -> None:
-    """Half of the body was sent there before: a fifth of the tokens may be the template's, half of them are not."""
+    """If half of the body is expected, a fifth of the tokens may be only the template.
+
+    Half of them are the expected match.
+    """
     strategy = kv_aware()
     older, asked = StrategyRequest(prefix=b"old!"), StrategyRequest(prefix=b"aaaabbbb")
     assert strategy.note_sent(older, "a", body_bytes=4) is None
@@ -309,7 +312,7 @@ def test_receipt_is_judged_by_what_was_expected(num_kept: int, is_remembered: bo
 
 
 def test_instance_that_lost_its_memory_is_forgotten() -> None:
-    """And only it."""
+    """An instance that lost its memory is removed from the index, and no other is."""
     index = PrefixIndex(max_blocks_per_instance=100)
     hashes = chain(b"aaaabbbb", 4)
     index.record("a", hashes)
@@ -323,7 +326,7 @@ def test_instance_that_lost_its_memory_is_forgotten() -> None:
 
 
 def test_matches_of_a_popular_prompt_are_few_and_the_longest() -> None:
-    """A system prompt that a thousand instances hold costs no more than one that sixteen hold."""
+    """A system prompt held by a thousand instances costs as much as one held by sixteen."""
     index = PrefixIndex(max_blocks_per_instance=100)
     hashes = chain(b"aaaabbbb", 4)
     for number in range(1000):
@@ -337,7 +340,7 @@ def test_matches_of_a_popular_prompt_are_few_and_the_longest() -> None:
 
 
 def test_index_check_notices_too_many_blocks() -> None:
-    """It compares them with the bound."""
+    """The index check compares the number of blocks with the bound."""
     index = PrefixIndex(max_blocks_per_instance=2)
     index.record("a", chain(b"aaaabbbb", 4))
     index.max_blocks = 1
@@ -350,7 +353,7 @@ def test_index_check_notices_too_many_blocks() -> None:
 
 
 def test_weights_are_shares_of_the_traffic() -> None:
-    """And a weight of 0 gets none."""
+    """Traffic is divided by weights, and a weight of 0 gets none."""
     rng = Random(3)
 
     counts = Counter(choose_weighted(rng, "abc", [3, 0, 1]) for _ in range(4000))
@@ -362,7 +365,7 @@ def test_weights_are_shares_of_the_traffic() -> None:
 
 
 def test_rounding_of_weights_still_chooses_something() -> None:
-    """A point at the very end of the range belongs to the heaviest."""
+    """A random point at the very end of the range chooses the heaviest variant, despite rounding."""
 
     class AlmostOne(Random):
         def random(self) -> float:
@@ -390,14 +393,14 @@ def test_new_session_goes_to_the_most_room_then_the_fewest_outstanding() -> None
 
 @pytest.mark.parametrize(("room", "is_equal"), [(88, True), (87, False)])
 def test_room_below_seven_eighths_of_the_most_is_less(room: int, is_equal: bool) -> None:
-    """The load decides down to there, the room below."""
+    """A room of at least seven eighths of the largest counts as equal, and a smaller one as less."""
     busy, idle = FakeCandidate("busy", 2, session_room=100), FakeCandidate("idle", 0, session_room=room)
 
     assert find_roomiest(pool_of(busy, idle), NOBODY, RNG) is (idle if is_equal else busy)
 
 
 def test_unknown_room_counts_as_the_most_and_nothing_known_is_no_choice() -> None:
-    """A new instance is not left out until it is asked; with no room known at all, load decides elsewhere."""
+    """An unknown room counts as the largest, so that new instances are used; if all are unknown, the result is None."""
     known, unknown = FakeCandidate("known", 1, session_room=50), FakeCandidate("unknown", 0)
     assert find_roomiest(pool_of(known, unknown), NOBODY, RNG) is unknown
     known.outstanding = 0
@@ -407,7 +410,10 @@ def test_unknown_room_counts_as_the_most_and_nothing_known_is_no_choice() -> Non
 
 
 def test_of_many_instances_two_are_compared_for_a_new_session() -> None:
-    """So that proxies whose knowledge is old do not all choose the same one; a full one is not chosen."""
+    """Two random instances are compared, so that proxies with old data do not all choose one.
+
+    A full one is not chosen.
+    """
     many = pool_of(*(FakeCandidate(f"i{number}", session_room=50 + number % 50) for number in range(100)))
     rng = Random(1)
 
@@ -423,7 +429,7 @@ def test_of_many_instances_two_are_compared_for_a_new_session() -> None:
 
 
 def test_rendezvous_moves_only_the_sessions_of_the_instance_that_left() -> None:
-    """And the order in which a proxy knows the instances does not matter."""
+    """Only sessions of a leaving instance move, and the order of instances in a proxy does not matter."""
     instances = [FakeCandidate(name) for name in "abcd"]
     sessions = [f"session-{number}" for number in range(400)]
     before = {session: rendezvous(session, instances) for session in sessions}
@@ -438,12 +444,11 @@ def test_rendezvous_moves_only_the_sessions_of_the_instance_that_left() -> None:
 
 
 def test_rendezvous_without_a_ready_instance_is_none() -> None:
-    """No instance can take the session."""
     assert rendezvous("session", [FakeCandidate("a", is_ready=False)]) is None
 
 
 def test_all_proxies_compute_the_same_instance_and_place() -> None:
-    """Proxies of several versions share a fleet, so the results must not change."""
+    """The results are fixed, because proxies of several versions share a fleet."""
     instances = [FakeCandidate(name) for name in "abcd"]
     sessions = [f"session-{number}" for number in range(8)]
 
@@ -455,7 +460,7 @@ def test_all_proxies_compute_the_same_instance_and_place() -> None:
 
 
 def test_places_are_spread_evenly() -> None:
-    """So an instance that comes back gets the sessions of its share."""
+    """Places are spread evenly, so that a returning instance gets its share of sessions."""
     places = [place_of(f"session-{number}") for number in range(1000)]
 
     assert all(0 <= place < 1 for place in places)
@@ -463,14 +468,14 @@ def test_places_are_spread_evenly() -> None:
 
 
 def test_room_of_an_instance_that_comes_back_counts_with_its_share() -> None:
-    """A part of its room may still be taken by sessions that return."""
+    """The room of a returning instance counts with its share, because returning sessions may still take some of it."""
     back, steady = FakeCandidate("back", session_room=10, share=0.5), FakeCandidate("steady", session_room=8)
 
     assert find_roomiest(pool_of(back, steady), NOBODY, RNG) is steady
 
 
 def test_rooms_of_up_to_sixteen_instances_are_all_compared() -> None:
-    """Two are drawn from more only."""
+    """The rooms of up to sixteen instances are all compared; of more, two are drawn."""
     full = [FakeCandidate(f"i{number}", session_room=1) for number in range(15)]
     free = FakeCandidate("free", session_room=100)
 
@@ -479,7 +484,10 @@ def test_rooms_of_up_to_sixteen_instances_are_all_compared() -> None:
 
 @pytest.mark.parametrize(("num_kept", "is_forgotten"), [(50, False), (49, True)])
 def test_much_less_than_expected_means_that_a_prompt_was_evicted(num_kept: int, is_forgotten: bool) -> None:
-    """Half of what was expected is enough, since bytes are not tokens. Older prompts were most likely evicted too."""
+    """Half of the expected tokens is enough, since bytes are not tokens.
+
+    Less means an eviction of this prompt and older ones.
+    """
     strategy = kv_aware()
     older, prompt = (StrategyRequest(excluded=NOBODY, prefix=text * 16) for text in (b"o", b"x"))
     assert strategy.note_sent(older, "a", body_bytes=16) is None
@@ -497,7 +505,7 @@ def test_much_less_than_expected_means_that_a_prompt_was_evicted(num_kept: int, 
 
 
 def test_a_match_that_saves_as_much_as_its_load_costs_is_not_taken() -> None:
-    """Eight cached bytes are worth one outstanding request; the least loaded instance wins a tie."""
+    """Eight cached bytes equal one outstanding request; at a tie the least loaded instance is chosen."""
     strategy, request = kv_aware(), StrategyRequest(excluded=NOBODY, prefix=b"x" * 8)
     strategy.note_sent(request, "a", body_bytes=8)
     free = FakeCandidate("b")
@@ -511,7 +519,7 @@ def test_a_match_that_saves_as_much_as_its_load_costs_is_not_taken() -> None:
 
 
 def test_exactly_two_of_seventeen_instances_are_compared_for_a_new_session() -> None:
-    """The roomiest is drawn 118 times in 1,000, and would be 176 times if three were compared."""
+    """The instance with most room is drawn 118 times in 1,000; with three compared instances it would be 176."""
     many = pool_of(*(FakeCandidate(f"i{number}", session_room=10**number) for number in range(17)))
 
     chosen = Counter(found.name for seed in range(1000) if (found := find_roomiest(many, NOBODY, Random(seed))))
@@ -538,7 +546,10 @@ class LastByName(Strategy):
 
 
 def test_a_strategy_places_new_sessions() -> None:
-    """Strategies take the roomiest instance, unless they have a rule of their own; unknown rooms leave it to choose."""
+    """A strategy's own rule places new sessions.
+
+    Otherwise the most room decides, and the strategy if rooms are unknown.
+    """
     roomy, last = FakeCandidate("a", session_room=100), FakeCandidate("z", session_room=1)
     pool = pool_of(roomy, last)
 

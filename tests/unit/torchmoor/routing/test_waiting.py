@@ -1,4 +1,4 @@
-"""The queue of late binding: who goes next."""
+"""The queue of late binding: the order of requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fill(queue: WaitingQueue[str], *tickets: Ticket[str]) -> None:
 
 
 def drain(queue: WaitingQueue[str]) -> list[str]:
-    """Everything that any instance can serve, in the order in which it goes."""
+    """Return all tickets that any instance can serve, in order."""
     owners = []
     while (popped := queue.pop_other(anything)) is not None:
         owners.append(popped.owner)
@@ -38,7 +38,7 @@ def drain(queue: WaitingQueue[str]) -> list[str]:
 
 
 def test_sooner_deadline_goes_first_then_sooner_arrival() -> None:
-    """A request that was tried elsewhere before keeps its deadline, and so its place."""
+    """The earlier deadline goes first, then the earlier arrival; a retried request keeps its deadline."""
     queue = make_queue()
     fill(queue, ticket("late", 9), ticket("soon", 3), ticket("first of two", 5), ticket("second of two", 5))
 
@@ -46,7 +46,7 @@ def test_sooner_deadline_goes_first_then_sooner_arrival() -> None:
 
 
 def test_principals_take_turns() -> None:
-    """One who sends many requests does not hold up one who sends few."""
+    """Principals take turns, so that many requests of one do not delay another's few."""
     queue = make_queue()
     fill(queue, *(ticket(f"a{number}", number, principal="a") for number in range(4)))
     fill(queue, ticket("b0", 50, principal="b"), ticket("c0", 60, principal="c"), ticket("b1", 70, principal="b"))
@@ -55,7 +55,7 @@ def test_principals_take_turns() -> None:
 
 
 def test_turn_waits_for_its_own_instance_and_blocks_nobody() -> None:
-    """Others pass it, and it passes others at its own instance."""
+    """A turn waits for its own instance while others pass it, and comes first there."""
     queue = make_queue()
     fill(queue, ticket("turn", 1, home="x"), ticket("new", 2), ticket("later turn", 5, home="x"))
 
@@ -70,7 +70,7 @@ def test_turn_waits_for_its_own_instance_and_blocks_nobody() -> None:
 
 
 def test_one_that_cannot_go_is_passed_over_and_stays() -> None:
-    """The free instance may be one that it has tried already."""
+    """A ticket that has already tried the free instance is skipped and stays."""
     queue = make_queue()
     fill(queue, ticket("stuck", 1), ticket("free", 2), ticket("other", 3, principal="b"))
 
@@ -83,7 +83,10 @@ def test_one_that_cannot_go_is_passed_over_and_stays() -> None:
 
 
 def test_queue_is_bounded_by_number_and_by_bytes_of_all_queues() -> None:
-    """What is refused has changed nothing; what leaves makes room."""
+    """The number and the bytes of all queues are limited.
+
+    A refusal changes nothing, and a ticket that leaves makes room.
+    """
     total = WaitingBytes(100)
     one, other = WaitingQueue[str](max_waiting=2, total=total), WaitingQueue[str](max_waiting=9, total=total)
     large = Ticket("large", deadline=0.0, num_bytes=90)
@@ -100,7 +103,7 @@ def test_queue_is_bounded_by_number_and_by_bytes_of_all_queues() -> None:
 
 
 def test_ticket_that_left_is_not_served() -> None:
-    """This holds for both lines; removing a ticket of an unknown line is not an error."""
+    """A removed ticket is not served from either line; removing one of an unknown line is not an error."""
     queue = make_queue()
     gone, stays = ticket("gone", 1, home="x"), ticket("stays", 2, home="x")
     fill(queue, gone, stays)
@@ -113,7 +116,7 @@ def test_ticket_that_left_is_not_served() -> None:
 
 
 def test_turn_that_its_instance_cannot_hold_is_passed_over_and_stays() -> None:
-    """A turn with a long body waits for room; shorter ones of the same instance go on."""
+    """A turn whose long body does not fit its instance waits, and shorter ones of this instance continue."""
     queue = make_queue()
     fill(queue, ticket("long", 1, home="x"), ticket("short", 2, home="x"))
 
@@ -126,7 +129,7 @@ def test_turn_that_its_instance_cannot_hold_is_passed_over_and_stays() -> None:
 
 
 def test_turns_of_an_instance_that_is_gone_are_given_back() -> None:
-    """All of them, for another choice; the rest waits on."""
+    """All turns of a removed instance are returned for another choice; other tickets stay."""
     queue = make_queue()
     fill(queue, ticket("one", home="x"), ticket("two", home="x"), ticket("else", home="y"), ticket("new"))
 
@@ -144,7 +147,7 @@ def test_turns_of_an_instance_that_is_gone_are_given_back() -> None:
     )
 )
 def test_nothing_is_lost_and_nothing_is_served_twice(steps: list[tuple[str, int, str | None, bool]]) -> None:
-    """Whatever comes, leaves and goes: each ticket ends once, and the counts come back to 0."""
+    """Under any sequence of operations each ticket ends once, and the counts return to 0."""
     queue = make_queue(max_waiting=20)
     waiting: list[Ticket[str]] = []
     for number, (principal, deadline, home, is_arrival) in enumerate(steps):
@@ -166,7 +169,7 @@ def test_nothing_is_lost_and_nothing_is_served_twice(steps: list[tuple[str, int,
 
 @pytest.mark.parametrize("damage", ["num_waiting", "bytes"])
 def test_integrity_check_notices_wrong_counts(damage: str) -> None:
-    """The counts are those of the tickets."""
+    """The integrity check compares the counts with the tickets."""
     total = WaitingBytes(10)
     queue = WaitingQueue[str](max_waiting=2, total=total)
     assert queue.try_add(ticket("a"))

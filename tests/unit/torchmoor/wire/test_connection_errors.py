@@ -1,4 +1,4 @@
-"""The reasons of failed connections: real clients at a TLS server whose certificate they refuse."""
+"""Reasons of failed connections, from real clients whose TLS server has an invalid certificate."""
 
 import asyncio
 import logging
@@ -88,7 +88,7 @@ def failure(action: Callable[[], object]) -> str:
 
 
 def failures(port: int) -> list[str]:
-    """Return what both journals and the store of results say."""
+    """Return the errors of both journals and of the store of results."""
     address = RedisAddress(host="127.0.0.1", port=port, db=0, username=None, password=None, tls=True)
     limits = JournalSettings()
 
@@ -115,7 +115,7 @@ def test_a_certificate_of_another_host_is_named(serve: Serve) -> None:
 
 
 def test_the_log_has_only_the_errors_of_attempts(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    """urllib3 would warn of each attempt at a certificate of another host."""
+    """urllib3's warnings about refused certificates, one per attempt, are not logged."""
     of_connections = logging.getLogger("urllib3.connection")
     level = of_connections.level
     try:
@@ -154,7 +154,7 @@ def test_a_server_without_tls_is_named() -> None:
 
 
 def test_a_failed_connection_is_named_without_its_address() -> None:
-    """A client must not learn from the failure of its request to which address a name leads."""
+    """The reason omits the address, which clients must not learn from a failed request."""
 
     async def connect() -> None:
         async with aiohttp.ClientSession() as session:
@@ -167,7 +167,7 @@ def test_a_failed_connection_is_named_without_its_address() -> None:
 
 
 def test_a_name_without_an_address_is_named() -> None:
-    """The resolver says whether the name is unknown, or whether no server of names answers."""
+    """The error says whether the name is unknown or name servers do not answer."""
     with pytest.raises(socket.gaierror) as refused:
         socket.getaddrinfo("no.such.host.invalid", 80)
     with pytest.raises(requests.ConnectionError) as caught:
@@ -179,7 +179,7 @@ def test_a_name_without_an_address_is_named() -> None:
 def test_a_client_of_an_endpoint_learns_how_to_name_an_authority(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not asked whether the proxy runs."""
+    """For an unknown authority, the error says how to configure it instead of asking whether the proxy runs."""
     url = f"https://127.0.0.1:{serve('IP:127.0.0.1', days=1)}"
 
     def ask() -> str:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from torchmoor.wire.json_values import MAX_SKIPS, count_values
 
-# Pieces that repeat, so that there are fewer marks than skips, as many, and more.
+# Repeated pieces that give fewer, as many, and more marks than skips.
 TEXTS = st.lists(
     st.tuples(
         st.sampled_from([",", "[", "{", "a", "\u20ac,", '"']), st.sampled_from([1, MAX_SKIPS - 1, MAX_SKIPS, 5000])
@@ -15,7 +15,7 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_every_mark_is_counted_once(text: str) -> None:
-    """As text and as bytes, in any number."""
+    """Every mark is counted once, in text and in bytes."""
     number = sum(letter in ",[{" for letter in text)
 
     assert count_values(text) == count_values(text.encode()) == number

@@ -1,4 +1,4 @@
-"""Lines of progress: what they say, when, and that they can be switched off."""
+"""Lines of progress: content, times, and how they are switched off."""
 
 import threading
 from pathlib import Path
@@ -8,7 +8,7 @@ from torchmoor.wire.progress import download_line, reporting
 
 
 def test_the_current_line_is_reported_at_each_interval_until_the_end() -> None:
-    """The thread has ended when the block has, so that no line follows."""
+    """The thread ends with the block, so that no line follows."""
     reported: list[str] = []
     done = 0
 
@@ -27,7 +27,7 @@ def test_an_interval_of_zero_switches_lines_off() -> None:
 
 
 def test_a_download_is_measured_by_what_it_has_written(tmp_path: Path) -> None:
-    """Files from before do not count, nor do gaps that are not written yet."""
+    """Only newly written bytes count, neither earlier files nor unwritten gaps."""
     (tmp_path / "before").write_bytes(b"b" * 3_000_000)
     line = download_line(tmp_path, 10_000_000)
     assert line() == "downloading 0.0 of 10.0 MB"
@@ -45,5 +45,5 @@ def test_a_download_is_measured_by_what_it_has_written(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_does_not_exist_yet_has_no_bytes(tmp_path: Path) -> None:
-    """The hub's cache has none before its first download."""
+    """A folder that does not exist yet, like the hub's cache before its first download, has zero bytes."""
     assert download_line(tmp_path / "none", 1_000_000)() == "downloading 0.0 of 1.0 MB"
