@@ -10,9 +10,10 @@ import requests
 from openai.types.responses import Response
 
 from tests.torchserve.conftest import Fleet
+from tests.torchserve.openai_client import at_both_bases, gpt
 from tests.torchserve.test_cancel import ENDLESS
 from tests.torchserve.test_faults import slowed_workers
-from tests.torchserve.test_responses import COLOR, FIRST, SHAPE, gpt
+from tests.torchserve.test_responses import COLOR, FIRST, SHAPE
 from tests.waiting import wait_until
 
 __all__ = ["gpt"]  # a fixture
@@ -48,6 +49,7 @@ def read_some(events: Iterator[Any], num_events: int) -> list[dict[str, Any]]:
     return [next(events).model_dump() for _ in range(num_events)]
 
 
+@at_both_bases
 def test_a_response_is_generated_while_no_client_is_connected(gpt: openai.OpenAI) -> None:
     """It is queued, completed, and then a response like any other: with its picture, and to be continued."""
     queued = begin(gpt, FIRST, metadata={"who": "me"}, instructions="Be brief.")
@@ -69,6 +71,7 @@ def test_a_response_is_generated_while_no_client_is_connected(gpt: openai.OpenAI
         gpt.responses.retrieve(done.id)
 
 
+@at_both_bases
 def test_a_client_that_lost_its_stream_gets_all_other_events_once(fleet: Fleet, gpt: openai.OpenAI) -> None:
     """While the response is generated and when it is complete, by both methods of the client."""
     with slowed_workers(fleet):
