@@ -71,7 +71,6 @@ def test_a_response_is_generated_while_no_client_is_connected(gpt: openai.OpenAI
         gpt.responses.retrieve(done.id)
 
 
-@at_both_bases
 def test_a_client_that_lost_its_stream_gets_all_other_events_once(fleet: Fleet, gpt: openai.OpenAI) -> None:
     """While the response is generated and when it is complete, by both methods of the client."""
     with slowed_workers(fleet):
