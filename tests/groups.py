@@ -29,6 +29,7 @@ def group_of(path: Path) -> str:
     return str(where)
 
 
+@cache
 def place_of(path: Path) -> tuple[int, str]:
     """Return the sort key of a group: the slowest come first, so that none is left at the end for a single process."""
     group, folder = group_of(path), path.relative_to(TESTS).parts[0]

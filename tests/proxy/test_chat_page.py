@@ -624,8 +624,7 @@ def kept_turns(page: Page) -> list[str]:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [SMALL_PHONE, DESKTOP])
+@pytest.mark.parametrize(("scheme", "size"), [("dark", SMALL_PHONE), ("light", DESKTOP)])
 def test_long_code_tables_and_the_settings_fit_every_screen(
     chat: FakeChat, browser: Browser, scheme: str, size: tuple[int, int]
 ) -> None:

@@ -11,10 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import requests
+from click.testing import CliRunner
 
 from tests.proxy.conftest import make_session_id
 from tests.proxy.processes import TIMEOUT_S, Holding, Served, is_running, read, serve_in_vain, serving, write_config
+from tests.proxy.test_cors import APP, check_readable
 from tests.waiting import wait_until
+from torchmoor.cli.main import main
 
 PROCESSES = 3
 
@@ -30,7 +34,11 @@ def config(holding: Holding, tmp_path_factory: pytest.TempPathFactory) -> Path:
     fakes = holding.fakes
     path = tmp_path_factory.mktemp("processes") / "torchmoor.yaml"
     return write_config(
-        path, {"chat": (fakes["a"], fakes["b"])}, sessions={"are_journaled": True}, timeouts={"stop_grace_s": 60.0}
+        path,
+        {"chat": (fakes["a"], fakes["b"])},
+        listen={"port": 0, "admin_port": 0, "allowed_origins": [APP]},
+        sessions={"are_journaled": True},
+        timeouts={"stop_grace_s": 60.0},
     )
 
 
@@ -95,6 +103,13 @@ def test_session_goes_on_through_any_process(served: Served) -> None:
     answers = {served.ask(**{"X-Amzn-SageMaker-Session-Id": session}) for _ in range(12)}
 
     assert answers == {"b"}
+
+
+def test_every_process_allows_the_same_pages(served: Served) -> None:
+    for _ in range(8):  # each on a new connection, which the kernel gives to any process
+        url = f"http://127.0.0.1:{served.port}/endpoints/chat/invocations"
+        check_readable(requests.post(url, data=b"{}", headers={"Origin": APP}, timeout=60))
+        assert requests.post(url, data=b"{}", headers={"Origin": "null"}, timeout=60).status_code == 403
 
 
 def test_killed_process_takes_only_its_own_with_it_and_comes_back(served: Served, holding: Holding) -> None:
@@ -184,9 +199,11 @@ def test_nothing_outlives_a_killed_parent(config: Path) -> None:
 
 def test_late_binding_is_refused(holding: Holding, tmp_path: Path) -> None:
     """The error says what to change, and no process is left."""
-    result = serve_in_vain(write_config(tmp_path / "torchmoor.yaml", {"late": [holding.fakes["a"]]}))
+    path = write_config(tmp_path / "torchmoor.yaml", {"late": [holding.fakes["a"]]})
 
-    assert (result.returncode, result.stdout) == (1, "")
+    result = CliRunner().invoke(main, ["serve", "--config", str(path), "--processes", "2"])
+
+    assert (result.exit_code, result.stdout) == (1, "")
     assert "turn late binding off for late" in result.stderr
     assert "Traceback" not in result.stderr
 

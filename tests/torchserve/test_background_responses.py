@@ -10,9 +10,10 @@ import requests
 from openai.types.responses import Response
 
 from tests.torchserve.conftest import Fleet
+from tests.torchserve.openai_client import at_both_bases, gpt
 from tests.torchserve.test_cancel import ENDLESS
 from tests.torchserve.test_faults import slowed_workers
-from tests.torchserve.test_responses import COLOR, FIRST, SHAPE, gpt
+from tests.torchserve.test_responses import COLOR, FIRST, SHAPE
 from tests.waiting import wait_until
 
 __all__ = ["gpt"]  # a fixture
@@ -48,6 +49,7 @@ def read_some(events: Iterator[Any], num_events: int) -> list[dict[str, Any]]:
     return [next(events).model_dump() for _ in range(num_events)]
 
 
+@at_both_bases
 def test_a_response_is_generated_while_no_client_is_connected(gpt: openai.OpenAI) -> None:
     """A response is queued and completed without a client; then it is shown with its picture and can be continued."""
     queued = begin(gpt, FIRST, metadata={"who": "me"}, instructions="Be brief.")

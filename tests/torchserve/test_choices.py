@@ -1,6 +1,5 @@
 """Several answers to one request (`n`) through OpenAI's own client, on real TorchServe instances."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -8,19 +7,15 @@ import pytest
 
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.openai_client import at_both_bases, gpt
 from tests.torchserve.test_faults import slowed_workers
 from tests.waiting import wait_until
 
+__all__ = ["gpt"]  # a fixture
 pytestmark = pytest.mark.torchserve
 PICTURE = {"type": "image_url", "image_url": {"url": data_url(draw("circle", "red"))}}
 MESSAGES: Any = [{"role": "user", "content": [{"type": "text", "text": "What color is the circle?"}, PICTURE]}]
 SAMPLED: Any = {"model": "llava", "messages": MESSAGES, "n": 3, "temperature": 1e6, "seed": 5, "max_tokens": 12}
-
-
-@pytest.fixture(params=["/v1", "/endpoints/llava/openai/v1"])
-def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=fleet.runtime + request.param, api_key="any", timeout=90, max_retries=0) as client:
-        yield client
 
 
 def count(fleet: Fleet, group: str, name: str) -> int:
@@ -45,6 +40,7 @@ def test_choices_share_their_prompt_and_its_picture(fleet: Fleet, gpt: openai.Op
     assert count(fleet, "images", "encoded") - images <= 1
 
 
+@at_both_bases
 def test_each_choice_has_its_own_seed_and_repeats_with_the_request(gpt: openai.OpenAI) -> None:
     """The first choice equals the answer without `n`, and choices are streamed concurrently.
 

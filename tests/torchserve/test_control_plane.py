@@ -123,7 +123,7 @@ def test_an_endpoint_from_create_model_to_delete_endpoint(plane: Fleet, aws: Any
     is_done = threading.Event()
 
     def keep_asking() -> None:
-        while not is_done.wait(0.1):  # the new instance needs the processor too
+        while not is_done.wait(0.5):  # the new instance needs the processor too
             try:
                 answers.append(ask(runtime, "chat")["text"])
             except Exception as error:

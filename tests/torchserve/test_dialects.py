@@ -14,9 +14,11 @@ from tokenizers import Tokenizer
 
 from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.openai_client import at_both_bases, gpt
 from tests.torchserve.test_curl import curl
 from torchmoor.wire.receipt import CONTEXT_TOKENS, PREFILL_TOKENS
 
+__all__ = ["gpt"]  # a fixture
 pytestmark = pytest.mark.torchserve
 
 QUESTION = "What color is the circle?"
@@ -57,13 +59,6 @@ def test_boto3_raises_validation_errors_for_what_cannot_be_served(
             invoke(**request)
 
 
-@pytest.fixture(params=["/v1", "/endpoints/llava/openai/v1"])
-def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
-    """Return OpenAI's own client, configured with the address only."""
-    with openai.OpenAI(base_url=fleet.runtime + request.param, api_key="any", timeout=90, max_retries=0) as client:
-        yield client
-
-
 def test_openai_client_sees_a_telephones_photo(gpt: openai.OpenAI) -> None:
     """A photo of 12 million pixels is answered; most of them are never decoded."""
     photo = "data:image/jpeg;base64," + base64.b64encode(draw("triangle", "green", (4032, 3024), "JPEG")).decode()
@@ -75,6 +70,7 @@ def test_openai_client_sees_a_telephones_photo(gpt: openai.OpenAI) -> None:
     assert "green" in str(answer.choices[0].message.content)
 
 
+@at_both_bases
 def test_openai_client_sees_a_picture(gpt: openai.OpenAI) -> None:
     """A whole answer has its counts and the endpoint's name as the model."""
     [model] = gpt.models.list()
@@ -91,6 +87,7 @@ def test_openai_client_sees_a_picture(gpt: openai.OpenAI) -> None:
     assert choice.message.annotations == []
 
 
+@at_both_bases
 def test_openai_client_streams_a_conversation(gpt: openai.OpenAI) -> None:
     """Each turn contains the earlier ones; the pieces together are the whole answer."""
     messages = conversation()
@@ -111,6 +108,7 @@ def test_openai_client_streams_a_conversation(gpt: openai.OpenAI) -> None:
     assert whole.choices[0].message.content == texts[1]
 
 
+@at_both_bases
 def test_openai_client_raises_its_own_exceptions(gpt: openai.OpenAI) -> None:
     """The handler's code and field reach OpenAI's exceptions, in streams as well."""
     for is_streaming in (False, True):
@@ -176,6 +174,7 @@ def test_min_p_excludes_unlikely_tokens(gpt: openai.OpenAI, fleet: Fleet) -> Non
     assert caught.value.param == "min_p"
 
 
+@at_both_bases
 def test_openai_client_continues_a_prompt(gpt: openai.OpenAI, fleet: Fleet) -> None:
     """Completions continue the prompt as TGI's `inputs` do, whole and streamed."""
     body = {"inputs": prompt(), "parameters": {"max_new_tokens": 8}}

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 from botocore.config import Config
-from botocore.exceptions import ClientError
 
 from tests.http_servers import QuietHandler, run_http
 from tests.torchserve.conftest import Fleet
@@ -121,39 +120,15 @@ LONG_BODY = BODY + b" " * (59 * 2**20 // 10 - len(BODY))  # 5.9 MiB; the runtime
 NUM_LONG = 80  # 236 MiB for each instance, with which a JVM of 512 MiB runs out of memory
 
 
-def test_more_bodies_than_the_heap_holds_end_no_instance(fleet: Fleet) -> None:
-    """Each body is answered or refused with 503, and both JVMs continue to serve."""
-    pids = jvm_pids(fleet)
-    config = Config(retries={"total_max_attempts": 1}, read_timeout=90, max_pool_connections=NUM_LONG)
-    client = fleet.client(config)
-
-    def invoke(body: bytes) -> int:
-        try:
-            answer = client.invoke_endpoint(EndpointName="llava", ContentType="application/json", Body=body)
-        except ClientError as error:
-            answer = error.response
-        status: int = answer["ResponseMetadata"]["HTTPStatusCode"]
-        return status
-
-    with ThreadPoolExecutor(NUM_LONG) as pool:
-        statuses = Counter(pool.map(invoke, [LONG_BODY] * NUM_LONG))
-
-    assert set(statuses) <= {200, 503}, statuses
-    assert statuses[200], statuses
-    wait_until(lambda: {each["state"] for each in fleet.instances()} == {"ready"}, "both instances ready")
-    assert jvm_pids(fleet) == pids
-    assert invoke(BODY) == 200
-
-
 def jvm_pids(fleet: Fleet) -> dict[str, str]:
     """Return each instance's JVM by the file that TorchServe writes at its start."""
     return {path.parent.parent.name: path.read_text() for path in fleet.run_dir.glob("*/tmp/.model_server.pid")}
 
 
-def test_bodies_that_are_declared_and_not_sent_block_nobody(fleet: Fleet) -> None:
+def test_more_bodies_than_the_heap_holds_block_nobody_and_end_no_instance(fleet: Fleet) -> None:
     """Another client is answered at once while bodies are declared and not sent.
 
-    When all are sent together, each is answered, and both JVMs live.
+    When all are sent at the same time, each is answered or refused with 503; both JVMs continue to serve.
     """
     pids = jvm_pids(fleet)
     address = urlsplit(fleet.runtime)
@@ -162,13 +137,16 @@ def test_bodies_that_are_declared_and_not_sent_block_nobody(fleet: Fleet) -> Non
         f"Content-Type: application/json\r\nContent-Length: {len(LONG_BODY)}\r\n\r\n"
     ).encode()
     client = fleet.client(Config(retries={"total_max_attempts": 1}, read_timeout=90))
+
+    def invoke(body: bytes) -> int:
+        answer = client.invoke_endpoint(EndpointName="llava", ContentType="application/json", Body=body)
+        return int(answer["ResponseMetadata"]["HTTPStatusCode"])
+
     connections = [socket.create_connection((address.hostname, address.port), timeout=90) for _ in range(NUM_LONG)]
     for connection in connections:
         connection.sendall(head + LONG_BODY[:1])
 
-    for body in (LONG_BODY, BODY):
-        answer = client.invoke_endpoint(EndpointName="llava", ContentType="application/json", Body=body)
-        assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+    assert invoke(LONG_BODY) == invoke(BODY) == 200
 
     def send_rest(connection: socket.socket) -> int:
         with connection:
@@ -185,3 +163,4 @@ def test_bodies_that_are_declared_and_not_sent_block_nobody(fleet: Fleet) -> Non
     assert statuses[200], statuses
     wait_until(lambda: {each["state"] for each in fleet.instances()} == {"ready"}, "both instances ready")
     assert jvm_pids(fleet) == pids
+    assert invoke(BODY) == 200

@@ -12,7 +12,9 @@ from pydantic import BaseModel
 
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
+from tests.torchserve.openai_client import at_both_bases, gpt
 
+__all__ = ["gpt"]  # a fixture
 pytestmark = pytest.mark.torchserve
 MODEL: Any = {"model": "llava"}
 ITEM: Any = {"type": "message", "role": "user", "content": "What color is the circle?"}
@@ -99,14 +101,9 @@ def test_each_method_is_known() -> None:
     assert found == set(SERVED)
 
 
-@pytest.fixture
-def things(fleet: Fleet) -> Iterator[Things]:
-    address = f"{fleet.runtime}/v1"
-    with openai.OpenAI(base_url=address, api_key="any", timeout=90, max_retries=0) as gpt:
-        yield Things(gpt)
-
-
+@at_both_bases
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # retrieve_content; connect, by its own library
-def test_each_method_is_served(things: Things) -> None:
+def test_each_method_is_served(fleet: Fleet, gpt: openai.OpenAI) -> None:
+    things = Things(gpt)
     for name, call in SERVED.items():
         assert call(things), name

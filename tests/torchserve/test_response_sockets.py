@@ -16,10 +16,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from tests.torchserve.conftest import Fleet
+from tests.torchserve.openai_client import at_both_bases, gpt
 from tests.torchserve.test_faults import slowed_workers
 from tests.torchserve.test_responses import COLOR, FIRST, SHAPE
 from tests.waiting import wait_until
 
+__all__ = ["gpt"]  # a fixture
 pytestmark = [
     pytest.mark.torchserve,
     pytest.mark.filterwarnings(r"ignore:connect\(\) must be used as a context manager"),  # OpenAI's client does not
@@ -32,13 +34,6 @@ NUMBERS: Any = {
 }
 LONG: Any = {"text": {"format": {"type": "json_schema", "name": "numbers", "schema": NUMBERS, "strict": True}}}
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
-
-
-@pytest.fixture(params=["/v1", "/endpoints/llava/openai/v1"])
-def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
-    """Return OpenAI's own client, configured with the address only."""
-    with openai.OpenAI(base_url=fleet.runtime + request.param, api_key="any", timeout=90, max_retries=0) as client:
-        yield client
 
 
 @contextmanager
@@ -64,6 +59,7 @@ def ask(connection: ResponsesConnection, **body: Any) -> Any:
     return last.error if last.type == "error" else last.response
 
 
+@at_both_bases
 def test_a_connection_has_the_events_of_http(gpt: openai.OpenAI) -> None:
     """Each response's events are those of HTTP, and nothing follows the last one."""
     over_http = list(gpt.responses.create(model="llava", input=FIRST, stream=True))

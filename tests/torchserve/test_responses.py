@@ -1,6 +1,5 @@
 """OpenAI's Responses API through OpenAI's own client, on real TorchServe instances."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,19 +10,14 @@ from pydantic import BaseModel
 
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.openai_client import at_both_bases, gpt
 
+__all__ = ["gpt"]  # a fixture
 pytestmark = pytest.mark.torchserve
 LOGPROBS: Any = "message.output_text.logprobs"
 COLOR, SHAPE, NUMBER = "What color is the circle?", "What shape is it?", "How many shapes are there?"
 PICTURE: Any = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
 FIRST: Any = [{"role": "user", "content": [{"type": "input_text", "text": COLOR}, PICTURE]}]
-
-
-@pytest.fixture(params=["/v1", "/endpoints/llava/openai/v1"])
-def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
-    """Return OpenAI's own client, configured with the address only."""
-    with openai.OpenAI(base_url=fleet.runtime + request.param, api_key="any", timeout=90, max_retries=0) as client:
-        yield client
 
 
 def ask(gpt: openai.OpenAI, text: str, previous: Response | None = None, **options: Any) -> Response:
@@ -116,6 +110,7 @@ def test_branches_of_one_response(gpt: openai.OpenAI) -> None:
     assert "red" in ask(gpt, COLOR, again[1]).output_text
 
 
+@at_both_bases
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_stream_has_every_event(gpt: openai.OpenAI, is_stored: bool) -> None:
     """OpenAI's helper accumulates the response, and the last event has the stored one."""
@@ -149,6 +144,7 @@ def test_stream_has_every_event(gpt: openai.OpenAI, is_stored: bool) -> None:
             gpt.responses.retrieve(response.id)
 
 
+@at_both_bases
 def test_stream_of_a_stored_response_is_repeated(gpt: openai.OpenAI) -> None:
     """A client that has lost its connection gets the events that it missed; a whole answer has one delta."""
     events = list(gpt.responses.create(model="llava", input=FIRST, stream=True))
@@ -221,6 +217,7 @@ def test_deleted_and_cut_responses(gpt: openai.OpenAI) -> None:
     assert "circle" in ask(gpt, SHAPE, third).output_text
 
 
+@at_both_bases
 def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> None:
     """The model reads added items, with a picture; each can be shown, and text items can be deleted."""
     talk = gpt.conversations.create(items=FIRST, metadata={"topic": "shapes"})

@@ -217,7 +217,7 @@ def test_a_full_host_without_a_journal_refuses_the_newcomer_only(
 
 
 def test_many_sessions_on_the_memory_of_a_few(make_client: Any, tiny_llava: Any, reference: Any, pictures: Any) -> None:
-    """Sixty sessions with memory for eight are answered rightly, twice, in any order, some concurrently."""
+    """Thirty sessions with memory for eight are answered rightly, twice, in any order, some concurrently."""
     rng = random.Random(0)
     client = make_client(
         session={"kv_bytes": kv_bytes(tiny_llava, 8 * 80), "features_bytes": 2 * features_bytes(tiny_llava)},
@@ -231,18 +231,18 @@ def test_many_sessions_on_the_memory_of_a_few(make_client: Any, tiny_llava: Any,
         first = reference(messages, [picture], 8)
         messages += [reply_of(first), question(texts[1])]
         expected.append((first, reference(messages, [picture], 8)))
-    sessions = [(client.open(data_url(pictures[i % 8])), i % 8) for i in range(60)]
+    sessions = [(client.open(data_url(pictures[i % 8])), i % 8) for i in range(30)]
 
     for turn in range(2):
         rng.shuffle(sessions)
-        for start in range(0, 60, 6):
+        for start in range(0, 30, 6):
             some = sessions[start : start + 6]
             asked = [client.ask(sid, texts[turn], **short) for sid, _ in some]
             found = [exchange.wait().json.get("response_text", exchange.body) for exchange in asked]
             assert found == [expected[picture][turn] for _, picture in some]
 
     status = settled(client)
-    assert status["sessions"]["open"] == 60
+    assert status["sessions"]["open"] == 30
     assert status["memory"]["kv_evicted"] > 0
     assert status["images"]["demoted"] > 0
     assert status["memory"]["features_bytes"] <= 2 * features_bytes(tiny_llava)

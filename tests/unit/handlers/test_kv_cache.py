@@ -380,15 +380,21 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = new_pool(capacity * BLOCK, ONE_NUMBER)
         self.pool.storage.fill_(-1)
         self.cells = self.pool.storage[0, 0, 0, :, 0]
-        self.names: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.names: dict[tuple[str | int, int], int] = {}  # by the name of the tokens before, and the token
         self.held: dict[SequenceCache, list[int]] = {}
         self.idle: list[SequenceCache] = []
         self.pending: dict[SequenceCache, list[int]] = {}
         for scope in ("", "", "", "a"):
             self.held[SequenceCache(self.pool, scope)] = []
 
-    def name(self, scope: str, tokens: list[int]) -> int:
-        return self.names.setdefault((scope, tuple(tokens)), len(self.names))
+    def name(self, scope: str, tokens: list[int]) -> list[int]:
+        """Return a number for each position, which stands for the scope and all tokens up to there."""
+        found: list[int] = []
+        before: str | int = scope
+        for token in tokens:
+            before = self.names.setdefault((before, token), len(self.names))
+            found.append(before)
+        return found
 
     def pick(self, data: Any) -> SequenceCache:
         """Return a cache, pinned as for a turn, that is not in the middle of one."""
@@ -454,7 +460,7 @@ class PoolMachine(RuleBasedStateMachine):
         for block in {int(slot) // BLOCK for slot in slots}:
             assert sum(block in c.table for c in self.held) == 1
         known = self.held[cache]
-        names = [self.name(cache.scope, known + tokens[: i + 1]) for i in range(len(tokens))]
+        names = self.name(cache.scope, known + tokens)[len(known) :]
         self.cells[slots] = torch.tensor(names, dtype=torch.int64) if is_good else -7
         if is_good:
             cache.advance(tokens)
@@ -493,7 +499,7 @@ class PoolMachine(RuleBasedStateMachine):
     def caches_read_what_they_hold(self) -> None:
         for cache, tokens in getattr(self, "held", {}).items():
             assert cache.tokens == tokens
-            expected = [self.name(cache.scope, tokens[: i + 1]) for i in range(len(tokens))]
+            expected = self.name(cache.scope, tokens)
             assert self.cells[cache.slots[: cache.length]].tolist() == expected
             if cache.run is not None:
                 assert self.cells[cache.run : cache.run + cache.length].tolist() == expected
