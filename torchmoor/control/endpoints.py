@@ -7,7 +7,6 @@ continues from the records: endpoints are deployed again, and a deletion is fini
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -130,8 +129,6 @@ class Endpoints:
                 raise RequestInvalid("ServerlessUpdateConfig is not supported here: leave it out.")
             if "DesiredWeight" in desired:
                 weights[variant] = float(desired["DesiredWeight"])
-                if not math.isfinite(weights[variant]):
-                    raise RequestInvalid(f"DesiredWeight of variant {variant} must be a finite number.")
             if "DesiredInstanceCount" in desired and self._deployments.is_scaled(name, variant):
                 raise RequestInvalid(f"Variant {variant} has a scaling policy: deregister its scalable target first.")
             if desired.get("DesiredInstanceCount") == 0 and "AsyncInferenceConfig" not in resource.config:

@@ -121,7 +121,11 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         (f"{VARIANT}.ModelName", None, r"ProductionVariants\[0\].ModelName is missing"),
         (f"{VARIANT}.InitialVariantWeight", -1, "value: -1, valid min value: 0"),
         (f"{VARIANT}.InitialVariantWeight", 0, "weight above 0"),
-        (f"{VARIANT}.InitialVariantWeight", float("nan"), "weight must be a number, not nan"),
+        (
+            f"{VARIANT}.InitialVariantWeight",
+            float("nan"),
+            "InitialVariantWeight must be a number of the type float, not nan",
+        ),
         (f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "PREFIX_AWARE"}, "PrefixLength is missing"),
         (
             f"{VARIANT}.RoutingConfig",
