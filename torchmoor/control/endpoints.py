@@ -102,7 +102,10 @@ class Endpoints:
         name = values["EndpointName"]
         old = self._find_changeable(name)
         new = self._make(values["EndpointConfigName"])
-        retain_properties(values, old, new)
+        variants = (each["VariantName"] for each in old.config["ProductionVariants"])
+        scaled = [variant for variant in variants if self._deployments.is_scaled(name, variant)]
+        reached = {variant: self._deployments.count_of(name, variant) for variant in scaled}
+        retain_properties(values, replace(old, counts={**old.counts, **reached}), new)
         if "DeploymentConfig" in values:
             logger.info("without effect here: DeploymentConfig, all traffic moves at once endpoint=%s", name)
         self._deployments.check_room(_num_instances(new))
