@@ -146,7 +146,7 @@ class _StrictLoader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # of PyYAML's numbers and dates
-            problem = f"{node.value!r} is no {node.tag.rpartition(':')[2]}"
+            problem = f"{node.value!r} is not a valid {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -471,7 +471,7 @@ def test_stopped_service_gives_back_what_runs(rig: Rig) -> None:
 
 
 def test_service_that_stops_while_it_claims_gives_the_claim_back(rig: Rig) -> None:
-    """The queue's answer is on its way: nobody would run the request before its lease lapses."""
+    """The answer of the queue is on its way: no worker would run the request before its lease lapses."""
     claimed, may_answer = asyncio.Event(), asyncio.Event()
 
     class Slow:
@@ -497,7 +497,7 @@ def test_service_that_stops_while_it_claims_gives_the_claim_back(rig: Rig) -> No
                 await first.submit(rig.request("one"))
                 await claimed.wait()
                 stopping = asyncio.create_task(first.workers["llava"].stop())
-                await asyncio.sleep(0)  # it is told to stop
+                await asyncio.sleep(0)  # the stop reaches it
                 may_answer.set()
                 await stopping
 
