@@ -111,9 +111,11 @@ class ModelsAdmin:
     def _expect(self, name: str, instances: list[Instance], answers: list[OperationAnswer | None]) -> None:
         """Route requests for the model to these instances before their next report names it."""
         for instance, answer in zip(instances, answers, strict=True):
-            models = self._registry.variant_of(instance).models
             is_still_there = self._registry.find(instance.name) is instance and instance.is_ready
-            if models is not None and answer is not None and answer.status == 200 and is_still_there:
+            if answer is None or answer.status != 200 or not is_still_there:
+                continue
+            models = self._registry.variant_of(instance).models
+            if models is not None:
                 models.expect(name, instance.name)
 
     def _choose(self, name: str, action: str, query: Mapping[str, str]) -> list[Instance]:

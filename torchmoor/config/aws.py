@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -14,6 +15,8 @@ from botocore.validate import ParamValidator
 from torchmoor.errors import ConfigError
 
 _MODEL_URLS = ("Url", "S3ModelUri")  # shapes that may also name files of this host
+
+_LARGEST = {"integer": 2**31 - 1, "long": 2**63 - 1, "float": sys.float_info.max, "double": sys.float_info.max}
 
 
 def check_input(values: Mapping[str, Any], shape: Shape, where: str) -> None:
@@ -29,7 +32,10 @@ def check_input(values: Mapping[str, Any], shape: Shape, where: str) -> None:
 
 
 def check_constraints(value: Any, shape: Shape, where: str) -> None:
-    """Raise ConfigError about maxima, lengths, patterns and choices, which the service checks and botocore does not."""
+    """Raise ConfigError about ranges, lengths, patterns and choices, which the service checks and botocore does not."""
+    largest = _LARGEST.get(shape.type_name)
+    if largest is not None and not abs(value) <= largest:  # not a number is neither less nor more
+        raise ConfigError(f"{where} must be a number of the type {shape.type_name}, not {value!r}")
     if shape.type_name == "structure":
         for key, item in value.items():
             check_constraints(item, shape.members[key], f"{where}.{key}")

@@ -140,7 +140,14 @@ def _with_variant(
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A SafeLoader that refuses a repeated key, where YAML uses the last one."""
+    """A SafeLoader that refuses a repeated key, where YAML uses the last one, and names the place of a wrong value."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # of PyYAML's numbers and dates
+            problem = f"{node.value!r} is not a valid {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[Any] = set()

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from torchmoor.config.group import Count, Positive, SettingsGroup, SharedCount, refusal
 
 NotNegative = Annotated[float, Field(ge=0)]
+LEAST_TARGET = 8.51592e-109  # as at AWS
 
 
 class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=True, validate_by_alias=True):
@@ -32,6 +33,12 @@ class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=Tru
         description="No instance is stopped for this time after instances were added.",
     )
     can_scale_in: bool = Field(True, description="Allow this policy to stop instances.")
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.target < LEAST_TARGET:  # a backlog divided by it could be infinite
+            raise refusal("TargetValue", f"must be {LEAST_TARGET} or more, not {self.target}")
+        return self
 
 
 class StepScaling(SettingsGroup, title="StepScaling", validate_by_name=True, validate_by_alias=True):

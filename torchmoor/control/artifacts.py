@@ -181,14 +181,21 @@ class Artifacts:
 
     def _find_file(self, url: str) -> Path:
         """Return the file or folder that a file URL names. Raises RequestInvalid if that is not allowed."""
-        parts = urlsplit(url)
-        path = Path(unquote(parts.path)).resolve()
+        try:
+            parts = urlsplit(url)
+            path = Path(unquote(parts.path)).resolve()
+        except (OSError, ValueError, RuntimeError) as error:  # such as a null byte, or links in a circle
+            raise RequestInvalid(f"{url} names no file.") from error
         if parts.netloc not in ("", "localhost") or not any(path.is_relative_to(each) for each in self._allowed):
             raise RequestInvalid(
                 f"{url} may not be read: allowed are {', '.join(map(str, self._allowed))}, and the directories of "
                 "torchmoor up --allow-model-dir."
             )
-        if not path.exists():
+        try:
+            is_there = path.exists()
+        except OSError as error:
+            raise RequestInvalid(f"{url} names no file that can be read: {error.strerror}.") from error
+        if not is_there:
             raise RequestInvalid(f"There is no {path}.")
         return path
 

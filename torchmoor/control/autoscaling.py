@@ -21,7 +21,7 @@ from torchmoor.control.deployments import Deployments
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.models import as_time
 from torchmoor.control.protocol import Operation, Values
-from torchmoor.control.resources import Resource, Resources
+from torchmoor.control.resources import Change, Resource, Resources
 from torchmoor.errors import ConfigError, LimitExceeded, RequestInvalid, ScalableTargetMissing
 from torchmoor.proxy.instances.registry import Variant
 
@@ -89,7 +89,7 @@ class ScalableTargets:
     async def _register(self, values: Values) -> Values:
         resource = _check(values)
         before = self._resources.targets.get(resource)
-        endpoint, variant = self._find_variant(resource)
+        self._check_variant(resource)
         if any(values.get("SuspendedState", {}).values()):
             raise RequestInvalid("SuspendedState is not supported here: deregister the target instead.")
         if before is None and len(self._resources.targets) >= self._settings.max_resources:
@@ -101,7 +101,7 @@ class ScalableTargets:
                 raise RequestInvalid(f"{key} is missing: a new scalable target needs it.")
         if target.values["MinCapacity"] > target.values["MaxCapacity"] or target.values["MaxCapacity"] < 1:
             raise RequestInvalid("MaxCapacity must be MinCapacity or more, and 1 or more.")
-        await self._change(self._resources.targets, resource, target, endpoint, variant)
+        await self._change(resource, Change(self._resources.targets, resource, target))
         return {"ScalableTargetARN": self._arns.target_arn(resource)}
 
     def _describe_targets(self, values: Values) -> Values:
@@ -131,22 +131,22 @@ class ScalableTargets:
 
     async def _deregister(self, values: Values) -> Values:
         resource = self._check_target(values)
-        endpoint, variant = self._find_variant(resource)
-        for key in [key for key, policy in self._resources.policies.items() if policy.values["ResourceId"] == resource]:
-            del self._resources.policies[key]
-        await self._change(self._resources.targets, resource, None, endpoint, variant)
+        policies = self._resources.policies
+        of_target = [key for key, policy in policies.items() if policy.values["ResourceId"] == resource]
+        changes = [Change(policies, key, None) for key in of_target]
+        await self._change(resource, Change(self._resources.targets, resource, None), *changes)
         return {}
 
     async def _put_policy(self, values: Values) -> Values:
         resource = self._check_target(values)
-        endpoint, variant = self._find_variant(resource)
+        self._check_variant(resource)
         key = f"{resource}|{values['PolicyName']}"
         before = self._resources.policies.get(key)
         policy = Resource(
             {**(before.values if before else {}), **values, "ResourceId": resource},
             before.created if before else time.time(),
         )
-        await self._change(self._resources.policies, key, policy, endpoint, variant)
+        await self._change(resource, Change(self._resources.policies, key, policy))
         return {"PolicyARN": self._arns.policy_arn(resource, values["PolicyName"]), "Alarms": []}
 
     def _describe_policies(self, values: Values) -> Values:
@@ -170,11 +170,10 @@ class ScalableTargets:
 
     async def _delete_policy(self, values: Values) -> Values:
         resource = self._check_target(values)
-        endpoint, variant = self._find_variant(resource)
         key = f"{resource}|{values['PolicyName']}"
         if key not in self._resources.policies:
             raise ScalableTargetMissing(f"No scaling policy {values['PolicyName']!r} of resource ID {resource}.")
-        await self._change(self._resources.policies, key, None, endpoint, variant)
+        await self._change(resource, Change(self._resources.policies, key, None))
         return {}
 
     def _describe_activities(self, values: Values) -> Values:
@@ -182,25 +181,30 @@ class ScalableTargets:
         rows = [each for each in self._activities if values.get("ResourceId") in (None, each.status)]
         return list_page(rows, {"MaxResults": PAGE_SIZE, **values}, "ScalingActivities")
 
-    async def _change(
-        self, kept: dict[str, Resource], key: str, value: Resource | None, endpoint: str, variant: str
-    ) -> None:
-        """Set or remove a target or policy, and scale its variant accordingly. Changes nothing if that is refused."""
+    async def _change(self, resource: str, *changes: Change) -> None:
+        """Set or remove targets and policies of a ResourceId, and scale its variant accordingly.
+
+        Changes nothing if that is refused or cannot be saved.
+        """
         async with self._applying:
-            self._find_variant(resource_of(endpoint, variant))  # the endpoint may have been deleted meanwhile
-            if value is not None:
-                self._resources.check_room(value.values)
-            before = kept.pop(key, None)
-            if value is not None:
-                kept[key] = value
+            place = self._find_variant(resource)
+            for each in changes:
+                if each.value is not None:
+                    self._check_variant(resource)  # the endpoint may have been deleted meanwhile
+                    self._resources.check_room(each.value.values)
+            undo = [each.make() for each in changes]
+            is_applied = False
             try:
-                await self._apply(endpoint, variant)
+                if place is not None:
+                    await self._apply(*place)
+                    is_applied = True
+                await self._resources.save()
             except Exception:
-                kept.pop(key, None)
-                if before is not None:
-                    kept[key] = before
+                for each in undo:
+                    each.make()
+                if place is not None and is_applied:
+                    await self._apply(*place)
                 raise
-            await self._resources.save()
 
     async def _apply(self, endpoint: str, variant: str) -> None:
         """Let the autoscaler scale a deployed variant. Without a policy, the variant keeps its number of instances."""
@@ -226,15 +230,20 @@ class ScalableTargets:
         except ConfigError as error:
             raise RequestInvalid(str(error)) from error
 
-    def _find_variant(self, resource: str) -> tuple[str, str]:
-        """Return the endpoint and the variant of a ResourceId. Raises RequestInvalid."""
+    def _check_variant(self, resource: str) -> None:
+        """Raise RequestInvalid unless a ResourceId names a variant."""
+        if self._find_variant(resource) is None:
+            raise RequestInvalid(
+                f"ResourceId {resource} is not a variant of a created endpoint: endpoint/NAME/variant/NAME."
+            )
+
+    def _find_variant(self, resource: str) -> tuple[str, str] | None:
+        """Return the endpoint and the variant of a ResourceId; None if an update or a deletion has removed it."""
         for name, endpoint in self._resources.endpoints.items():
             for variant in endpoint.variants:
                 if resource == resource_of(name, variant):
                     return name, variant
-        raise RequestInvalid(
-            f"ResourceId {resource} is not a variant of a created endpoint: endpoint/NAME/variant/NAME."
-        )
+        return None
 
     def _check_target(self, values: Mapping[str, Any]) -> str:
         resource = _check(values)

@@ -17,7 +17,7 @@ from torchmoor.control.metric_history import MINUTE_S, UTILIZATION, MetricHistor
 from torchmoor.control.metric_math import MetricMath, Series
 from torchmoor.control.models import as_time
 from torchmoor.control.protocol import Operation, Values
-from torchmoor.control.resources import Resource, Resources
+from torchmoor.control.resources import Change, Resource, Resources
 from torchmoor.errors import LimitExceeded, RequestInvalid
 
 NAMESPACE, OF_INSTANCES = "AWS/SageMaker", "/aws/sagemaker/Endpoints"
@@ -130,8 +130,8 @@ class CloudWatch:
             raise LimitExceeded("There are as many alarms as control.max_resources allows.")
         self._read_alarm(values)
         self._resources.check_room(values)
-        alarms[name] = Resource({key: value for key, value in values.items() if key != "Tags"}, time.time())
-        await self._resources.save()
+        alarm = Resource({key: value for key, value in values.items() if key != "Tags"}, time.time())
+        await self._resources.change(Change(alarms, name, alarm))
         return {}
 
     def _describe_alarms(self, values: Values) -> Values:
@@ -157,9 +157,8 @@ class CloudWatch:
         return {"CompositeAlarms": [], **page}
 
     async def _delete_alarms(self, values: Values) -> Values:
-        for name in values["AlarmNames"]:
-            self._resources.alarms.pop(name, None)
-        await self._resources.save()
+        alarms = self._resources.alarms
+        await self._resources.change(*(Change(alarms, name, None) for name in set(values["AlarmNames"])))
         return {}
 
     def _read_alarm(self, alarm: Mapping[str, Any]) -> str:

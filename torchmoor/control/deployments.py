@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
 from torchmoor.control.downloads import DownloadState
+from torchmoor.control.instance_names import make_stem
 from torchmoor.control.models import NOT_FOR_MANY, START_TIMEOUT, primary_container
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 END_TIMEOUT_S = 5.0  # for requests to notice that their instance has ended
-MAX_STEM = 48  # an instance's name has the serial and a number after it
 
 
 @dataclass(slots=True)
@@ -235,7 +233,7 @@ class Deployments:
 
     async def _deploy(self, name: str, resource: EndpointResource) -> Deployment:
         """Start all instances of a configuration, and wait until they are ready."""
-        stem = f"{_stem(name)}-{resource.serial}"
+        stem = make_stem(name, resource.serial, self._registry.endpoints())
         start = self._starts[name] = Start({variant: DownloadState() for variant in resource.variants})
         try:
             return await self._deploy_from(name, resource, stem, start)
@@ -387,11 +385,3 @@ def _settings_of(name: str, resource: EndpointResource, served: Mapping[str, Ser
             for variant in settings.variants
         ),
     )
-
-
-def _stem(name: str) -> str:
-    """Return the part of instances' names that comes from the endpoint's name. The serial after it is unique."""
-    stem = re.sub(r"-+", "-", name.lower())
-    if len(stem) <= MAX_STEM:
-        return stem
-    return f"{stem[: MAX_STEM - 9].rstrip('-')}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

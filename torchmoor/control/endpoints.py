@@ -7,7 +7,6 @@ continues from the records: endpoints are deployed again, and a deletion is fini
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -103,7 +102,10 @@ class Endpoints:
         name = values["EndpointName"]
         old = self._find_changeable(name)
         new = self._make(values["EndpointConfigName"])
-        retain_properties(values, old, new)
+        variants = (each["VariantName"] for each in old.config["ProductionVariants"])
+        scaled = [variant for variant in variants if self._deployments.is_scaled(name, variant)]
+        reached = {variant: self._deployments.count_of(name, variant) for variant in scaled}
+        retain_properties(values, replace(old, counts={**old.counts, **reached}), new)
         if "DeploymentConfig" in values:
             logger.info("without effect here: DeploymentConfig, all traffic moves at once endpoint=%s", name)
         self._deployments.check_room(_num_instances(new))
@@ -130,8 +132,6 @@ class Endpoints:
                 raise RequestInvalid("ServerlessUpdateConfig is not supported here: leave it out.")
             if "DesiredWeight" in desired:
                 weights[variant] = float(desired["DesiredWeight"])
-                if not math.isfinite(weights[variant]):
-                    raise RequestInvalid(f"DesiredWeight of variant {variant} must be a finite number.")
             if "DesiredInstanceCount" in desired:
                 counts[variant] = desired["DesiredInstanceCount"]
                 self._check_count(name, resource, variant, counts[variant])

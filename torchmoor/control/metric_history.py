@@ -23,7 +23,7 @@ MINUTE_S = 60
 MICROSECONDS = 1e6
 COUNTED = {each.name: each.field for group in CountGroup for each in counted(group) if each.labels == BY_VARIANT}
 INVOCATIONS = "invocations"
-INSTANCES = "instances"
+INSTANCES, GENERATION = "instances", "generation"
 PER_INSTANCE, CONCURRENT, LOADED = "InvocationsPerInstance", "ConcurrentRequestsPerModel", "LoadedModelCount"
 UTILIZATION = frozenset(each.name for each in HOST)  # of the machine, which all variants share
 
@@ -137,7 +137,12 @@ def _observe(traffic: VariantTraffic) -> dict[str, Any]:
     members, models = list(traffic.variant.pool.members), traffic.variant.models
     busy = sum(each.outstanding for each in members) + traffic.num_waiting
     loaded = [] if models is None else [float(models.num_loaded(each.name)) for each in members]
-    return {CONCURRENT: [busy], **({LOADED: loaded} if loaded else {}), INSTANCES: len(members)}
+    return {
+        CONCURRENT: [busy],
+        **({LOADED: loaded} if loaded else {}),
+        INSTANCES: len(members),
+        GENERATION: traffic.variant.generation,
+    }
 
 
 def _compare(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Observations:
@@ -148,7 +153,7 @@ def _compare(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> 
     key = INVOCATIONS if name == PER_INSTANCE else COUNTED.get(name)
     if key is None or key not in after:
         return Observations()
-    if after[INVOCATIONS] < before.get(INVOCATIONS, 0):
+    if after[GENERATION] != before.get(GENERATION):
         before = {}
     if name == PER_INSTANCE:
         share = 1 / max(1, after[INSTANCES])

@@ -145,8 +145,11 @@ class _Expression:
             if len(found) > MAX_SERIES:
                 raise self._bad(f"a list has at most {MAX_SERIES} series")
             return found
-        if token[0].isdigit() or token[0] == ".":
-            return float(token)
+        if token[0].isdecimal() or token[0] == ".":
+            number = float(token)
+            if not math.isfinite(number):
+                raise self._bad(f"{token!r} is not expected")
+            return number
         if self._tokens and self._tokens[0] == "(":
             self._take()
             return self._call(token)
@@ -280,7 +283,7 @@ def _choose(condition: Value, then: Value, otherwise: Value | None) -> Value:
         found = chosen.points.get(at) if isinstance(chosen, Series) else chosen
         if found is not None:
             points[at] = found
-    return Series(points, condition.period)
+    return _finite(points, condition.period)
 
 
 def _reduce(compute: Callable[[Sequence[float]], float], value: Value) -> Value:
@@ -290,7 +293,7 @@ def _reduce(compute: Callable[[Sequence[float]], float], value: Value) -> Value:
     if isinstance(value, Series):
         return float(compute([*value.points.values()])) if value.points else math.nan
     times = sorted({at for series in value for at in series.points})
-    return Series(
+    return _finite(
         {at: float(compute([series.points[at] for series in value if at in series.points])) for at in times},
         max((series.period for series in value), default=60),
     )
@@ -304,8 +307,13 @@ def _differences(series: Series, *, is_rate: bool) -> dict[int, float]:
 
 def _each(value: Series | list[Series], compute: Callable[[Series], Mapping[int, float]]) -> Value:
     if isinstance(value, list):
-        return [Series(compute(each), each.period) for each in value]
-    return Series(compute(value), value.period)
+        return [_finite(compute(each), each.period) for each in value]
+    return _finite(compute(value), value.period)
+
+
+def _finite(points: Mapping[int, float], period: int) -> Series:
+    """Return a series without the points that have no number: JSON has none for them, and functions no result."""
+    return Series({at: value for at, value in points.items() if math.isfinite(value)}, period)
 
 
 def _listed(value: Value) -> list[Series]:

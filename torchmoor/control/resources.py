@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torchmoor.errors import ConfigError, LimitExceeded
 
@@ -56,6 +56,21 @@ class EndpointResource:
     def count_of(self, variant: Mapping[str, Any]) -> int:
         """Return the number of instances of one of the configuration's variants."""
         return self.counts.get(variant["VariantName"], int(variant.get("InitialInstanceCount", 1)))
+
+
+class Change(NamedTuple):
+    """An entry to set in one of the dicts of `Resources`. value: None removes it."""
+
+    among: dict[str, Any]
+    name: str
+    value: Any
+
+    def make(self) -> Change:
+        """Make the change, and return the one that takes it back."""
+        before = self.among.pop(self.name, None)
+        if self.value is not None:
+            self.among[self.name] = self.value
+        return Change(self.among, self.name, before)
 
 
 T = TypeVar("T", Resource, EndpointResource)
@@ -121,13 +136,8 @@ class Resources:
     ) -> None:
         """Keep a new resource with its tags. Raises LimitExceeded; OSError without keeping it if it cannot be saved."""
         self.check_room(_values(resource))
-        among[name] = resource
-        self.tags[arn] = {tag["Key"]: tag["Value"] for tag in tags}
-        try:
-            await self.save()
-        except OSError:
-            self.forget(among, name, arn)
-            raise
+        kept = {tag["Key"]: tag["Value"] for tag in tags}
+        await self.change(Change(among, name, resource), Change(self.tags, arn, kept))
 
     def check_room(self, values: Any) -> None:
         """Raise LimitExceeded if there is no room for these values, too."""
@@ -144,12 +154,16 @@ class Resources:
 
     async def remove(self, among: dict[str, T], name: str, arn: str) -> None:
         """Remove a resource and its tags. Raises OSError and keeps them if that cannot be saved."""
-        resource, tags = among[name], self.tags.get(arn, {})
-        self.forget(among, name, arn)
+        await self.change(Change(among, name, None), Change(self.tags, arn, None))
+
+    async def change(self, *changes: Change) -> None:
+        """Make changes to different entries, and save them. Raises OSError and takes them back if that fails."""
+        undo = [each.make() for each in changes]
         try:
             await self.save()
         except OSError:
-            among[name], self.tags[arn] = resource, tags
+            for each in undo:
+                each.make()
             raise
 
     async def save(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torchmoor.control.arns import CONFIG, ENDPOINT, MODEL, Arns
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.protocol import Operation, Values
-from torchmoor.control.resources import Resources
+from torchmoor.control.resources import Change, Resources
 from torchmoor.errors import RequestInvalid
 
 MAX_TAGS = 50  # of a resource, as at AWS
@@ -31,8 +31,7 @@ class Tags:
         if len(tags) > MAX_TAGS:
             raise RequestInvalid(f"A resource has {MAX_TAGS} tags at most, and these would be {len(tags)}.")
         self._resources.check_room(tags)
-        self._resources.tags[arn] = tags
-        await self._resources.save()
+        await self._resources.change(Change(self._resources.tags, arn, tags))
         return {"Tags": _listed(tags)}
 
     def _list(self, values: Values) -> Values:
@@ -42,10 +41,9 @@ class Tags:
         return list_page(rows, {"MaxResults": MAX_TAGS, **values, **order}, "Tags")
 
     async def _delete(self, values: Values) -> Values:
-        tags = self._resources.tags.get(self._check(values["ResourceArn"]), {})
-        for key in values["TagKeys"]:
-            tags.pop(key, None)
-        await self._resources.save()
+        arn = self._check(values["ResourceArn"])
+        tags = {key: value for key, value in self._resources.tags.get(arn, {}).items() if key not in values["TagKeys"]}
+        await self._resources.change(Change(self._resources.tags, arn, tags))
         return {}
 
     def _check(self, arn: str) -> str:

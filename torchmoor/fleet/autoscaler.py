@@ -239,7 +239,7 @@ class Autoscaler:
                 continue
             elif group not in self._groups:  # removed meanwhile
                 return
-            else:
+            elif not self._registry.is_drained(member.name):  # an operator's drain, which came meanwhile, stays
                 self._registry.drain(member.name, is_resumable=True)
                 member.phase = Phase.DRAINING
                 self._report(f"{member.name} draining")
@@ -281,6 +281,8 @@ class Autoscaler:
                 must_stay = await self._must_stay(member, instance)
                 if group not in self._groups:  # removed meanwhile
                     return
+                if not self._registry.is_drained(member.name):  # resumed meanwhile: the next look counts it
+                    continue
                 if must_stay:  # a session was opened meanwhile
                     self._resume(member)
                 elif self._proxy.is_idle(instance):

@@ -91,7 +91,10 @@ def _worker_lines(log: str) -> list[tuple[str, str]]:
 def describe_exit(status: int) -> str:
     """Describe the exit status of an instance's supervisor, which exits with the status of TorchServe's command."""
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        try:
+            return f"was killed by {signal.Signals(-status).name}"
+        except ValueError:  # most real-time signals have no name
+            return f"was killed by signal {-status}"
     return f"has ended with exit status {status}" if status else "has ended"
 
 

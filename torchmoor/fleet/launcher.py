@@ -345,8 +345,9 @@ class Launcher:
         with suppress(OSError, RuntimeError):  # uvloop: the supervisor is dead
             process.stdin.write(b"s")
         process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), self._settings.kill_after_s + 5)
+        try:  # not wait_for: Python 3.11's can lose a cancellation
+            async with asyncio.timeout(self._settings.kill_after_s + 5):
+                await process.wait()
         except TimeoutError:
             logger.error("instance killed instance=%s", name)
             with suppress(ProcessLookupError):

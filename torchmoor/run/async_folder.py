@@ -69,8 +69,8 @@ class AsyncFolder:
         database = self.path / "queue.db"
         if not database.exists():
             return False
-        with closing(sqlite3.connect(database)) as connection:
-            try:
+        try:
+            with closing(sqlite3.connect(database)) as connection:
                 return connection.execute("SELECT 1 FROM requests LIMIT 1").fetchone() is not None
-            except sqlite3.Error:  # an unknown file stays
-                return True
+        except sqlite3.Error:  # an unknown file stays
+            return True

@@ -75,3 +75,13 @@ def test_folder_that_was_deleted_meanwhile_ends_quietly(tmp_path: Path) -> None:
         shutil.rmtree(folder.path)
 
     assert use(tmp_path / "run dir" / "async", delete) == []
+
+
+def test_what_cannot_be_opened_as_a_queue_is_kept(tmp_path: Path) -> None:
+    """The start has failed with its own reason, which another error would hide."""
+
+    async def make(folder: AsyncFolder) -> None:
+        (folder.path / "queue.db").mkdir()
+
+    assert use(tmp_path / "async", make)
+    assert (tmp_path / "async/queue.db").exists()

@@ -201,3 +201,33 @@ def test_bad_settings_are_refused(wrong: dict[str, int]) -> None:
     """ConfigError names the key."""
     with pytest.raises(ConfigError, match=r"recovery\."):
         RecoverySettings(**wrong)
+
+
+def test_late_results_of_an_instance_that_was_replaced_do_not_count() -> None:
+    """The next of its name has failures of its own."""
+    clock = Clock()
+    registry, recovery, (_, old) = make(2, clock)
+    new = start(registry, old.name)
+    told: list[Instance] = []
+    registry.listen(told.append)
+    for _ in range(2):
+        recovery.on_failed(new)
+    for _ in range(3):
+        recovery.on_failed(old)
+    recovery.on_answered(old)
+
+    assert told == []
+    recovery.on_failed(new)
+    assert new.breaker.state is BreakerState.OPEN
+
+
+def test_a_late_failure_may_follow_the_end_of_an_endpoint() -> None:
+    """An asynchronous request, for example, ends with its instance."""
+    registry, recovery, instances = make(1, Clock())
+    endpoint = registry.get_endpoint("llava")
+    registry.retire(endpoint)
+    registry.remove(instances[0].name)
+    registry.forget(endpoint)
+
+    recovery.on_failed(instances[0])
+    recovery.on_answered(instances[0])

@@ -112,7 +112,11 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         (f"{VARIANT}.ModelName", None, r"ProductionVariants\[0\].ModelName is missing"),
         (f"{VARIANT}.InitialVariantWeight", -1, "value: -1, valid min value: 0"),
         (f"{VARIANT}.InitialVariantWeight", 0, "weight above 0"),
-        (f"{VARIANT}.InitialVariantWeight", float("nan"), "weight must be a number, not nan"),
+        (
+            f"{VARIANT}.InitialVariantWeight",
+            float("nan"),
+            "InitialVariantWeight must be a number of the type float, not nan",
+        ),
         (f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "PREFIX_AWARE"}, "PrefixLength is missing"),
         (
             f"{VARIANT}.RoutingConfig",
@@ -304,6 +308,11 @@ def test_keys_of_sagemakers_machines_are_without_effect_and_said_to_be(caplog: p
         ("a: [", "not valid YAML"),
         ("? [a, b]\n: 1\n", "a key must be plain text"),
         ("[" * 500, "not valid YAML"),
+        ("listen: {port: !!int x}", "not valid YAML: 'x' is not a valid int"),
+        ("listen: {host: 2024-13-45}", "not valid YAML: '2024-13-45' is not a valid timestamp"),  # taken for a date
+        ("listen: {host: 0x_}", "not valid YAML: '0x_' is not a valid int"),
+        ("listen: {host: !!timestamp x}", "not valid YAML: 'x' is not a valid timestamp"),
+        ("listen: {host: !!bool x}", "not valid YAML: 'x' is not a valid bool"),
         ("!!python/object:os.system {}", "not valid YAML"),
         ("", "the file must be keys and values, not None"),
         ("#" * (MAX_FILE_BYTES + 1), "is longer than"),

@@ -55,6 +55,7 @@ class Outbound:
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
+            (host or "").encode("idna")  # as the resolver does
         except ValueError:
             host = None
         if not host or parts.scheme not in ("https", "http") or not url.isprintable():

@@ -25,6 +25,7 @@ from torchmoor.tasks import cancel_all
 
 logger = logging.getLogger(__name__)
 
+STOPPED = "The proxy was stopped."
 FAILED_WITH_SESSION = AsyncOutcome(
     state=AsyncState.FAILED,
     reason="The response's session is lost: its id was signed with a key that is gone. To keep responses across "
@@ -109,9 +110,16 @@ class Worker:
         if len(self._serving) >= self._capacity.max_running + self._settings.max_publishing:
             return False
         lease = self._capacity.try_take()
+        claim_next = self._queue.claim_decided if lease is None else self._queue.claim
+        claiming = asyncio.ensure_future(claim_next(self.endpoint, self._settings.lease_s))
         try:
-            claim_next = self._queue.claim_decided if lease is None else self._queue.claim
-            claim = await claim_next(self.endpoint, self._settings.lease_s)
+            claim = await asyncio.shield(claiming)
+        except asyncio.CancelledError:  # the queue makes the claim all the same
+            self._release_unused(lease)
+            with suppress(Exception):
+                if (claim := await claiming) is not None:
+                    await self._return(claim, 0.0, STOPPED, counts=False)
+            raise
         except BaseException:
             self._release_unused(lease)
             raise
@@ -150,7 +158,7 @@ class Worker:
         except ClaimLost as lost:
             logger.info("claim lost inference_id=%s reason=%s", inference_id, lost)
         except asyncio.CancelledError:  # the proxy stops
-            await self._return(claim, 0.0, "The proxy was stopped.", counts=False)
+            await self._return(claim, 0.0, STOPPED, counts=False)
             raise
         except Exception as error:
             self._faults.add("request failed in the proxy", error, inference_id=inference_id, has_trace=True)

@@ -93,12 +93,12 @@ class ControlApi:
                 handle = self._otherwise if request.path == PATH and not is_cbor else refuse_unknown
                 return handle(request, request_id)
             self._check_source(request)
-            if self._running.is_full:
-                raise ServiceUnavailable("Too many requests for the control plane are running. Try again later.")
+            self._check_room()
         except ApiError as error:
             return runtime_error(error, request_id)
 
         def begin(deferred: DeferredReply, body: bytes) -> None:
+            self._check_room()  # others may have begun while the body arrived
             self._running.start(self._run(ControlRequest(target, body, is_cbor), request_id, deferred))
 
         max_body_bytes = self._settings.max_body_bytes
@@ -120,6 +120,10 @@ class ControlApi:
             deferred.fail(InternalFailure(f"The proxy failed. Request id {request_id.decode()}."))
             raise
         deferred.end(Reply(reply.status, (*reply.headers, (AWS_REQUEST_ID, request_id)), reply.body))
+
+    def _check_room(self) -> None:
+        if self._running.is_full:
+            raise ServiceUnavailable("Too many requests for the control plane are running. Try again later.")
 
     def _check_source(self, request: Request) -> None:
         """Raise AccessDenied if a page of another site may have sent it, or if an open address has no credentials."""

@@ -45,6 +45,8 @@ class Recovery:
 
     def restore(self, instance: Instance) -> None:
         """Close the breaker because the instance, or another process's breaker, shows that it answers again."""
+        if self._is_gone(instance):
+            return
         was_open = instance.breaker.state is not BreakerState.CLOSED
         instance.breaker.on_success()
         if was_open:
@@ -54,6 +56,8 @@ class Recovery:
 
     def on_failed(self, instance: Instance) -> None:
         """Count a request that the instance lost or did not answer in time."""
+        if self._is_gone(instance):
+            return
         breaker = instance.breaker
         was_open = breaker.state is BreakerState.OPEN
         breaker.on_failure(self._clock(), may_open=self._can_do_without(instance))
@@ -65,6 +69,10 @@ class Recovery:
         """Open the breaker because another process's has opened."""
         instance.breaker.open(self._clock())
         self._registry.refresh(instance)
+
+    def _is_gone(self, instance: Instance) -> bool:
+        """Return whether a late result is of an instance that was removed; another one may have its name."""
+        return self._registry.find(instance.name) is not instance
 
     def _can_do_without(self, instance: Instance) -> bool:
         members = [m for m in self._registry.variant_of(instance).pool.members if m.state is InstanceState.READY]
@@ -96,7 +104,7 @@ class Recovery:
     def _on_change(self, instance: Instance) -> None:
         """React to an instance that came, went or changed its state."""
         name = instance.name
-        if self._registry.find(name) is not instance:
+        if self._is_gone(instance):
             if self._known.pop(name, None) is None:
                 return
             if instance.state is InstanceState.DRAINING:  # removed on purpose: the next of its name is new

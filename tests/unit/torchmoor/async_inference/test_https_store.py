@@ -193,6 +193,9 @@ def test_a_presigned_url_is_an_input(
         "https:///x",
         f"https://{NAME}:99999/x",
         f"https://{NAME}/a\nb",
+        f"https://{'a' * 64}.s3.example/x",  # no name has so long a part, or an empty one
+        "https://a..s3.example/x",
+        "https://.s3.example/x",
     ],
 )
 def test_hosts_that_are_not_listed_are_refused(url: str) -> None:

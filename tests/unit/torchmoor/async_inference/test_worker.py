@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, never_answering, pass_time, play, until
+from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncState, Claim
 from torchmoor.errors import ConfigError
 
@@ -467,6 +469,48 @@ def test_stopped_service_gives_back_what_runs(rig: Rig) -> None:
 
             assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
             assert rig.results() == {"one.out": b"done"}
+
+    play(scene())
+
+
+def test_service_that_stops_while_it_claims_gives_the_claim_back(rig: Rig) -> None:
+    """The answer of the queue is on its way: no worker would run the request before its lease lapses."""
+    claimed, may_answer = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        """A queue whose answer to a claim takes its time."""
+
+        def __init__(self, queue: Queue) -> None:
+            self._queue = queue
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._queue, name)
+
+        async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
+            found = await self._queue.claim(endpoint, lease_s)
+            if found is not None:
+                claimed.set()
+                await may_answer.wait()
+            return found
+
+    async def scene() -> None:
+        async with rig:
+            rig.wrap_queue = lambda queue: cast(Queue, Slow(queue))
+            async with rig.make_service(lease_s=3600.0) as first:
+                await first.submit(rig.request("one"))
+                await claimed.wait()
+                stopping = asyncio.create_task(first.workers["llava"].stop())
+                await asyncio.sleep(0)  # the stop reaches it
+                may_answer.set()
+                await stopping
+
+            rig.wrap_queue = lambda queue: queue
+            after = rig.make_queue()
+            record = await after.get("one")
+            await after.close()
+
+            assert record is not None
+            assert (record.state, record.attempts) == (AsyncState.WAITING, 0)
 
     play(scene())
 

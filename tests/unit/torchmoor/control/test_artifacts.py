@@ -297,3 +297,10 @@ def test_a_link_does_not_lead_out_of_the_allowed_directories(fetch: Fetch, tmp_p
     for place in ("link.mar", "folder/passwd", "folder/../../etc/passwd", "%2e%2e/%2e%2e/etc/passwd"):
         with pytest.raises(RequestInvalid, match="may not be read"):
             fetch(ModelDataUrl=f"file://{tmp_path}/{place}")
+
+
+@pytest.mark.parametrize("place", ["/a%00b", f"/{'a' * 256}", "[x/model.mar"])
+def test_a_name_that_no_file_can_have_is_refused(fetch: Fetch, tmp_path: Path, place: str) -> None:
+    """The error blames the request, not the control plane."""
+    with pytest.raises(RequestInvalid, match="names no file"):
+        fetch(ModelDataUrl=f"file://{tmp_path}{place}" if place.startswith("/") else f"file://{place}")

@@ -1,4 +1,4 @@
-"""Scalable targets of endpoints that are deleted while a request waits."""
+"""Scalable targets whose endpoint is deleted while a request waits, and those that cannot be saved."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.arns import Arns
 from torchmoor.control.autoscaling import ScalableTargets
-from torchmoor.control.resources import EndpointResource, Resource, Resources
+from torchmoor.control.resources import FILE, EndpointResource, Resource, Resources
 from torchmoor.errors import RequestInvalid
+
+POLICY = {
+    "PolicyName": "p",
+    "PolicyType": "TargetTrackingScaling",
+    "TargetTrackingScalingPolicyConfiguration": {"TargetValue": 2.0},
+}
 
 
 class SlowDeployments:
@@ -104,3 +110,58 @@ def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_path: Pat
         return Resources(tmp_path, 1 << 20).endpoints["e"]
 
     assert asyncio.run(scenario()).count_of({"VariantName": "v", "InitialInstanceCount": 1}) == 3
+
+
+def test_a_target_of_a_variant_that_an_update_has_removed_can_be_deregistered(tmp_path: Path) -> None:
+    """It would stay as long as the endpoint, which infrastructure as code takes for an error of its own."""
+
+    async def scenario() -> Resources:
+        resources = Resources(tmp_path, 1 << 20)
+        config = {"ProductionVariants": [{"VariantName": "new", "ModelName": "m"}]}
+        resources.endpoints["e"] = EndpointResource("c", config, {}, 2, 0.0, 0.0, status="InService")
+        resource = register("e")["ResourceId"]
+        given = {"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource}
+        resources.targets[resource] = Resource(register("e"), 0.0)
+        for name in ("p", "q"):
+            resources.policies[f"{resource}|{name}"] = Resource({**given, **POLICY, "PolicyName": name}, 0.0)
+        unused: Any = None
+        operations: Any = ScalableTargets(
+            ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
+        ).operations()
+        with pytest.raises(RequestInvalid, match="is not a variant of a created endpoint"):
+            await operations["PutScalingPolicy"]({**given, **POLICY})
+        await operations["DeleteScalingPolicy"]({**given, "PolicyName": "p"})
+        await operations["DeregisterScalableTarget"](given)
+        return resources
+
+    resources = asyncio.run(scenario())
+
+    assert (resources.targets, resources.policies) == ({}, {})
+
+
+@pytest.mark.parametrize("operation", ["DeregisterScalableTarget", "DeleteScalingPolicy"])
+def test_a_change_that_cannot_be_saved_is_taken_back(tmp_path: Path, operation: str) -> None:
+    """The variant is scaled as before, and target and policy are still there, as after a restart."""
+
+    async def scenario() -> tuple[ScaledDeployments, Resources]:
+        resources, deployments = Resources(tmp_path, 1 << 20), ScaledDeployments()
+        config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
+        resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
+        resource = register("e")["ResourceId"]
+        unused: Any = deployments
+        operations: Any = ScalableTargets(
+            ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
+        ).operations()
+        await operations["RegisterScalableTarget"](register("e"))
+        given = {"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource}
+        await operations["PutScalingPolicy"]({**given, **POLICY})
+        assert deployments.scaled
+        (tmp_path / FILE).with_suffix(".partial").mkdir()
+        with pytest.raises(IsADirectoryError):
+            await operations[operation]({**given, "PolicyName": "p"})
+        return deployments, resources
+
+    deployments, resources = asyncio.run(scenario())
+
+    assert deployments.scaled
+    assert (len(resources.targets), len(resources.policies)) == (1, 1)

@@ -1,9 +1,10 @@
-"""Alarms that cannot be evaluated."""
+"""Alarms that cannot be evaluated or saved."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.arns import Arns
 from torchmoor.control.cloudwatch import CloudWatch
-from torchmoor.control.resources import Resources
+from torchmoor.control.resources import FILE, Resources
 from torchmoor.errors import RequestInvalid
 
 ALARM = {
@@ -45,3 +46,24 @@ def test_an_alarm_that_cannot_be_evaluated_is_refused(tmp_path: Path, name: str,
         asyncio.run(operations["PutMetricAlarm"](alarm))
 
     assert resources.alarms == {}
+
+
+def test_alarms_that_cannot_be_saved_are_as_before(tmp_path: Path) -> None:
+    """The answer says so; a restart would have the old ones."""
+    resources = Resources(tmp_path, 1 << 20)
+    control = CloudWatch(ControlSettings(), resources, Arns("us-east-1", "123456789012"))
+    no_history: Any = SimpleNamespace(read=lambda *_, **__: {})
+    control.history = no_history
+    operations: Any = control.operations()
+    asyncio.run(operations["PutMetricAlarm"](ALARM))
+    (tmp_path / FILE).with_suffix(".partial").mkdir()
+
+    for operation, values in (
+        ("PutMetricAlarm", {**ALARM, "AlarmName": "new"}),
+        ("PutMetricAlarm", {**ALARM, "Threshold": 2.0}),
+        ("DeleteAlarms", {"AlarmNames": ["many", "unknown"]}),
+    ):
+        with pytest.raises(IsADirectoryError):
+            asyncio.run(operations[operation](values))
+
+    assert {name: alarm.values for name, alarm in resources.alarms.items()} == {"many": ALARM}

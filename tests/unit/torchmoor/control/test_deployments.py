@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from torchmoor.config.control import ControlSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, TargetTracking
 from torchmoor.control.artifacts import ServedModel
 from torchmoor.control.deployments import Deployments
@@ -161,6 +162,27 @@ def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> None:
         ("e-1-2", InstanceState.READY),
     ]
     assert not any(each.is_resumable for each in registry.instances())
+
+
+@pytest.mark.parametrize("configured", ["e-1", "E-1", "e"])
+def test_a_created_endpoint_takes_no_name_of_a_configured_ones_instances(tmp_path: Path, configured: str) -> None:
+    """The fleet may start that instance now or later: instances of E-1 are called e-1-0, e-1-1 and so on."""
+    host: Any = Host()
+    variants = (
+        (VariantSettings(model="m"),)
+        if configured != "e"
+        else (
+            VariantSettings(name="1", model="m", weight=1.0),
+            VariantSettings(name="v", model="m", weight=1.0),
+        )
+    )
+    host.registry.serve(host.registry.stage(EndpointSettings(name=configured, variants=variants)))
+    deployments = Deployments(ControlSettings(), host.registry, host, host, (), tmp_path)
+    name = "e" if configured != "e" else "E"
+
+    asyncio.run(deployments.start(name, replace(RESOURCE, counts={"v": 2})))
+
+    assert [each.name for each in host.registry.instances()] == ["e-1-0-0", "e-1-0-1"]
 
 
 def test_an_endpoint_that_is_gone_is_not_resized(deployments: Deployments) -> None:

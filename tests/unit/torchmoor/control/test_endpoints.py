@@ -111,9 +111,9 @@ class AsyncQueueOfTest:
         await self.may_end.wait()
 
 
-def make_endpoints(folder: Path) -> tuple[Endpoints, Resources, AsyncQueueOfTest]:
-    resources, nothing, queue = Resources(folder, 1 << 20), Nothing(), AsyncQueueOfTest()
-    unused: Any = nothing
+def make_endpoints(folder: Path, deployments: Nothing | None = None) -> tuple[Endpoints, Resources, AsyncQueueOfTest]:
+    resources, queue = Resources(folder, 1 << 20), AsyncQueueOfTest()
+    unused: Any = deployments or Nothing()
     endpoints = Endpoints(
         ControlSettings(removal_timeout_s=TIMEOUT_S),
         resources,
@@ -124,6 +124,32 @@ def make_endpoints(folder: Path) -> tuple[Endpoints, Resources, AsyncQueueOfTest
     )
     endpoints.asynchronous = queue
     return endpoints, resources, queue
+
+
+def test_an_update_retains_the_count_that_autoscaling_has_reached(tmp_path: Path) -> None:
+    """The new configuration would begin with too few instances for the requests of now."""
+
+    class Scaled(Nothing):
+        def is_scaled(self, name: str, variant: str) -> bool:
+            return variant == "v"
+
+        def count_of(self, name: str, variant: str) -> int:
+            return 3
+
+    async def scene() -> None:
+        endpoints, resources, _ = make_endpoints(tmp_path, Scaled())
+        async with endpoints:
+            config = {"ProductionVariants": [VARIANT, {**VARIANT, "VariantName": "w"}]}
+            resource = EndpointResource("c", config, {}, serial=1, created=0.0, modified=0.0, status="InService")
+            resources.endpoints["q"], resources.models["m"] = resource, Resource({}, 0.0)
+            resources.configs["new"] = Resource(config, 0.0)
+            values = {"EndpointName": "q", "EndpointConfigName": "new", "RetainAllVariantProperties": True}
+            await endpoints.operations()["UpdateEndpoint"](values)
+            await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
+
+        assert resources.endpoints["q"].counts == {"v": 3, "w": 1}
+
+    asyncio.run(scene())
 
 
 def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> None:

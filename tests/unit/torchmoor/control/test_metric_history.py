@@ -89,11 +89,16 @@ def test_what_variants_do_now_has_values_of_its_own(front: Front, history: Metri
     assert {name for name, _ in history.names()} >= {"ModelLatency", "CPUUtilization", "ConcurrentRequestsPerModel"}
 
 
-def test_an_updated_endpoint_counts_from_zero_again(front: Front, history: MetricHistory) -> None:
+@pytest.mark.parametrize("num_later", [1, 2, 5])
+def test_an_updated_endpoint_counts_from_zero_again(front: Front, history: MetricHistory, num_later: int) -> None:
+    """Whether its new variant has had fewer requests at the next sample than the old one, or more."""
     serve(front, 0.1)
-    serve(front, 0.1)
+    serve(front, 4.0)
     history.sample()
-    front.one.metrics = InvocationMetrics(*SERIES)
-    serve(front, 0.1)
+    front.one = Traffic(Variant("llava", VariantSettings(model="llava"), None, generation=1))
+    for _ in range(num_later):
+        serve(front, 0.1)
 
-    assert read(history, "Invocations").statistic("Sum") == 3
+    assert read(history, "Invocations").statistic("Sum") == 2 + num_later
+    assert read(history, "ModelLatency").statistic("SampleCount") == 2 + num_later
+    assert read(history, "ModelLatency").statistic("Sum") == pytest.approx((4.1 + 0.1 * num_later) * 1e6)

@@ -47,6 +47,9 @@ def points(text: str, **others: str) -> dict[int, float]:
         ("DIFF(calls)", {60: 10.0, 180: 20.0}),
         ("RATE(calls)", {60: 10 / 60, 180: 20 / 120}),
         ("CEIL(errors / 2)", {0: 1.0, 60: 0.0, 120: 3.0}),
+        ("CEIL(FILL(calls, 0 / 0))", {0: 10.0, 60: 20.0, 180: 40.0}),  # no number fills nothing
+        ("FLOOR(IF(errors > 0, errors, 1 / 0))", {0: 1.0, 120: 5.0}),
+        ("SUM([calls * 4e306, calls * 4e306])", {0: 8e307, 60: 1.6e308}),  # more has no point
     ],
 )
 def test_expressions_are_evaluated_point_by_point(text: str, expected: dict[int, float]) -> None:
@@ -79,6 +82,8 @@ def test_a_list_stays_a_list() -> None:
         ("[1]", "a list has series"),
         ("METRICS() * METRICS()", "a list on one side only"),
         (f"[{','.join(['METRICS()'] * 200)}]", "at most 500 series"),
+        ("calls + 1e999", "'1e999' is not expected"),
+        ("calls + ²", "'²' is not expected"),
         ("(" * 900 + "calls" + ")" * 900, "it is too deep"),
         ("-" * 900 + "calls", "it is too deep"),
     ],

@@ -91,6 +91,23 @@ def test_a_time_that_no_date_can_be_is_refused(time: bytes) -> None:
     assert "ListModels" in refused(b'{"CreationTimeAfter":' + time + b"}")
 
 
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        *(("DesiredWeight", each) for each in ("NaN", "1e400", "1" + "0" * 400)),
+        *(("DesiredInstanceCount", each) for each in (str(2**31), "1" + "0" * 400)),
+    ],
+)
+def test_a_number_that_its_type_does_not_have_is_refused(field: str, number: str) -> None:
+    """Arithmetic with it would fail later."""
+    model = service_model("sagemaker").operation_model("UpdateEndpointWeightsAndCapacities")
+    desired = f'{{"VariantName": "v", "{field}": {number}}}'
+    body = f'{{"EndpointName": "e", "DesiredWeightsAndCapacities": [{desired}]}}'
+
+    with pytest.raises(RequestInvalid, match=rf"Capacities\[0\]\.{field} must be a number of the type"):
+        protocol.read_input(model, body.encode(), is_cbor=False)
+
+
 def test_a_change_that_cannot_be_recorded_is_refused_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     """An operator sees that the disk is full, and the log is not filled with tracebacks."""
 

@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from torchmoor.control.arns import MODEL, Arns
-from torchmoor.control.resources import Resource, Resources
+from torchmoor.control.resources import FILE, Resource, Resources
 from torchmoor.control.tags import MAX_TAGS, Tags
 
 
@@ -21,3 +23,21 @@ def test_one_page_has_all_tags_of_a_resource(tmp_path: Path) -> None:
     asyncio.run(resources.add(resources.models, "m", Resource({}, 0.0), arn, given))
 
     assert tags["ListTags"]({"ResourceArn": arn}) == {"Tags": given}
+
+
+@pytest.mark.parametrize(
+    ("operation", "values"),
+    [("AddTags", {"Tags": [{"Key": "b", "Value": "2"}]}), ("DeleteTags", {"TagKeys": ["a"]})],
+)
+def test_tags_that_cannot_be_saved_are_as_before(tmp_path: Path, operation: str, values: dict[str, Any]) -> None:
+    """The answer says so; a restart would have the old ones."""
+    resources, names = Resources(tmp_path, 1 << 20), Arns("us-east-1", "123456789012")
+    tags: Any = Tags(resources, names, lambda name: False).operations()
+    arn = names.arn(MODEL, "m")
+    asyncio.run(resources.add(resources.models, "m", Resource({}, 0.0), arn, [{"Key": "a", "Value": "1"}]))
+    (tmp_path / FILE).with_suffix(".partial").mkdir()
+
+    with pytest.raises(IsADirectoryError):
+        asyncio.run(tags[operation]({"ResourceArn": arn, **values}))
+
+    assert tags["ListTags"]({"ResourceArn": arn}) == {"Tags": [{"Key": "a", "Value": "1"}]}

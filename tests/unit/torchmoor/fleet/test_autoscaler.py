@@ -445,6 +445,42 @@ def test_a_drained_instance_that_is_resumed_while_its_sessions_are_counted_stays
     run(scenario())
 
 
+def test_a_draining_instance_that_an_operator_resumes_while_its_sessions_are_counted_stays() -> None:
+    """The instance that the autoscaler has drained is not removed while it serves again."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1, are_journaled=False) as world:
+            await world.grow(1)
+            await world.look()
+            await world.look(after_s=10)
+            assert world.phase("llava-0") is Phase.DRAINING
+            world.on_asked = lambda: world.registry.resume("llava-0")
+            await world.look()
+
+            assert await world.look() == ["llava-0"]
+            assert world.instance("llava-0").is_ready
+
+    run(scenario())
+
+
+def test_an_operators_drain_while_sessions_are_counted_stays() -> None:
+    """The autoscaler chose the instance for a scale-in, and does not resume it later as its own."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1, are_journaled=False) as world:
+            await world.grow(1)
+            await world.look()
+            world.on_asked = lambda: world.registry.drain("llava-0")
+            await world.look(after_s=10)
+            world.on_asked = lambda: None
+            world.clients.num_waiting = 1
+
+            assert await world.look() == []
+            assert world.phase("llava-0") is Phase.WITHDRAWN
+
+    run(scenario())
+
+
 def test_a_variant_that_is_removed_while_sessions_are_counted_starts_nothing() -> None:
     """A removed variant starts no instance, which no component would stop."""
 

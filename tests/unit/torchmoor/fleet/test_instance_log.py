@@ -1,11 +1,12 @@
 """What an instance's log says while the instance starts."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.descriptors import without_free_descriptors
-from torchmoor.fleet.instance_log import find_load_failure, find_progress
+from torchmoor.fleet.instance_log import describe_exit, find_load_failure, find_progress
 from torchmoor.fleet.torchserve import InstanceSpec
 
 
@@ -120,3 +121,17 @@ def test_a_log_that_cannot_be_opened_is_no_failure(tmp_path: Path) -> None:
         assert find_load_failure(spec) is None
 
     assert find_load_failure(spec) is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (0, "has ended"),
+        (3, "has ended with exit status 3"),
+        (-signal.SIGKILL, "was killed by SIGKILL"),
+        (-signal.SIGRTMIN - 1, f"was killed by signal {signal.SIGRTMIN + 1}"),  # one without a name
+    ],
+)
+def test_every_exit_status_is_described(status: int, text: str) -> None:
+    """An error would end the task that restarts the instance."""
+    assert describe_exit(status) == text

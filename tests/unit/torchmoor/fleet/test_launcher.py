@@ -317,6 +317,37 @@ def test_an_instance_that_stays_down_is_replaced(host: Host) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("num_turns", range(4))
+def test_an_instance_that_is_ended_in_the_moment_in_which_its_process_ends_is_not_started_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch, num_turns: int
+) -> None:
+    """Whatever turns of the event loop lie between the two: the end of the process does not hide that of the task."""
+    has_ended, may_tell = asyncio.Event(), asyncio.Event()
+    wait = asyncio.subprocess.Process.wait
+
+    async def wait_and_tell_late(process: asyncio.subprocess.Process) -> int:
+        status = await wait(process)
+        has_ended.set()
+        await may_tell.wait()
+        return status
+
+    monkeypatch.setattr(asyncio.subprocess.Process, "wait", wait_and_tell_late)
+
+    async def scenario() -> None:
+        async with host.launcher(down_timeout_s=0.0) as (launcher, registry):
+            await launcher.start(launches(1))
+            registry.set_state("llava-0", InstanceState.DOWN)
+            await has_ended.wait()
+            may_tell.set()
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            await launcher.end("llava-0")
+
+            assert host.reports.count("llava-0 starting") == 1
+
+    run(scenario())
+
+
 def test_a_missing_archive_says_how_to_build_it(host: Host) -> None:
     """A missing archive is an error that says how to build it, and nothing is started."""
 

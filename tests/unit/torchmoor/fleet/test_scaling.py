@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.scaling import LEAST_TARGET, ScalingSettings, StepScaling, TargetTracking
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.scaling import Scaling, decide, explain
 
@@ -163,12 +163,27 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object], said: 
 
 
 @pytest.mark.parametrize(
-    "values", [{"target": 0.0}, {"target": math.inf}, {"scale_in_cooldown_s": -1.0}, {"scale_out_cooldown_s": math.nan}]
+    "values",
+    [
+        {"target": 0.0},
+        {"target": 5e-324},
+        {"target": math.inf},
+        {"scale_in_cooldown_s": -1.0},
+        {"scale_out_cooldown_s": math.nan},
+    ],
 )
 def test_policies_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
     """A target or cool-down out of range is refused."""
     with pytest.raises(ConfigError):
         TargetTracking(**values)
+
+
+def test_the_least_target_asks_for_all_instances() -> None:
+    """A number of instances that no float has would end every look of the autoscaler, for all variants."""
+    variant = Variant(ScalingSettings(max_capacity=8, tracking=TargetTracking(target=LEAST_TARGET)), desired=1)
+
+    assert variant.look(10**9) == 8
+    assert why(variant, 10**9).endswith("MaxCapacity is 8")
 
 
 SETTINGS = st.builds(
