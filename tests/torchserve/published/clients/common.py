@@ -1,4 +1,4 @@
-"""What the clients of this folder share: the SDK's session, an upload, and the end."""
+"""Provide the clients of this folder with the SDK's session, uploads, and the report at their end."""
 
 import functools
 import json
@@ -53,7 +53,7 @@ def wait_until_deleted(endpoint):
 
 
 def tell(told, endpoint):
-    """Print what a client has found, and what is left of everything when its endpoint is deleted."""
+    """Print a client's results, and the resources that remain after its endpoint is deleted."""
     wait_until_deleted(endpoint)
     client = boto3.client("sagemaker")
     left = {

@@ -1,9 +1,9 @@
-"""Stands for `torchserve --foreground`: a wrapper that starts a "JVM", which starts a "worker". Run as a script.
+"""Imitate `torchserve --foreground` as a script: a wrapper starts a "JVM", which starts a "worker".
 
 python stub_torchserve.py ignore|heed PID_FILE REPORT
 
-The JVM's pid goes to PID_FILE, as TorchServe does it; REPORT gets the pids of all three when they run. With `ignore`
-the JVM takes no notice of SIGTERM.
+The JVM writes its process id to PID_FILE, as TorchServe does. REPORT gets the process ids of all three when they run.
+With `ignore` the JVM ignores SIGTERM.
 """
 
 import os
