@@ -96,7 +96,7 @@ GOALS: tuple[Goal, ...] = (
     Goal(
         "grammar",
         "cpu_vs_free_greedy",
-        "processor time per token with a schema, 8 greedy rows, relative to without",
+        "processor time per token with a schema, 8 greedy rows, relative to no schema",
         most=1.1,
     ),
     Goal("grammar", "cpu_vs_free_sampled", "the same with sampled rows", most=1.1),

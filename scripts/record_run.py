@@ -2,7 +2,7 @@
 
     python scripts/record_run.py --output docs/demo.svg --title "make demo" -- .venv/bin/python scripts/demo.py --port 0
 
-Waits are cut to `--max-wait` seconds. A browser that prefers reduced motion shows the whole text at once.
+Long waits are shortened. A browser that prefers reduced motion shows the whole text at once.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from pathlib import Path
 
 COLUMNS = 110
 LINE_HEIGHT, CHARACTER_WIDTH, MARGIN, BAR = 19, 8.43, 16, 34
+MAX_WAIT_S = 1.0  # longer waits between two lines are shortened to this
 HOLD_S = 6.0  # at the end, before the animation repeats
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -52,11 +53,11 @@ def _clean(line: bytes) -> str:
     return text if len(text) <= COLUMNS else text[: COLUMNS - 3] + "..."
 
 
-def draw(lines: list[tuple[float, str]], *, title: str, max_wait_s: float) -> str:
-    """Return the SVG. max_wait_s: longest wait between two lines."""
+def draw(lines: list[tuple[float, str]], *, title: str) -> str:
+    """Return the SVG."""
     shown_at, before, now = [], 0.0, 0.4
     for at, _ in lines:
-        now += min(at - before, max_wait_s)
+        now += min(at - before, MAX_WAIT_S)
         before = at
         shown_at.append(now)
     total = now + HOLD_S
@@ -89,11 +90,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="the SVG file")
     parser.add_argument("--title", required=True, help="the command that the picture shows after the prompt")
-    parser.add_argument("--max-wait", type=float, default=1.0, metavar="SECONDS", help="default: 1")
+
     parser.add_argument("command", nargs="+", help="the command to run")
     options = parser.parse_args()
     lines = record(options.command)
-    options.output.write_text(draw(lines, title=options.title, max_wait_s=options.max_wait))
+    options.output.write_text(draw(lines, title=options.title))
     print(f"{options.output}: {len(lines)} lines", file=sys.stderr)
 
 

