@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the image of deploy/docker/Dockerfile and push it to ECR; --help lists the options.
+# Build the image of deploy/docker/Dockerfile and push it to ECR; --help says how.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -7,26 +7,26 @@ usage() {
   cat <<'TEXT'
 Usage: scripts/build_and_push.sh [OPTION]... [NAME TAG IMAGE REGION ACCOUNT]
 
-Build the image with docker, podman or buildah, log in to ECR, create the repository if it does not exist, and push. The
-only line on standard output is the image's URI, for scripts/deploy_sagemaker.py --image.
+Build the image with docker, podman or buildah, log in to ECR, make the repository if it is missing, and push. The last
+line, alone on standard output, is the image's URI, for scripts/deploy_sagemaker.py --image.
 
-The five arguments, as in AWS's LLaVA sample, are the repository, the tag, the base image, the region, and the account,
-which must be the account of the credentials. Defaults of the options are in parentheses.
+The five arguments of AWS's LLaVA sample are the repository, the tag, the base image, the region, and the account, which
+must be the credentials' own.
 
-  --repository NAME    repository in ECR (torchmoor)
-  --tag TAG            tag of the image (this commit, with -dirty if there are changes)
-  --region REGION      region of ECR (AWS_REGION, AWS_DEFAULT_REGION, or the profile's)
-  --profile NAME       profile of the AWS configuration
-  --base-image IMAGE   base image, such as an AWS deep learning container (the Dockerfile's)
+  --repository NAME    (torchmoor)
+  --tag TAG            (this commit, with -dirty if there are changes)
+  --region REGION      of ECR (AWS_REGION, AWS_DEFAULT_REGION, or the profile's)
+  --profile NAME       of the AWS configuration
+  --base-image IMAGE   to build on, such as an AWS deep learning container (the Dockerfile's own)
   --torch WHICH        cpu, cuda, cuda12 (for older drivers), or of the base image: base, vllm (cpu)
-  --build-arg ARG=VAL  build argument of the Dockerfile; may be repeated
-  --file FILE          Dockerfile (deploy/docker/Dockerfile)
-  --engine NAME        docker, podman or buildah (the first that is installed)
-  --registry HOST      push to this registry instead of ECR, without a log-in and without creating a repository
-  --plain-http         the registry has no TLS (podman and buildah)
+  --build-arg ARG=VAL  for the Dockerfile; may be given several times
+  --file FILE          (deploy/docker/Dockerfile)
+  --engine NAME        docker, podman or buildah (the first one that is there)
+  --registry HOST      push there instead of to this account's ECR; no log-in and no repository is made there
+  --plain-http         that registry has no TLS (podman and buildah)
   --no-push            build only
-  --dry-run            print the commands and run none; send no request to AWS
-  --help               print this text
+  --dry-run            print the commands and run none; nothing is asked of AWS
+  --help
 TEXT
 }
 
@@ -72,13 +72,13 @@ esac
 
 if [ -z "$engine" ]; then
   for each in docker podman buildah; do
-    # docker cannot build without its daemon.
+    # A docker command without its daemon builds nothing.
     if command -v "$each" >/dev/null && { [ "$each" != docker ] || docker info >/dev/null 2>&1; }; then
       engine=$each
       break
     fi
   done
-  [ -n "$engine" ] || fail "neither docker (with its daemon), podman nor buildah is installed; install one of them"
+  [ -n "$engine" ] || fail "neither docker (with its daemon), podman nor buildah is here; install one of them"
 fi
 case $engine in docker | podman | buildah) ;; *) fail "--engine must be docker, podman or buildah, not $engine" ;; esac
 case ${torch:-cpu} in
@@ -110,7 +110,7 @@ run() {
   fi
 }
 
-# The password goes through a pipe, because other users of this machine can read arguments.
+# The password goes through a pipe: an argument could be read by everybody on this machine.
 log_in() { # HOST ACCOUNT REGION
   local command=("${ecr[@]}" password "$2" --region "$3") login=("$engine" login --username AWS --password-stdin "$1")
   [ -z "$profile" ] || command+=(--profile "$profile")
@@ -129,19 +129,19 @@ if [ -z "$registry" ] && $pushes; then
   if $dry; then
     registry="${account:-ACCOUNT}.dkr.ecr.${region:-REGION}.amazonaws.com"
   else
-    registry=$("${ecr[@]}" registry "${options[@]}") || fail "the account of the credentials cannot be found out"
+    registry=$("${ecr[@]}" registry "${options[@]}") || fail "AWS does not say whose account this is"
     [ -z "$account" ] || [ "${registry%%.*}" = "$account" ] ||
       fail "the credentials are those of account ${registry%%.*}, not $account"
   fi
 fi
 uri=${registry:+$registry/}$repository:$tag
 
-# An AWS deep learning container is in another registry of ECR, which also requires a log-in.
+# An AWS deep learning container lies in a registry of AWS's own, which wants a log-in too.
 if [ -n "$base" ] && is_ecr "$base"; then
   log_in "${base%%/*}" "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
 fi
 
-# SageMaker refuses OCI manifests, and the manifest lists that docker makes for attestations.
+# SageMaker refuses OCI manifests, and the lists that docker makes for its attestations.
 case $engine in
   docker) build=(env BUILDX_NO_DEFAULT_ATTESTATIONS=1 docker build) push=(docker push "$uri") ;;
   podman) build=(podman build --format docker) push=(podman push --format v2s2 "$uri") ;;
@@ -158,7 +158,7 @@ if $pushes; then
     if is_ecr "$registry"; then
       log_in "$registry" "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
     else
-      log_in "$registry" ACCOUNT "${region:-REGION}" # in a dry run
+      log_in "$registry" ACCOUNT "${region:-REGION}" # of a dry run
     fi
   fi
   run "${push[@]}"

@@ -1,4 +1,4 @@
-"""Stop the proxy from recording decisions of usual requests, so that they can end on its fast path."""
+"""Leaves usual requests out of the recorded decisions, so that they can end on the proxy's fast path."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ NEVER = 1e9  # in monotonic seconds
 
 
 def leave_out_usual(decisions: Decisions, settings: ObserveSettings) -> None:
-    """Record as many decisions as fit into one second, at a moment that stays the current second."""
+    """Begin a second that does not end, and that has had as many decisions as are kept of one."""
     for _ in range(settings.max_decisions_per_s):
         decisions.note(RequestRecord("", "", "", "", 0.0), NEVER)

@@ -1,6 +1,6 @@
-"""Send requests generated from an OpenAPI document to the running product, and check its answers against the document.
+"""Requests that are made from an OpenAPI document and sent to the running product, whose answers must be as it says.
 
-schemathesis generates the requests: for each operation some that conform to the document, and some that violate it.
+schemathesis makes them: for each operation some that follow the document, and some that break it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT_S = 60
 
 
 def has_no_fault(context: CheckContext, response: schemathesis.Response, case: schemathesis.Case) -> None:
-    """Raise AssertionError for a 500. Refusals are allowed."""
+    """Raise for an answer that a fault has made; others may be refusals of any kind."""
     assert response.status_code != 500, response.text
 
 
@@ -39,7 +39,7 @@ CHECKS = [
 
 
 def with_values(document: dict[str, Any], values: Mapping[str, Sequence[object]]) -> dict[str, Any]:
-    """Return the document with only these values of some parameters and fields, so that requests reach a model."""
+    """Return the document with these values of parameters and fields of bodies, so that requests get to a model."""
     made = copy.deepcopy(document)
     for methods in made["paths"].values():
         for route in methods.values():
@@ -67,7 +67,7 @@ def find_violations(document: dict[str, Any], url: str, *, max_examples: int) ->
 
 
 def _can_be_wrong(route: Mapping[str, Any]) -> bool:
-    """Return whether a request can violate the document. It cannot if the route has only free names in its path.
+    """Return False if each request to a route follows the document: it only has any names in its path.
 
     schemathesis would try hundreds of requests before it finds none.
     """

@@ -309,7 +309,7 @@ class Stage:
         return Transport(Client(self.proxy.data.server))
 
     def describe(self, *clients: Transport) -> dict[str, Any]:
-        """Return the results of the script for comparison: bytes, counts and decisions, but no times."""
+        """Return what the script has led to, for comparison: bytes, counts and decisions, but no times."""
         [dispatcher] = self.proxy.data.dispatchers.all()
         counts = dispatcher.metrics.snapshot()
         decisions = self.proxy.data.dispatchers.decisions.describe(DecisionQuery(limit=MAX_SHOWN))

@@ -1,4 +1,4 @@
-"""Provide a network with a DNS server, a proxy, clients and instances, each on a host of its own."""
+"""A network with a DNS server, a proxy, clients and instances on hosts of their own."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Proxy:
         self._admin = where["admin"]
 
     def write(self, **changes: Any) -> None:
-        """Write the configuration file. The resolver is the host's, unless `changes` set another."""
+        """The configuration file. The resolver is the host's own, unless a change says otherwise."""
         content = {
             "Endpoints": [ENDPOINT],
             "Discovery": [{"dns_name": SERVICE, "interval_s": 0.5, "min_interval_s": 0.2, "timeout_s": 0.5}],
             "listen": {"host": "0.0.0.0", "port": 0, "admin_port": 0},
-            # Ten late answers in a row instead of three: a lost packet or a busy host must not count as a failure.
+            # Ten late answers in a row, not three: packets are lost and hosts are busy by chance, and silence lasts.
             "health": {
                 "starting_interval_s": 0.1,
                 "ready_interval_s": 0.2,
@@ -74,25 +74,25 @@ class Proxy:
         self._path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
 
     def look(self, path: str = "instances") -> Any:
-        """Return the admin plane's answer at this path."""
+        """What the admin plane shows there."""
         return json.loads(self._network.get(self._host, f"{self._admin}/{path}"))
 
     def metric(self, name: str) -> float:
-        """Return a metric of the only DNS name."""
+        """Of the only DNS name."""
         text = self._network.get(self._host, f"{self._admin}/metrics").decode()
         (line,) = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
         return float(line.rpartition(" ")[2])
 
     def states(self) -> dict[str, str]:
-        """Return the state of each instance by name."""
+        """Of each instance by name."""
         return {row["name"]: row["state"] for row in self.look()["instances"]}
 
     def hosts(self) -> dict[str, str]:
-        """Return the host of each ready instance by name."""
+        """Of each instance that is ready."""
         return {row["name"]: row["host"] for row in self.look()["instances"] if row["state"] == "ready"}
 
     def wait_for(self, *ready: str, deadline_s: float = DEADLINE_S) -> None:
-        """Wait until the proxy knows exactly these instances, and all are ready."""
+        """Until these are all that it knows, and ready."""
         seen: dict[str, str] = {}
 
         def are_ready() -> bool:
@@ -108,7 +108,7 @@ class Proxy:
 
 
 class Load:
-    """Users on a host, run by tests.network.load."""
+    """Users on a host; see tests.network.load."""
 
     def __init__(self, network: Network, host: str, url: str, folder: Path, users: int = USERS) -> None:
         self._before: dict[str, int] = {}
@@ -121,7 +121,7 @@ class Load:
         )
 
     def report(self) -> dict[str, Any]:
-        """Return the totals so far."""
+        """What has happened so far."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -139,7 +139,7 @@ class Load:
             raise
 
     def wait_served(self, *names: str, turns: int = 20) -> None:
-        """Wait until each of these instances has answered `turns` more turns."""
+        """Wait until each of these has answered `turns` more turns."""
         before = self.report()["by"]
         self._wait(
             lambda report: all(report["by"].get(name, 0) >= before.get(name, 0) + turns for name in names),
@@ -147,29 +147,29 @@ class Load:
         )
 
     def wait_answered(self, number: int = 150) -> None:
-        """Wait for `number` more answers, from any instances."""
+        """Wait until `number` more answers have come, from any instance."""
         before = self.report()["answered"]
         self._wait(lambda report: report["answered"] >= before + number, f"{number} more answers have come")
 
     def forgive(self) -> None:
-        """Ignore all failures so far, which earlier tests have caused."""
+        """What has gone wrong so far was another test's doing."""
         report = self.report()
         self._before = {kind: len(report[kind]) for kind in ("lost", "failed", "broken")}
 
     def wrong(self, kind: str) -> list[str]:
-        """Return the failures since `forgive`: sessions `lost`, requests `failed`, streams `broken`."""
+        """What has gone wrong since: sessions `lost`, requests `failed`, streams `broken`."""
         found: list[str] = self.report()[kind][self._before[kind] :]
         return found
 
     def check(self, *, may_break: bool = False) -> None:
-        """Assert that nothing failed and no session was lost. may_break: streams of a lost instance may end early."""
+        """Nothing failed and no session was lost. may_break: streams of an instance that was lost have ended early."""
         assert self.wrong("lost") == []
         assert self.wrong("failed") == []
         assert may_break or self.wrong("broken") == []
 
 
 class Stage:
-    """The hosts `dns`, `proxy`, `clients` and three instances, which have no DNS records yet."""
+    """The hosts `dns`, `proxy`, `clients` and three instances, which DNS does not name yet."""
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.network = network
@@ -187,7 +187,7 @@ class Stage:
             assert process.stdout.readline() == "ready\n"
 
     def start_instance(self, host: str, name: str) -> subprocess.Popen[str]:
-        """Start an instance of this name on a host."""
+        """One of that name on a host."""
         return self.network.start_python(
             host,
             *("-m", "tests.network.instance", name, str(PORT), str(self.journal)),
@@ -196,7 +196,7 @@ class Stage:
         )
 
     def name(self, *names: str, **moved: str) -> None:
-        """Publish DNS records of these instances. moved: other addresses by name, with _ instead of -."""
+        """Have DNS name these. moved: addresses instead of their own, with _ for -."""
         changed = {name.replace("_", "-"): address for name, address in moved.items()}
         self.zone.name({name: changed.get(name, self.addresses[name]) for name in names})
 
@@ -209,7 +209,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def proxy(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    """Provide one stage to all tests of a module. Each test leaves it with three ready instances."""
+    """One for all tests of a module: they leave it with three ready instances."""
     stage.name(*stage.addresses)
     running = Proxy(stage.network, "proxy", stage.folder)
     yield running
@@ -225,10 +225,9 @@ def clients(stage: Stage, proxy: Proxy) -> Iterator[Load]:
 
 @pytest.fixture
 def load(stage: Stage, proxy: Proxy, clients: Load) -> Iterator[Load]:
-    """Run users against three ready instances while the test changes the network; repair the network afterwards."""
+    """Users that talk to three ready instances while the test changes the network; it is whole again afterwards."""
     stage.name(*stage.addresses)
-    # Compare addresses: the previous test may have moved an instance, which is ready at the old address until the
-    # next DNS answer.
+    # By their addresses: the test before may have moved one, and until DNS's next answer it is ready where it was.
     wait_until(lambda: proxy.hosts() == stage.addresses, "all are ready at their own addresses", interval_s=0.1)
     proxy.wait_for(*stage.addresses)
     clients.wait_served(*stage.addresses, turns=1)

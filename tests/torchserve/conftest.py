@@ -54,7 +54,7 @@ class Fleet:
         return found
 
     def settled(self) -> set[str]:
-        """Return the instances that get all turns of their sessions; an instance that has just come back does not."""
+        """Return the instances that get all turns of their sessions, which one that has just come back does not."""
         return {i["name"] for i in self.instances() if i["state"] == "ready" and i["share"] == 1.0}
 
     def status(self, name: str) -> dict[str, Any]:

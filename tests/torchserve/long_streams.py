@@ -1,4 +1,4 @@
-"""Read long streamed answers in several forms, each with its own client on a thread of its own.
+"""Long streamed answers in several forms, each read by its own client on a thread of its own.
 
 A test that acts before they end slows the workers (test_faults.py, slowed_worker).
 """
@@ -40,7 +40,7 @@ class LongStream(threading.Thread):
             self._error = error
 
     def finish(self) -> str:
-        """Return the client's data without log probabilities. Raises the client's error."""
+        """Return what the client has got, without log probabilities. Raises what the client did."""
         self.join(120)
         assert not self.is_alive()
         if self._error is not None:

@@ -1,6 +1,6 @@
-"""Rename the weights of a LLaVA checkpoint to the names that vLLM loads, which are those of llava-hf's checkpoints.
+"""Give a LLaVA checkpoint's weights the names that vLLM loads: those of the checkpoints that llava-hf has published.
 
-transformers 5.23 writes other names (`vision_tower.embeddings` for `vision_tower.vision_model.embeddings`).
+transformers 5.23 writes others (`vision_tower.embeddings` for `vision_tower.vision_model.embeddings`).
 """
 
 import re

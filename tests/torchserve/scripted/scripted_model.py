@@ -1,6 +1,6 @@
-"""Implement a model that follows a script: it writes a call if it has tools, an answer, and reasoning if requested.
+"""A model that writes what its scripts say: a call if it has tools, an answer, with reasoning if it is asked for it.
 
-Where the script ends, or a grammar forbids its next token, the model ends the answer as soon as possible.
+Where the script ends, or a grammar forbids it, the model ends as soon as it may.
 """
 
 from typing import Any

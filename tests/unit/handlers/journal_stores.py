@@ -1,4 +1,4 @@
-"""Provide the stores of journals, each with functions by which tests inspect and change its contents."""
+"""The stores that journals are kept in, each with the test's own look at what lies behind it."""
 
 import os
 import time
@@ -30,12 +30,12 @@ KINDS = (
 
 @dataclass
 class Store:
-    """A journal, with functions that inspect and change its store."""
+    """A journal, and the test's own look at what lies behind it."""
 
     url: str
     journal: Journal
-    dump: Callable[[], bytes]  # all names in the store, and each content once
-    pass_time: Callable[[int], object]  # seconds, for a store with a clock of its own
+    dump: Callable[[], bytes]  # everything that is kept, all names, and each content once
+    pass_time: Callable[[int], object]  # seconds, for a store that goes by its own clock
     poison: Callable[[str, str, bytes], object]  # put bytes in place of a session's first event, or of the only image
 
     def reopened(self, **limits: Any) -> Journal:
@@ -47,7 +47,7 @@ class Store:
 
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """Provide an empty store. At teardown, no operation may be running."""
+    """An empty one. On the way out nothing is under way."""
     pass_time: Callable[[int], object] = int  # nothing to do
     if request.param == "directory":
         url, dump = tmp_path.as_uri(), lambda: dump_folder(tmp_path)
@@ -106,7 +106,7 @@ def dump_keys(server: RedisServer) -> bytes:
 
 
 def age_keys(server: RedisServer, seconds: int) -> None:
-    """Reduce the time to live of each expiring key, as if this time had passed."""
+    """Take this from what each key that expires has left, as if so much time had passed."""
     with server.client() as client:
         for key in dict.fromkeys(client.scan_iter()):
             if client.type(key) == b"zset":  # with times

@@ -1,4 +1,4 @@
-"""Provide the clients of this folder with the SDK's session, uploads, and the report at their end."""
+"""What the clients of this folder share: the SDK's session, an upload, and the end."""
 
 import functools
 import json
@@ -53,7 +53,7 @@ def wait_until_deleted(endpoint):
 
 
 def tell(told, endpoint):
-    """Print a client's results, and the resources that remain after its endpoint is deleted."""
+    """Print what a client has found, and what is left of everything when its endpoint is deleted."""
     wait_until_deleted(endpoint)
     client = boto3.client("sagemaker")
     left = {

@@ -1,4 +1,4 @@
-"""Provide an empty queue of each kind."""
+"""Every kind of queue, empty."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -26,7 +26,7 @@ SERVERS = {"valkey": "redis_server", "cluster": "redis_cluster"}
     )
 )
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """Provide an empty store of each kind."""
+    """An empty one."""
     if request.param == "sqlite":
         path = tmp_path / "queue" / "requests.db"
         with Store(f"sqlite://{path}", partial(SqliteQueue, path)) as store:
@@ -41,7 +41,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def make_redis(server: RedisServer, settings: AsyncQueueSettings, clock: Clock) -> Queue:
-    """Make a queue with the test's clock."""
+    """A queue under the test's clock."""
     client = redis.asyncio.Redis(
         port=urlsplit(server.url).port or 0, username=server.user, password=server.password, protocol=2
     )
@@ -50,5 +50,5 @@ def make_redis(server: RedisServer, settings: AsyncQueueSettings, clock: Clock) 
 
 @pytest.fixture
 def queue(store: Store) -> Queue:
-    """Provide one process's view of the store's queue."""
+    """The store's, as one process has it."""
     return store.opened()

@@ -1,4 +1,4 @@
-"""Provide tests of object stores with chunks, whole objects and memory measurements."""
+"""What tests of object stores share: chunks, reading an object whole, and memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MIB = 1 << 20
 
 
 async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
-    """Yield chunks in the form that a store accepts."""
+    """Chunks as a store takes them."""
     for chunk in chunks:
         yield chunk
 
 
 async def repeat(chunk: bytes, count: int) -> AsyncIterator[bytes]:
-    """Yield the same chunk repeatedly, as an object that is never complete in memory."""
+    """The same chunk many times: an object that was never whole in memory."""
     for _ in range(count):
         yield chunk
 
 
 async def read_all(store: ObjectStore, url: str) -> bytes:
-    """Return a whole object; assert that its announced size is right."""
+    """A whole object, whose announced size is right."""
     async with await store.open(url) as download:
         data = b"".join([chunk async for chunk in download.chunks])
     assert download.size == len(data)
@@ -33,7 +33,7 @@ async def read_all(store: ObjectStore, url: str) -> bytes:
 
 
 class MemoryWatch:
-    """Measures how far this process's resident memory rises, by sampling it continuously."""
+    """How far this process's resident memory rises above what it was, looked at all the time."""
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
@@ -57,6 +57,6 @@ class MemoryWatch:
 
 
 def resident_bytes() -> int:
-    """Return the current resident memory of this process."""
+    """Of this process, now."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

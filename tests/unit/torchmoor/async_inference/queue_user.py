@@ -1,7 +1,7 @@
-"""Use a queue as a process until the work is done or the process is killed, and print each acknowledged change.
+"""A process that uses a queue until it is done or killed, and says each thing that the queue has acknowledged.
 
-`race URL` works on all requests, with leases so short that other processes always take over. `churn URL NAME` submits,
-works on and cancels requests without end.
+`race URL`: works off what there is, with leases so short that others always take over. `churn URL NAME`: submits,
+works and cancels without end.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from torchmoor.config.asynchronous import AsyncQueueSettings
 
 
 def say(*words: str) -> None:
-    """Print a line at once."""
+    """One line, out at once."""
     print(*words, flush=True)
 
 
 async def work(queue: Queue, lease_s: float) -> None:
-    """Claim one request, decide it and finish it, as far as its lease lasts."""
+    """Take one request as far as it goes."""
     claim = await queue.claim(ENDPOINT, lease_s)
     if claim is None:
         return
@@ -37,8 +37,8 @@ async def work(queue: Queue, lease_s: float) -> None:
 
 
 async def race(queue: Queue) -> None:
-    """Work until no request is left."""
-    sys.stdin.readline()  # all processes begin at the same time
+    """Until nothing is left."""
+    sys.stdin.readline()  # so that all begin at once
     while (backlog := await queue.backlog(ENDPOINT)).waiting or backlog.running or backlog.decided:
         await work(queue, 0.0005)
 
@@ -55,7 +55,7 @@ async def churn(queue: Queue, name: str) -> None:
 
 
 async def main(mode: str, url: str, *name: str) -> None:
-    """Run the command of the command line."""
+    """As the command line says."""
     queue = open_queue(url, AsyncQueueSettings(timeout_s=30))
     say("ready")
     await (race(queue) if mode == "race" else churn(queue, *name))

@@ -1,4 +1,4 @@
-"""Run asynchronous inference with a real queue, a real directory and real HTTP; tests define what instances do."""
+"""Asynchronous inference with a real queue, a real directory and real HTTP; the instances do what a test tells them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Rig:
         return service
 
     async def start(self, **changes: Any) -> AsyncInference:
-        """Start a service, which runs until the rig ends."""
+        """A running service, until the rig ends."""
         return await self._stack.enter_async_context(self.make_service(**changes))
 
     def request(self, inference_id: str, body: bytes | None = b"{}", **changes: Any) -> AsyncRequest:
@@ -181,13 +181,13 @@ class Rig:
         )
 
     def input(self, name: str, content: bytes) -> str:
-        """Write an input object and return its URL."""
+        """An input object's URL."""
         path = self.folder / "inputs" / name
         path.write_bytes(content)
         return path.as_uri()
 
     def results(self) -> dict[str, bytes]:
-        """Return all objects by name, including staged and unfinished ones."""
+        """Every object there is, by name; staged ones and ones on their way are there too."""
         root = self.folder / "results"
         return {path.name: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
@@ -227,13 +227,13 @@ def never_answering(gate: Gate) -> Behaviour:
 
 
 async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> None:
-    """Wait until a condition holds."""
+    """Look until it is so."""
     deadline = asyncio.get_running_loop().time() + DEADLINE_S
     while True:
-        found = condition()
-        if (found if isinstance(found, bool) else await found) is True:
+        said = condition()
+        if (said if isinstance(said, bool) else await said) is True:
             return
-        assert asyncio.get_running_loop().time() < deadline, f"waited {DEADLINE_S:.0f} s until {what}"
+        assert asyncio.get_running_loop().time() < deadline, f"never came: {what}"
         await asyncio.sleep(0.01)
 
 
@@ -247,7 +247,7 @@ class MovableLoop(asyncio.SelectorEventLoop):
 
 
 async def pass_time(seconds: float) -> None:
-    """Run all timers that are due within `seconds`, without waiting for them."""
+    """Make every timer due that ends within `seconds`, and run what it ends."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, MovableLoop)
     loop.ahead_s += seconds
@@ -256,7 +256,7 @@ async def pass_time(seconds: float) -> None:
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
-    """Run a test's coroutine; assert that it leaves no task."""
+    """Run a test's scene, and nothing beyond it."""
 
     async def bounded() -> None:
         async with asyncio.timeout(2 * DEADLINE_S):

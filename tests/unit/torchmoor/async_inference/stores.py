@@ -1,4 +1,4 @@
-"""Provide queues of each kind with a clock that the test moves, for code that does not await."""
+"""Queues to test, of every kind, under a clock that the test moves, used from code that does not await."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,7 +15,7 @@ ENDPOINT = "chat"
 
 
 class Clock:
-    """A clock in epoch seconds, which only the test moves, forwards or backwards."""
+    """Epoch seconds that only the test moves, in both directions."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
@@ -29,7 +29,7 @@ class Clock:
 
 @dataclass
 class Store:
-    """A store of requests; each queue from `opened` is the view of another process."""
+    """One place that requests are kept in; each `opened` queue is another process's view of it."""
 
     url: str
     make: Callable[[AsyncQueueSettings, Clock], Queue]
@@ -42,7 +42,7 @@ class Store:
         return self._keep(self.make(AsyncQueueSettings(**limits), self.clock))
 
     def opened_by_url(self, **limits: Any) -> Queue:
-        """Open the queue by its URL, as a proxy does, with the real clock."""
+        """As a proxy has it, under the real clock."""
         return self._keep(open_queue(self.url, AsyncQueueSettings(**limits)))
 
     def do(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -63,26 +63,26 @@ class Store:
 
 
 def request(inference_id: str, **values: Any) -> AsyncRequest:
-    """Return a request whose input is an object, unless a body is given."""
+    """One with an object as its input, unless a body is given."""
     source = {} if "body" in values else {"input_location": "s3://in/put"}
     locations = {"output_location": f"s3://out/{inference_id}.out", "failure_location": f"s3://out/{inference_id}.err"}
     return AsyncRequest(**{"inference_id": inference_id, "endpoint": ENDPOINT} | locations | source | values)
 
 
 def result(body: bytes = b"answer") -> AsyncOutcome:
-    """Return a small result."""
+    """A small one."""
     return AsyncOutcome(state=AsyncState.COMPLETED, content_type="text/plain", body=body)
 
 
 async def claimed(queue: Queue, lease_s: float = 30.0) -> Claim:
-    """Claim the next request; assert that there is one."""
+    """The next request; there must be one."""
     claim = await queue.claim(ENDPOINT, lease_s)
     assert claim is not None
     return claim
 
 
 async def ended(queue: Queue, outcome: AsyncOutcome | None = None) -> Claim:
-    """Claim the next request, complete it, and return it."""
+    """The next request, taken to its end."""
     claim = await claimed(queue)
     assert await queue.decide(claim, outcome or result())
     assert await queue.finish(claim)

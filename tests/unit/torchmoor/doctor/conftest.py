@@ -1,4 +1,4 @@
-"""Describe a fleet for this machine, with folders of the test."""
+"""A fleet that is to run on this machine, with places of the test's own."""
 
 import tempfile
 from collections.abc import Callable

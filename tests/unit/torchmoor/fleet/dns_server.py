@@ -1,4 +1,4 @@
-"""Run a DNS server on loopback, over UDP and TCP on one port, whose answers the test defines."""
+"""A DNS server on loopback, over UDP and TCP on one port, that answers as a test tells it to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Behaviour = Callable[[dns.message.Message, bool], dns.message.Message | bytes | 
 
 
 def answering(*records: str, additional: tuple[str, ...] = ()) -> Behaviour:
-    """Return a behaviour that answers with a zone file's records of the question's name and type, and its CNAMEs."""
+    """From lines of a zone file: those of the question's name and type, and CNAMEs of it."""
 
     def behave(query: dns.message.Message, is_tcp: bool) -> dns.message.Message:
         answer = dns.message.make_response(query)
@@ -41,7 +41,7 @@ def answering(*records: str, additional: tuple[str, ...] = ()) -> Behaviour:
 
 
 def truncating(behave: Behaviour) -> Behaviour:
-    """Return a behaviour whose answers over UDP are truncated."""
+    """Over UDP nothing but that the answer is too long."""
 
     def truncate(query: dns.message.Message, is_tcp: bool) -> dns.message.Message | bytes | None:
         if is_tcp:

@@ -1,4 +1,4 @@
-"""Inspect processes, and run the stub that replaces TorchServe."""
+"""Processes as these tests look at them, and the stub that stands for TorchServe."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ STUB = Path(__file__).with_name("stub_torchserve.py")
 
 
 def is_running(pid: int) -> bool:
-    """Return whether the process exists and is not a zombie."""
+    """True unless there is no such process, or only what its parent has not collected."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

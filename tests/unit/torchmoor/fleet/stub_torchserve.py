@@ -1,9 +1,9 @@
-"""Imitate `torchserve --foreground` as a script: a wrapper starts a "JVM", which starts a "worker".
+"""Stands for `torchserve --foreground`: a wrapper that starts a "JVM", which starts a "worker". Run as a script.
 
 python stub_torchserve.py ignore|heed PID_FILE REPORT
 
-The JVM writes its process id to PID_FILE, as TorchServe does. REPORT gets the process ids of all three when they run.
-With `ignore` the JVM ignores SIGTERM.
+The JVM's pid goes to PID_FILE, as TorchServe does it; REPORT gets the pids of all three when they run. With `ignore`
+the JVM takes no notice of SIGTERM.
 """
 
 import os
