@@ -1,1 +1,1 @@
-"""Measure the project against its baselines; `make bench NAME=proxy` runs one benchmark."""
+"""Benchmarks, which measure the project against its baselines; `make bench NAME=proxy` runs one."""

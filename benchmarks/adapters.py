@@ -1,7 +1,7 @@
-"""What do adapters cost in a step, where rows have none, the same one, or each another?
+"""Measures what LoRA adapters cost per step: rows without one, with a common one, and with one each.
 
-Eight streams of SmolLM2-135M-Instruct on one thread, float32; processor time a step without the prompts, the arms in
-turn. An engine without the layers that accept adapters is the baseline. Adapters of rank 8 change all projections.
+Eight streams of SmolLM2-135M-Instruct on one thread, float32; processor time per step without the prompts. The arms
+take turns. The baseline is an engine whose layers accept no adapters. Adapters of rank 8 change all projections.
 
     make bench NAME=adapters [QUICK=1]
     python -m benchmarks.adapters [--quick] [--rounds 5] [--save]
@@ -9,25 +9,18 @@ turn. An engine without the layers that accept adapters is the baseline. Adapter
 
 import os
 import tempfile
-import time
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
-from benchmarks.engine_arms import CPU, FOR_EVER, KV_BYTES
-from benchmarks.report import ROOT, median, parse_options, print_report
-from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.kv_cache import SequenceCache
-from handlers.engine.builtin.pace import Pace
-from handlers.engine.builtin.runner import ModelRunner
-from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import TokenSequence
-from handlers.engine.contract import AnswerRequest, SamplingParams
+from benchmarks.report import ROOT, parse_options, print_report
+from benchmarks.stepped_engine import Row, SteppedEngine
+from handlers.engine.contract import SamplingParams
 from handlers.models.loader import load_model
 from handlers.models.lora import LoraAdapter
 from scripts.make_adapters import make_adapters
@@ -37,40 +30,22 @@ RANK = 8
 NUM_STEPS, QUICK_STEPS = 32, 8
 CHECKPOINT = ROOT / "models" / "smollm2"
 PROMPT = list(range(1000, 1020))
+CPU = torch.device("cpu")
 
 
 class AdapterArm:
-    """An engine whose steps this thread runs. max_rank: 0 for one without adapters."""
+    """A model and its engine. max_rank: 0 loads the model without layers for adapters."""
 
     def __init__(self, max_rank: int) -> None:
         self.model = load_model(CHECKPOINT, CPU, "float32", max_rank=max_rank)
-        self.model.eos_token_ids = frozenset()  # all rows have all steps
-        self._engine = Engine(ModelRunner(self.model, KV_BYTES), Scheduler(ROWS, Pace(512, 1e9)), 1)
-        self._scopes = count()
+        self.model.eos_token_ids = frozenset()  # every row takes part in every step
+        self._engine = SteppedEngine(self.model, ROWS)
 
     def run(self, adapters: Sequence[LoraAdapter | None], num_steps: int) -> float:
-        """Return the processor milliseconds of a step in which each row has one of these adapters."""
-        caches = []
-        for adapter in adapters:
-            cache = SequenceCache(self._engine.runner.pool, scope=str(next(self._scopes)))
-            cache.pin()
-            cache.match(PROMPT, "" if adapter is None else adapter.version)
-            params = SamplingParams(max_new_tokens=num_steps + 1)
-            request = AnswerRequest(
-                prompt=PROMPT, images=[], params=params, deadline=FOR_EVER, on_event=lambda event: True, adapter=adapter
-            )
-            sequence = TokenSequence(cache, request)
-            self._engine.admit(sequence)
-            caches.append(cache)
-        while any(sequence.is_prefilling for sequence in self._engine.scheduler.all()):
-            self._engine.step()
-        begin, before = time.process_time(), self._engine.num_steps
-        while self._engine.scheduler.all():
-            self._engine.step()
-        spent = time.process_time() - begin
-        for cache in caches:
-            cache.drop()
-        return spent * 1000 / (self._engine.num_steps - before)
+        """Return the processor time per step in ms, with one row for each of these adapters."""
+        params = SamplingParams(max_new_tokens=num_steps + 1)
+        generated = self._engine.generate(PROMPT, [Row(params, adapter) for adapter in adapters])
+        return generated.cpu_s * 1000 / generated.num_steps
 
 
 def measure(rounds: int, num_steps: int) -> tuple[list[dict[str, Any]], dict[str, float]]:

@@ -1,18 +1,21 @@
-"""Is anything lost or done twice when everything dies, and what does 1 GB cost? `make bench NAME=async_inference`
+"""Checks that no asynchronous request is lost or processed twice when processes are killed, and measures their cost.
 
-kills     Small requests to `torchmoor up`: real TorchServe, a SQLite queue, results as files. Meanwhile SIGKILL, at
-          random times, to the proxy (`up` itself, started again in the same directory), to a TorchServe's JVM and to
-          its Python worker. Then every accepted request must have its one result.
-1 GB      One request whose input and answer have 1 GB each, through `torchmoor serve`, an instance that answers at
-          once and files: how much the proxy's largest resident memory grows over what small requests took.
-submit    The time of a submit over HTTP against that of an insert into SQLite as durable as the queue's, by turns.
-wake      A request to an endpoint at zero instances: from its submit until its result is there, against the start of
-          the same instance by `torchmoor up`, by turns.
+`make bench NAME=async_inference`
+
+kills     Clients send small requests to `torchmoor up` (real TorchServe, a SQLite queue, results as files) while
+          SIGKILL hits the proxy (`up` itself, which is started again in the same directory), a TorchServe's JVM or its
+          Python worker at random moments. At the end, each accepted request must have exactly one result.
+1 GB      One request has an input and an answer of 1 GB each. It passes through `torchmoor serve` to an instance that
+          answers at once; input and result are files. Measures how much the proxy's peak resident memory grows beyond
+          that of small requests.
+submit    A submit over HTTP, compared with an insert into SQLite that is as durable as the queue's. Both take turns.
+wake      A request to an endpoint at zero instances, from its submit until its result exists, compared with the start
+          of the same instance by `torchmoor up`. Both take turns.
 
     submitted, missing, duplicated      the last two must be 0
-    rss_growth_mb_1gb                   must be 64 or less
-    submit_vs_insert                    medians; must be 3 or less
-    wake_vs_start                       median of the rounds; must be 1.1 or less
+    rss_growth_mb_1gb                   must be at most 64
+    submit_vs_insert                    ratio of the medians; must be at most 3
+    wake_vs_start                       median of the rounds; must be at most 1.1
 """
 
 import json
@@ -30,22 +33,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import yaml
 
-from benchmarks.async_load import BODY, Account, Client, Submitter
+from benchmarks.async_load import BODY, AcceptedRequests, Client, Submitter
 from benchmarks.async_wake import measure_wakes
-from benchmarks.report import ROOT, median, parse_options, print_report
+from benchmarks.report import ROOT, parse_options, print_report
 
 NUM_REQUESTS, NUM_QUICK = 10_000, 300
 NUM_SUBMITTERS = 4
-PAUSE_S = 0.05  # on average, of each submitter
-NUM_KILLS, NUM_QUICK_KILLS = 30, 3  # at random numbers of results
+PAUSE_S = 0.05  # mean pause of each submitter between two requests
+NUM_KILLS, NUM_QUICK_KILLS = 30, 3
 END_TIMEOUT_S = 1800.0
 NUM_SUBMITS, NUM_QUICK_SUBMITS = 400, 60
 NUM_WAKES, NUM_QUICK_WAKES = 5, 1
-LOG_BYTES = 4_000  # shown of a fleet that failed
+LOG_BYTES = 4_000  # printed of the log of a fleet that failed
 GIB = 1 << 30
 TARGETS = ("proxy", "jvm", "worker")
 
@@ -71,8 +75,8 @@ def main() -> None:
 # Kills
 
 
-class Up:
-    """`torchmoor up` in a directory, again and again on the same ports."""
+class RestartedFleet:
+    """`torchmoor up` in one directory and on the same ports, however often it is killed."""
 
     def __init__(self, folder: Path) -> None:
         self.run_dir = folder / "run"
@@ -88,7 +92,7 @@ class Up:
         self.port, self.admin_port = (int(where[key].rpartition(":")[2]) for key in ("runtime", "admin"))
 
     def start(self) -> None:
-        """Not waited for: requests run, and kills hit, as soon as there is something to hit."""
+        """Start it without waiting until it is ready: requests and kills begin at once."""
         command = [sys.executable, "-m", "torchmoor", "up", "--instances", "2", "--run-dir", str(self.run_dir)]
         command += ["--port", str(self.port), "--admin-port", str(self.admin_port), "--start-timeout", "300"]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
@@ -97,14 +101,14 @@ class Up:
         )
 
     def revive(self) -> None:
-        """Start it again if it has ended: an instance that is killed at its first start ends it."""
+        """Start it again if it has ended, which it does if an instance is killed during its first start."""
         if self.process.poll() is not None:
             assert self.process.stdout is not None
             self.process.stdout.close()
             self.start()
 
     def kill(self, target: str, rng: random.Random) -> bool:
-        """SIGKILL to one of the processes; False if there was none to hit."""
+        """Send SIGKILL to one of the processes. Return False if there is no such process at the moment."""
         if target == "proxy":
             self.process.kill()
             self.process.wait()
@@ -147,37 +151,37 @@ def run_kills(folder: Path, *, is_quick: bool) -> dict[str, Any]:
     folder.mkdir()
     rng, kills = random.Random(6), Counter[str]()
     number = NUM_QUICK if is_quick else NUM_REQUESTS
-    up, account = Up(folder), Account()
+    fleet, accepted = RestartedFleet(folder), AcceptedRequests()
     began = time.monotonic()
     try:
         names = [f"invocation-{each}" for each in range(number)]
         submitters = [
-            Submitter(account, up.port, "llava", names[first::NUM_SUBMITTERS], PAUSE_S)
+            Submitter(accepted, fleet.port, "llava", names[first::NUM_SUBMITTERS], PAUSE_S)
             for first in range(NUM_SUBMITTERS)
         ]
         for submitter in submitters:
             submitter.start()
         num_kills = NUM_QUICK_KILLS if is_quick else NUM_KILLS
-        ahead = sorted(rng.sample(range(number // 20, number * 9 // 10), num_kills))
-        while (num_results := account.look()) < number and time.monotonic() - began < END_TIMEOUT_S:
-            if ahead and num_results >= ahead[0]:
-                del ahead[0]
-                target = TARGETS[len(ahead) % len(TARGETS)]
-                kills[target] += up.kill(target, rng)
-            up.revive()
+        kill_after = sorted(rng.sample(range(number // 20, number * 9 // 10), num_kills))  # numbers of outcomes
+        while (num_outcomes := accepted.record()) < number and time.monotonic() - began < END_TIMEOUT_S:
+            if kill_after and num_outcomes >= kill_after[0]:
+                del kill_after[0]
+                target = TARGETS[len(kill_after) % len(TARGETS)]
+                kills[target] += fleet.kill(target, rng)
+            fleet.revive()
             time.sleep(0.05)
         for submitter in submitters:
             submitter.join(60)
-        if account.missing() or account.duplicated():
-            up.show_log()
+        if accepted.missing() or accepted.duplicated():
+            fleet.show_log()
     finally:
-        up.stop()
+        fleet.stop()
     return {
         "arm": "kills",
-        "submitted": len(account.results),
-        "missing": account.missing(),
-        "duplicated": account.duplicated(),
-        "failures": sum(path.exists() for path in account.failures.values()),
+        "submitted": len(accepted.results),
+        "missing": accepted.missing(),
+        "duplicated": accepted.duplicated(),
+        "failures": sum(path.exists() for path in accepted.failures.values()),
         **{f"killed_{target}": kills[target] for target in TARGETS},
         "seconds": round(time.monotonic() - began),
     }
@@ -188,7 +192,7 @@ def run_kills(folder: Path, *, is_quick: bool) -> dict[str, Any]:
 
 @contextmanager
 def serving(folder: Path, num_bytes: int) -> Iterator[tuple[int, int]]:
-    """`torchmoor serve` before one instance; its port and its pid."""
+    """Run `torchmoor serve` with one instance that answers with `num_bytes`; yield the proxy's port and process id."""
     (folder / "inputs").mkdir(parents=True)
     instance = subprocess.Popen(
         [sys.executable, str(ROOT / "benchmarks" / "async_instance.py"), str(num_bytes)],
@@ -229,7 +233,7 @@ def serving(folder: Path, num_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def run_large(folder: Path, *, is_quick: bool) -> tuple[float, float, float]:
-    """Growth in MB, submit against insert, and seconds of the large request."""
+    """Return the proxy's growth in MB, the ratio of submit to insert, and the seconds of the large request."""
     with serving(folder, GIB) as (port, pid):
         client = Client(port, "m")
         ratio = compare_submits(client, folder, NUM_QUICK_SUBMITS if is_quick else NUM_SUBMITS)
@@ -253,7 +257,7 @@ def run_large(folder: Path, *, is_quick: bool) -> tuple[float, float, float]:
 
 
 def compare_submits(client: Client, folder: Path, number: int) -> float:
-    """Medians of submits and of durable inserts, by turns."""
+    """Return the median time of submits divided by that of durable inserts, which take turns."""
     database = sqlite3.connect(folder / "compare.db", isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
@@ -263,7 +267,7 @@ def compare_submits(client: Client, folder: Path, number: int) -> float:
         began = time.perf_counter()
         _, result, _ = client.submit(f"submit-{each}")
         submits.append(time.perf_counter() - began)
-        while not result.exists():  # its work is done elsewhere by then, and disturbs neither
+        while not result.exists():  # so that the request's processing overlaps with no measurement
             time.sleep(0.001)
         time.sleep(0.01)
         began = time.perf_counter()
@@ -274,7 +278,7 @@ def compare_submits(client: Client, folder: Path, number: int) -> float:
 
 
 def _peak_mb(pid: int) -> float:
-    """Return the largest resident memory so far."""
+    """Return the peak resident memory of a process so far, in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 

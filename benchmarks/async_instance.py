@@ -1,6 +1,8 @@
-"""Instance for benchmarks/async_inference.py: reads a body of any length and answers with a given number of bytes.
+"""Serves as the instance of async_inference.py: reads a body of any length and answers with a fixed number of bytes.
 
 python -m benchmarks.async_instance NUM_BYTES      prints its port
+
+A body of less than 1,000 bytes gets an answer of the same length.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ PIECE = bytes(1 << 20)
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_bytes: int) -> None:
-    """One request a connection, as the proxy's workers send them."""
+    """Answer the one request of a connection: the proxy's workers use a connection once."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if head.startswith(b"get /ping"):
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Clients of benchmarks/async_inference.py: submit until accepted, and count each request's outcome."""
+"""Provides clients that submit asynchronous requests until they are accepted, and counts the outcomes."""
 
 import hashlib
 import http.client
@@ -20,7 +20,7 @@ def path_of(url: str) -> Path:
 
 
 class Client:
-    """Submits over one connection, which is made again when it breaks."""
+    """Submits over one connection, which it opens again after an error."""
 
     def __init__(self, port: int, endpoint: str) -> None:
         self._port = port
@@ -28,7 +28,11 @@ class Client:
         self._connection: http.client.HTTPConnection | None = None
 
     def submit(self, invocation: str, body: bytes = BODY, **headers: str) -> tuple[str, Path, Path]:
-        """The inference id, and where the result or the failure will be; sent again until it is accepted."""
+        """Submit a request, repeatedly until it is accepted.
+
+        Return the inference id, and the paths of the future result and of a failure. Raises RuntimeError if the proxy
+        refuses the request itself.
+        """
         fields = {**HEADERS, **headers, "amz-sdk-invocation-id": invocation}
         while True:
             try:
@@ -54,29 +58,32 @@ class Client:
 
 
 @dataclass
-class Account:
-    """What was accepted, and what there is of it. seen: the first bytes that a result had, as a digest."""
+class AcceptedRequests:
+    """The accepted requests and their outcomes.
+
+    results, failures: paths by inference id. first_digests: the hash of each result when it was first read.
+    """
 
     results: dict[str, Path] = field(default_factory=dict)
     failures: dict[str, Path] = field(default_factory=dict)
-    seen: dict[str, bytes] = field(default_factory=dict)
+    first_digests: dict[str, bytes] = field(default_factory=dict)
 
-    def look(self) -> int:
-        """How many results there are; remembers what each was when it was first there."""
+    def record(self) -> int:
+        """Record the hashes of new results. Return the number of requests with an outcome."""
         for name, path in list(self.results.items()):
-            if name not in self.seen and path.exists():
-                self.seen[name] = hashlib.sha256(path.read_bytes()).digest()
-        return len(self.seen) + sum(path.exists() for path in list(self.failures.values()))
+            if name not in self.first_digests and path.exists():
+                self.first_digests[name] = hashlib.sha256(path.read_bytes()).digest()
+        return len(self.first_digests) + sum(path.exists() for path in list(self.failures.values()))
 
     def missing(self) -> int:
-        """Return the number of accepted requests without a result; failures count."""
+        """Return the number of accepted requests without a result, including those with a failure."""
         return sum(not path.exists() for path in self.results.values())
 
     def duplicated(self) -> int:
-        """Return the number of requests with a result and a failure, of changed results, and of unknown objects."""
+        """Return the number of requests with a result and a failure, changed results, and results of no request."""
         both = sum(self.results[name].exists() and self.failures[name].exists() for name in self.results)
         changed = sum(
-            hashlib.sha256(path.read_bytes()).digest() != self.seen.get(name)
+            hashlib.sha256(path.read_bytes()).digest() != self.first_digests.get(name)
             for name, path in self.results.items()
             if path.exists()
         )
@@ -85,16 +92,16 @@ class Account:
 
 
 class Submitter(threading.Thread):
-    """Submits its share of the requests, one after the other, with pauses so that kills come among them."""
+    """Submits its share of the requests, one after the other, with pauses so that kills happen between them."""
 
-    def __init__(self, account: Account, port: int, endpoint: str, names: list[str], pause_s: float) -> None:
+    def __init__(self, accepted: AcceptedRequests, port: int, endpoint: str, names: list[str], pause_s: float) -> None:
         super().__init__(daemon=True)
-        self._account, self._names, self._pause_s = account, names, pause_s
+        self._accepted, self._names, self._pause_s = accepted, names, pause_s
         self._client = Client(port, endpoint)
 
     def run(self) -> None:
         for name in self._names:
             inference_id, result, failure = self._client.submit(name)
-            self._account.failures[inference_id] = failure
-            self._account.results[inference_id] = result
+            self._accepted.failures[inference_id] = failure
+            self._accepted.results[inference_id] = result
             time.sleep(random.uniform(0, 2 * self._pause_s))

@@ -1,13 +1,14 @@
-"""The part of async_inference.py that wakes an endpoint: its time against that of an instance's start, by turns."""
+"""Measures how long an endpoint at zero instances takes to answer, compared with the start of an instance."""
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from urllib.parse import urlsplit
 
 from benchmarks.async_load import Client
 from benchmarks.fleet import Fleet, running_fleet
-from benchmarks.report import ROOT, median
+from benchmarks.report import ROOT
 
 CHECKPOINT = ROOT / "models" / "tiny-llava"
 AT_ZERO = ("--min-instances", "0", "--scale-in-cooldown", "1", "--run-dir")
@@ -17,10 +18,10 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Wakes:
-    """Seconds of each round.
+    """The times of each round.
 
-    wakes_s: from the submit of a request to an endpoint at zero until its result is there; starts_s: the start of the
-    same instance by `torchmoor up`, as it reports it.
+    wakes_s: from the submit of a request to an endpoint at zero instances until its result exists. starts_s: the start
+    of the same instance by `torchmoor up`, as the admin plane reports it.
     """
 
     wakes_s: list[float]
@@ -32,9 +33,9 @@ class Wakes:
 
 
 def measure_wakes(folder: Path, num_rounds: int) -> Wakes:
-    """In each round, start an instance and stop it, then wake an endpoint, which scales to zero again.
+    """In each round, start and stop an instance, then wake an endpoint, which scales to zero again.
 
-    folder: for the endpoint, whose queue and results stay there.
+    folder: of the endpoint's queue and results.
     """
     found = Wakes([], [])
     with running_fleet(CHECKPOINT, num_instances=0, arguments=(*AT_ZERO, str(folder))) as sleeping:
@@ -45,7 +46,7 @@ def measure_wakes(folder: Path, num_rounds: int) -> Wakes:
                 found.starts_s.append(instance["last_start_s"])
             found.wakes_s.append(round(_wake(client, f"wake-{number}"), 2))
             if number + 1 < num_rounds:
-                _until_at_zero(sleeping)
+                _wait_until_at_zero(sleeping)
     return found
 
 
@@ -54,15 +55,15 @@ def _wake(client: Client, invocation: str) -> float:
     _, result, failure = client.submit(invocation)
     while not result.exists():
         if failure.exists() or time.monotonic() - began > TIMEOUT_S:
-            raise SystemExit(f"the request that wakes the endpoint has no result: {result}")
+            raise SystemExit(f"the request that wakes the endpoint failed or took too long: there is no {result}")
         time.sleep(POLL_S)
     return time.monotonic() - began
 
 
-def _until_at_zero(fleet: Fleet) -> None:
-    """Wait until the fleet has no instance and no process of one."""
+def _wait_until_at_zero(fleet: Fleet) -> None:
+    """Wait until the fleet has neither an instance nor a process of one."""
     began = time.monotonic()
     while fleet.instances() or fleet.has_instance_processes():
         if time.monotonic() - began > TIMEOUT_S:
-            raise SystemExit("the endpoint does not scale to zero")
+            raise SystemExit(f"the endpoint has not scaled to zero after {TIMEOUT_S:.0f} s")
         time.sleep(POLL_S)

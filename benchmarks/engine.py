@@ -1,17 +1,17 @@
-"""What does batching token by token save, and what does serving add?
+"""Measures what continuous batching saves and what serving adds, in processor time per token.
 
-Real weights (SmolLM2-135M-Instruct), one thread, prompts of about 200 tokens, 64 new ones, greedy; processor time a
-token, user and system, prompts included, of every process that has a part in it:
+The arms run SmolLM2-135M-Instruct with its real weights on one thread: prompts of about 200 tokens, 64 new greedy
+tokens. Processor time is user and system time of all processes that take part, prompts included.
 
     sequential   transformers' generate, one prompt after the other
-    torchmoor    the engine in this process, 1, 4, 8 and 16 streams at once, float32 and bfloat16
+    torchmoor    the engine in this process with 1, 4, 8 and 16 concurrent streams, float32 and bfloat16
     served       8 streams through boto3, the proxy and real TorchServe
-    manager      transformers' own continuous batching, 8 streams
-    vllm         vLLM on the processor in bfloat16, if TORCHMOOR_BENCH_VLLM names the Python of a venv that has it
-                 (make setup-vllm); and in its form for servers, alone and behind our sessions as handler.engine.name
+    manager      transformers' continuous batching, 8 streams
+    vllm         vLLM on the CPU in bfloat16, if TORCHMOOR_BENCH_VLLM names the Python of an environment that has it
+                 (make setup-vllm); its AsyncLLM alone, and behind torchmoor's sessions (handler.engine.name: vllm)
 
-Then follow-up questions on kept KV caches (vLLM: on its prefix cache), and what a prompt of 4,000 tokens does to eight
-running streams. Prototypes needed 3.7 times less than sequential at 8 streams and 5.1 times less at 16.
+Also measures follow-up questions that reuse a KV cache (vLLM: its prefix cache), and how much a prompt of 4,000 tokens
+delays eight running streams. The goals come from prototypes: 1/3.7 of sequential with 8 streams, 1/5.1 with 16.
 
     make bench NAME=engine [QUICK=1]
     python -m benchmarks.engine [--quick] [--rounds 5] [--save]
@@ -26,6 +26,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -45,12 +46,12 @@ from benchmarks.engine_arms import (
     VllmChats,
 )
 from benchmarks.fleet import running_fleet
-from benchmarks.report import ROOT, median, parse_options, print_report
+from benchmarks.report import ROOT, parse_options, print_report
 
 CHECKPOINT = ROOT / "models" / "smollm2"
 STREAMS = (1, 4, 8, 16)
-NUM_FOLLOWERS = 8
-NEVER_SAID = "<repo_name>"  # a token of the vocabulary that chat never brings up: the end of nothing
+NUM_FOLLOWUPS = 8
+UNUSED_TOKEN = "<repo_name>"  # a token of the vocabulary that the model does not generate in a chat
 ADDED = "added by serving"
 GAP = "gap beside a long prompt"
 VLLM_CHATS = ("alone", "sessions")
@@ -65,7 +66,7 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How long the prompts and answers of a run are, in tokens."""
+    """The lengths of a run's prompts and answers, in tokens."""
 
     prompt: int
     new: int
@@ -77,20 +78,20 @@ QUICK = Size(prompt=60, new=12, long_prompt=600)
 
 
 def make_endless(checkpoint: Path, folder: Path) -> Path:
-    """The checkpoint with an end token that it never says, so that every answer has the length that was asked for."""
+    """Make a copy of the checkpoint whose end token is never generated, so that each answer reaches its limit."""
     for path in checkpoint.iterdir():
         if path.name not in ("tokenizer_config.json", "generation_config.json"):
             (folder / path.name).symlink_to(path.resolve())
     tokens = json.loads((checkpoint / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**tokens, "eos_token": NEVER_SAID}))
-    end = AutoTokenizer.from_pretrained(checkpoint).convert_tokens_to_ids(NEVER_SAID)
+    (folder / "tokenizer_config.json").write_text(json.dumps({**tokens, "eos_token": UNUSED_TOKEN}))
+    end = AutoTokenizer.from_pretrained(checkpoint).convert_tokens_to_ids(UNUSED_TOKEN)
     generation = json.loads((checkpoint / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**generation, "eos_token_id": end, "pad_token_id": end}))
     return folder
 
 
 class Prompts:
-    """Questions of a given length that no two streams share."""
+    """Questions of a given length, a different one for each stream."""
 
     def __init__(self, checkpoint: Path, size: Size) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -101,9 +102,9 @@ class Prompts:
         self.long = self._render(self._question(size.long_prompt))
 
     def follow_up(self, prompt: Ids, answer: Ids) -> Ids:
-        """The conversation so far and a second question of about 20 tokens."""
-        said = self._words(8)
-        question = f"<|im_end|>\n<|im_start|>user\nAnd what of the {said}?<|im_end|>\n<|im_start|>assistant\n"
+        """Return the conversation so far and a second question of about 20 tokens."""
+        words = self._words(8)
+        question = f"<|im_end|>\n<|im_start|>user\nAnd what of the {words}?<|im_end|>\n<|im_start|>assistant\n"
         return prompt + answer + self._tokenizer(question, add_special_tokens=False)["input_ids"]
 
     def text(self, ids: Ids) -> str:
@@ -127,7 +128,7 @@ class Prompts:
 
 
 class Benchmark:
-    """All arms, their figures by round, and whether their answers were the same."""
+    """Runs all arms, collects their figures by round, and compares their answers."""
 
     def __init__(self, checkpoint: Path, size: Size, vllm: Path | None, stack: ExitStack, *, quick: bool) -> None:
         self._size = size
@@ -144,19 +145,21 @@ class Benchmark:
         for process in [self._vllm, *self._chats.values()]:
             if process is not None:
                 stack.callback(process.stop)
-        self.figures: dict[tuple[str, str, int], list[float]] = defaultdict(list)  # (arm, dtype, streams), a round
+        self.figures: dict[tuple[str, str, int], list[float]] = defaultdict(
+            list
+        )  # by arm, dtype and streams: one per round
         self.num_compared = 0
         self.is_equal = True
-        self._served.ask(self._prompts.questions[:8], size.new)  # Java compiles what it has run a while
+        self._served.ask(self._prompts.questions[:8], size.new)  # warms up the JVM's compiler
         self._alone = self._sequential["float32"].generate(self._prompts.ids, size.new).tokens
 
     def run_round(self) -> None:
-        """Every arm once, the baselines between the arms that they are compared with."""
+        """Run every arm once, each baseline next to the arms that are compared with it."""
         ids, new = self._prompts.ids, self._size.new
         for dtype, counts in self._counts.items():
             self._note("sequential", dtype, 1, self._sequential[dtype].generate(ids[:1], new))
             for count in counts:
-                if count != NUM_FOLLOWERS:
+                if count != NUM_FOLLOWUPS:
                     self._note("torchmoor", dtype, count, self._engines[dtype].generate(ids[:count], new), self._alone)
             self._follow_up(dtype)
         self._note("manager", "float32", 8, self._manager.generate(ids[:8], new))
@@ -164,33 +167,33 @@ class Benchmark:
         self._gaps()
         if self._vllm:
             self._note("vllm", "bfloat16", 1, self._vllm.generate(ids[:1], new))
-            first = self._vllm.generate(ids[:NUM_FOLLOWERS], new)
+            first = self._vllm.generate(ids[:NUM_FOLLOWUPS], new)
             second = [self._prompts.follow_up(p, a) for p, a in zip(ids, first.tokens, strict=False)]
-            self._note("vllm", "bfloat16", NUM_FOLLOWERS, first)
-            self._note("vllm follow-up", "bfloat16", NUM_FOLLOWERS, self._vllm.generate(second, new, is_fresh=False))
+            self._note("vllm", "bfloat16", NUM_FOLLOWUPS, first)
+            self._note("vllm follow-up", "bfloat16", NUM_FOLLOWUPS, self._vllm.generate(second, new, is_fresh=False))
         for kind, arm in self._chats.items():
             self._chat(kind, arm)
 
     def _chat(self, kind: str, arm: VllmChats) -> None:
-        """Eight conversations of two turns; the second one hits what vLLM has kept of the first."""
-        questions, new = self._prompts.questions[:NUM_FOLLOWERS], self._size.new
+        """Run conversations of two turns; the second turn hits vLLM's prefix cache."""
+        questions, new = self._prompts.questions[:NUM_FOLLOWUPS], self._size.new
         cpu_ms, _ = arm.chat(questions, new, is_followup=False)
         _, ttft_ms = arm.chat([f"And then? {each[:60]}" for each in questions], new, is_followup=True)
-        self.figures[f"vllm {kind}", "bfloat16", NUM_FOLLOWERS].append(cpu_ms)
-        self.figures[f"{FIRST_TOKEN} vllm {kind}", "bfloat16", NUM_FOLLOWERS].append(ttft_ms)
-        print(f"vllm {kind}: {cpu_ms:.1f} CPU ms a token, follow-up {ttft_ms:.0f} ms", file=sys.stderr)
+        self.figures[f"vllm {kind}", "bfloat16", NUM_FOLLOWUPS].append(cpu_ms)
+        self.figures[f"{FIRST_TOKEN} vllm {kind}", "bfloat16", NUM_FOLLOWUPS].append(ttft_ms)
+        print(f"vllm {kind}: {cpu_ms:.1f} CPU ms per token, follow-up {ttft_ms:.0f} ms", file=sys.stderr)
 
     def _follow_up(self, dtype: str) -> None:
-        """Eight conversations of two turns, the caches kept in between."""
-        ids, new, engine = self._prompts.ids[:NUM_FOLLOWERS], self._size.new, self._engines[dtype]
+        """Run conversations of two turns; the second turn reuses the KV cache of the first."""
+        ids, new, engine = self._prompts.ids[:NUM_FOLLOWUPS], self._size.new, self._engines[dtype]
         caches = engine.open(len(ids))
         first = engine.follow_up(ids, new, caches)
         second = [self._prompts.follow_up(p, a) for p, a in zip(ids, first.tokens, strict=True)]
         answers = engine.follow_up(second, new, caches)
         engine.close(caches)
         alone = self._sequential[dtype].generate(second[:1], new)
-        self._note("torchmoor", dtype, NUM_FOLLOWERS, first, self._alone)
-        self._note("torchmoor follow-up", dtype, NUM_FOLLOWERS, answers, alone.tokens)
+        self._note("torchmoor", dtype, NUM_FOLLOWUPS, first, self._alone)
+        self._note("torchmoor follow-up", dtype, NUM_FOLLOWUPS, answers, alone.tokens)
         self._note("sequential follow-up", dtype, 1, alone)
 
     def _serve(self) -> None:
@@ -208,10 +211,13 @@ class Benchmark:
         self.figures[f"{GAP}, cpu", "float32", 8].append(cpu.stretch)
 
     def _note(self, arm: str, dtype: str, count: int, answers: Answers, alone: list[Ids] | None = None) -> None:
-        """alone: what the first of these prompts are answered one by one; compared in float32 only, since near-ties
-        fall either way in 16 bits."""
+        """Record the cost of some answers.
+
+        alone: the answers to the first of these prompts, generated one by one. They are compared in float32 only:
+        with 16 bits, rounding may decide between two almost equally likely tokens.
+        """
         self.figures[arm, dtype, count].append(answers.cpu_token_ms)
-        print(f"{arm} {dtype} {count}: {answers.cpu_token_ms:.1f} CPU ms a token", file=sys.stderr)
+        print(f"{arm} {dtype} {count}: {answers.cpu_token_ms:.1f} CPU ms per token", file=sys.stderr)
         if alone is not None and dtype == "float32":
             both = min(len(alone), len(answers.tokens))
             self._compare(alone[:both], answers.tokens[:both])
@@ -224,11 +230,11 @@ class Benchmark:
             self.is_equal = False
 
     def ratio(self, arm: tuple[str, str, int], base: tuple[str, str, int]) -> float | None:
-        """Return the median of the rounds' own ratios; None if one of both was not measured."""
+        """Return the median of the rounds' ratios; None if one of the two was not measured."""
         pairs = list(zip(self.figures.get(arm, ()), self.figures.get(base, ()), strict=False))
         return median([a / b for a, b in pairs]) if pairs else None
 
-    def middle(self, arm: tuple[str, str, int]) -> float:
+    def median_of(self, arm: tuple[str, str, int]) -> float:
         return median(self.figures[arm])
 
 
@@ -239,7 +245,7 @@ def _unit(arm: str) -> str:
 
 
 def summarize(found: Benchmark) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows and ratios of the report."""
+    """Return the rows and ratios of the report."""
     rows = [
         {
             "arm": arm,
@@ -265,22 +271,22 @@ def summarize(found: Benchmark) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         "cpu_token_8_vs_vllm": found.ratio(ours16, vllm),
         "cpu_token_8_float32_vs_vllm": found.ratio(ours, vllm),
         "cpu_token_followup_8_vs_vllm": found.ratio(
-            ("torchmoor follow-up", "bfloat16", NUM_FOLLOWERS), ("vllm follow-up", "bfloat16", NUM_FOLLOWERS)
+            ("torchmoor follow-up", "bfloat16", NUM_FOLLOWUPS), ("vllm follow-up", "bfloat16", NUM_FOLLOWUPS)
         ),
         "vllm_engine_cpu_token_8_vs_vllm": found.ratio(
-            ("vllm sessions", "bfloat16", NUM_FOLLOWERS), ("vllm alone", "bfloat16", NUM_FOLLOWERS)
+            ("vllm sessions", "bfloat16", NUM_FOLLOWUPS), ("vllm alone", "bfloat16", NUM_FOLLOWUPS)
         ),
         "vllm_engine_followup_vs_prefix_hit": found.ratio(
-            (f"{FIRST_TOKEN} vllm sessions", "bfloat16", NUM_FOLLOWERS),
-            (f"{FIRST_TOKEN} vllm alone", "bfloat16", NUM_FOLLOWERS),
+            (f"{FIRST_TOKEN} vllm sessions", "bfloat16", NUM_FOLLOWUPS),
+            (f"{FIRST_TOKEN} vllm alone", "bfloat16", NUM_FOLLOWUPS),
         ),
         "cpu_token_followup_8_vs_sequential": found.ratio(
-            ("torchmoor follow-up", "float32", NUM_FOLLOWERS), ("sequential follow-up", "float32", 1)
+            ("torchmoor follow-up", "float32", NUM_FOLLOWUPS), ("sequential follow-up", "float32", 1)
         ),
-        "served_added_cpu_ms": found.middle((ADDED, "float32", 8)),
+        "served_added_cpu_ms": found.median_of((ADDED, "float32", 8)),
         "served_vs_in_process": found.ratio(("served", "float32", 8), ours),
-        "long_prompt_gap": found.middle((f"{GAP}, cpu", "float32", 8)),
-        "long_prompt_gap_wall": found.middle((f"{GAP}, wall", "float32", 8)),
+        "long_prompt_gap": found.median_of((f"{GAP}, cpu", "float32", 8)),
+        "long_prompt_gap_wall": found.median_of((f"{GAP}, wall", "float32", 8)),
         "greedy_equal": found.is_equal,
     }
     return rows, ratios
@@ -289,7 +295,7 @@ def summarize(found: Benchmark) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def main() -> None:
     options = parse_options(__doc__, quick="shorter prompts and answers, float32 only, without vLLM")
     if not (CHECKPOINT / "config.json").is_file():
-        raise SystemExit(f"engine: there is no {CHECKPOINT}; scripts/make_smollm2.py makes it")
+        raise SystemExit(f"engine: there is no {CHECKPOINT}; run scripts/make_smollm2.py")
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

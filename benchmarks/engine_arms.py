@@ -1,4 +1,4 @@
-"""The ways to generate that engine.py compares. Each answers the same prompts, greedily, and says what it cost."""
+"""Implements the arms of engine.py. Each generates greedy answers to the same prompts and measures their cost."""
 
 import json
 import os
@@ -12,31 +12,29 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import boto3
 import torch
-from botocore.config import Config
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
+from benchmarks.boto_client import make_runtime_client
 from benchmarks.fleet import Fleet, Spent
 from benchmarks.report import ROOT
+from benchmarks.stepped_engine import NO_DEADLINE
 from handlers.engine.builtin.chat_engine import make_engine
 from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.sequence import TokenSequence
+from handlers.engine.builtin.start import DEFAULT_CPU_KV_BYTES
 from handlers.engine.contract import AnswerRequest, SamplingParams, TokenEvent
 from handlers.errors import TurnTimedOut
 from handlers.models.loader import load_model
 from handlers.settings.engine import EngineSettings
 
-CPU = torch.device("cpu")
-KV_BYTES = 1 << 30  # the default of a worker on a CPU
-FOR_EVER = float("inf")
-LONGER_THAN_NEEDED = 1000  # tokens of a stream that is cancelled when a long prompt is in; the pool has room for eight
+MAX_STREAM_TOKENS = 1000  # of a stream that runs until a long prompt is computed; the KV cache has room for eight
 Ids = list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What an arm said, token ids a prompt, and the processor time of everything that worked on it."""
+    """The token ids of each prompt's answer, and the processor time of all answers."""
 
     tokens: list[Ids]
     cpu_s: float
@@ -66,9 +64,9 @@ class Sequential:
 
 
 class TransformersManager:
-    """transformers' own continuous batching, on the model of the sequential arm.
+    """transformers' continuous batching, with the model of the sequential arm.
 
-    It receives the sizes that fit the prompts: without them it takes all free memory.
+    Its cache has the size that the prompts need; by default it would take all free memory.
     """
 
     PAGE = 32  # positions
@@ -92,7 +90,7 @@ class TransformersManager:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Seconds between two tokens of a stream: usually, and at most while a long prompt is taken in."""
+    """Gaps between two tokens of a stream: the usual one, and the longest one while a long prompt is computed."""
 
     usual_s: float
     longest_s: float
@@ -103,10 +101,12 @@ class Gaps:
 
 
 class TorchmoorEngine:
-    """The engine of handlers/engine in this process, as a worker builds it."""
+    """The built-in engine in this process, as a worker assembles it."""
 
     def __init__(self, checkpoint: Path, dtype: str) -> None:
-        self._engine = make_engine(load_model(checkpoint, CPU, dtype), KV_BYTES, EngineSettings())
+        self._engine = make_engine(
+            load_model(checkpoint, torch.device("cpu"), dtype), DEFAULT_CPU_KV_BYTES, EngineSettings()
+        )
         self._pool = self._engine.runner.pool
         self._engine.start()
 
@@ -114,7 +114,7 @@ class TorchmoorEngine:
         self._engine.stop()
 
     def open(self, count: int) -> list[SequenceCache]:
-        """Caches that no two conversations share."""
+        """Return an empty cache for each conversation."""
         return [SequenceCache(self._pool, scope=str(i)) for i in range(count)]
 
     def close(self, caches: Sequence[SequenceCache]) -> None:
@@ -128,28 +128,29 @@ class TorchmoorEngine:
         return answers
 
     def follow_up(self, prompts: Sequence[Ids], num_new: int, caches: Sequence[SequenceCache]) -> Answers:
-        """All prompts at once, each on its own cache: what that holds already is not computed again."""
+        """Answer all prompts at once, each with its own cache; tokens that the cache holds are not computed again."""
         begin = time.process_time()
         sequences = [self._submit(p, num_new, c) for p, c in zip(prompts, caches, strict=True)]
         tokens = [sequence.wait() for sequence in sequences]
         return Answers(tokens, time.process_time() - begin)
 
     def measure_gaps(self, prompts: Sequence[Ids], long_prompt: Ids, num_before: int) -> tuple[Gaps, Gaps]:
-        """What a long prompt does to streams that run: by the wall clock, and by the engine thread's own time.
+        """Measure the gaps of running streams while a long prompt is computed.
 
-        num_before: tokens of each stream before the long prompt arrives.
+        Return them in elapsed time and in processor time of the engine's thread. num_before: tokens of each stream
+        before the long prompt arrives.
         """
         caches = self.open(len(prompts) + 1)
-        streams = [self._submit(p, LONGER_THAN_NEEDED, c) for p, c in zip(prompts, caches, strict=False)]
+        streams = [self._submit(p, MAX_STREAM_TOKENS, c) for p, c in zip(prompts, caches, strict=False)]
         for stream in streams:
             stream.wait_for(num_before)
-        newcomer = self._submit(long_prompt, 1, caches[-1])
-        newcomer.wait()
+        long_stream = self._submit(long_prompt, 1, caches[-1])
+        long_stream.wait()
         for stream in streams:
             self._engine.cancel(stream.sequence, TurnTimedOut("measured"))
             stream.ended.wait()
         self.close(caches)
-        begin, end = newcomer.submitted, newcomer.times[0]
+        begin, end = long_stream.submitted, long_stream.times[0]
         return _gaps(streams, begin.wall, end.wall, "wall"), _gaps(streams, begin.wall, end.wall, "cpu")
 
     def _submit(self, prompt: Ids, num_new: int, cache: SequenceCache) -> "_Stream":
@@ -167,11 +168,11 @@ class _Moment:
 
 
 class _Stream:
-    """One answer of the engine as it comes, and when."""
+    """An answer of the engine, with the moment of each token."""
 
     def __init__(self, prompt: Ids, num_new: int, cache: SequenceCache) -> None:
         params = SamplingParams(max_new_tokens=num_new)
-        request = AnswerRequest(prompt=prompt, images=[], params=params, deadline=FOR_EVER, on_event=self._on_event)
+        request = AnswerRequest(prompt=prompt, images=[], params=params, deadline=NO_DEADLINE, on_event=self._on_event)
         self.sequence = TokenSequence(cache, request)
         self.submitted = _Moment(time.monotonic(), 0.0)
         self.times: list[_Moment] = []
@@ -190,7 +191,7 @@ class _Stream:
             self._grown.wait_for(lambda: len(self.times) >= num_tokens or self.ended.is_set())
 
     def _on_event(self, event: TokenEvent) -> bool:
-        """On the engine's thread, whose own time therefore is thread_time."""
+        """Record an event. The engine's thread calls this, so thread_time() is its processor time."""
         with self._grown:
             if event.error is None:
                 self.times.append(_Moment(time.monotonic(), time.thread_time()))
@@ -215,21 +216,17 @@ def _gaps(streams: Sequence[_Stream], begin: float, end: float, clock: str) -> G
 
 
 class Served:
-    """The same engine behind real TorchServe and the proxy, asked by boto3, streaming."""
+    """The same engine behind real TorchServe and the proxy; boto3 reads its streams."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._client: Any = boto3.client(
-            "sagemaker-runtime",
-            endpoint_url=fleet.runtime,
-            region_name="us-east-1",
-            aws_access_key_id="x",
-            aws_secret_access_key="x",
-            config=Config(read_timeout=600, max_pool_connections=64, proxies={}),
-        )
+        self._client = make_runtime_client(fleet.runtime)
 
     def ask(self, questions: Sequence[str], num_new: int) -> tuple[list[str], int, Spent]:
-        """All questions at once, each in a session of its own: texts, tokens in all, and the servers' time."""
+        """Ask all questions at once, each in its own session.
+
+        Return the answers' texts, their total number of tokens, and the processor time of the servers.
+        """
         with ThreadPoolExecutor(len(questions)) as threads:
             sessions = list(threads.map(lambda _: self._open(), questions))
             before = self._fleet.cpu_times()
@@ -256,7 +253,7 @@ class Served:
         streamed = b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]).decode()
         last = json.loads(streamed.rstrip().rpartition("\n\n")[2].removeprefix("data:"))
         if last["details"]["generated_tokens"] != num_new:
-            raise RuntimeError(f"{last['details']} instead of {num_new} tokens")
+            raise RuntimeError(f"the answer should have {num_new} tokens: {last['details']}")
         text: str = last["generated_text"]
         return text
 
@@ -270,7 +267,7 @@ class Served:
 
 
 class VllmProcess:
-    """A program of the environment that has vLLM: it reads tasks and writes answers, each a line of JSON."""
+    """A program in the environment of vLLM, which reads tasks and writes answers as lines of JSON."""
 
     def __init__(self, python: Path, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -298,30 +295,30 @@ class VllmProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("vLLM did not start; what it said is above")
+            raise SystemExit("vLLM did not start or has ended; its output is above")
         return json.loads(line)
 
 
 class Vllm(VllmProcess):
-    """vLLM's own engine on the processor (vllm_arm.py)."""
+    """vLLM's LLM class on the CPU (vllm_arm.py)."""
 
     def __init__(self, python: Path, checkpoint: Path, dtype: str) -> None:
         super().__init__(python, "benchmarks.vllm_arm", str(checkpoint), dtype)
 
     def generate(self, prompts: Sequence[Ids], num_new: int, *, is_fresh: bool = True) -> Answers:
-        """is_fresh: without what earlier prompts have left in its prefix cache."""
+        """Answer the prompts. is_fresh: empty the prefix cache first."""
         answer = self.ask({"prompts": list(prompts), "num_new": num_new, "is_fresh": is_fresh})
         return Answers(answer["tokens"], answer["cpu_s"])
 
 
 class VllmChats(VllmProcess):
-    """vLLM in its form for servers, alone or behind our sessions (vllm_engine_arm.py)."""
+    """vLLM's AsyncLLM, alone or behind torchmoor's sessions (vllm_engine_arm.py)."""
 
     def __init__(self, kind: str, python: Path, checkpoint: Path, dtype: str) -> None:
         super().__init__(python, "benchmarks.vllm_engine_arm", kind, str(checkpoint), dtype)
 
     def chat(self, questions: Sequence[str], num_new: int, *, is_followup: bool) -> tuple[float, float]:
-        """Return the processor time of a token, and the median time to the first token, both in ms."""
+        """Return the processor time per token and the median time to the first token, both in ms."""
         answer = self.ask({"questions": list(questions), "num_new": num_new, "is_followup": is_followup})
         if answer["tokens"] != num_new * len(questions):
             raise RuntimeError(f"{answer['tokens']} tokens instead of {num_new * len(questions)}")

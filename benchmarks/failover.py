@@ -1,24 +1,24 @@
-"""What do clients notice when one of three instances dies? `make bench NAME=failover`
+"""Measures what clients notice when one of three instances fails. `make bench NAME=failover`
 
-Conversations about pictures, turns streamed and whole in closed loops, through the proxy to real TorchServe with a
-journal in a directory. In the middle of each round one instance gets a signal:
+Clients hold conversations about images in closed loops, with whole and streamed turns, through the proxy to real
+TorchServe with a journal in a directory. In the middle of each round one instance gets a signal:
 
-    kill      SIGKILL to its JVM: the whole instance is gone, and is started again under its name
-    worker    SIGKILL to its Python worker: TorchServe lives, and starts another worker
-    hang      SIGSTOP to its JVM: connections stay open and nothing answers; SIGCONT at the round's end
-    twice     kill, and the same to a second instance while the answers of the first go on there and at the third
+    kill      SIGKILL to its JVM: the whole instance ends and is started again under its name
+    worker    SIGKILL to its Python worker: TorchServe continues and starts another worker
+    hang      SIGSTOP to its JVM: connections stay open, but are not served; SIGCONT at the end of the round
+    twice     as kill, and then a second instance is killed while it continues answers of the first
 
-Three more clients stream long answers without a session, which must all be the same.
+Three more clients stream long answers without a session. The text of these answers must always be the same.
 
-Afterwards every session is asked again about its picture, once while the instance is away and once when it is back,
-and the journal is read: each turn that a client has got whole must stand there once, with the answer that it got.
+Afterwards each session gets a question about its image, once while the instance is away and once when it is back.
+Then the journal is read: each turn with a complete answer must be there exactly once, with that answer.
 
-    sessions_lost, turns_lost      over all rounds; must be 0
-    failed_before_first_byte       requests that failed although the client had got nothing; must be 0
-    failed_after_first_byte        those that failed later; must be 0
+    sessions_lost, turns_lost      in all rounds; must be 0
+    failed_before_first_byte       requests that failed before the first byte of an answer; must be 0
+    failed_after_first_byte        requests that failed later; must be 0
     long_answers_broken            long answers that ended with an error or have another text; must be 0
     longest_gap_s                  between two pieces of a long answer, in rounds without a hang
-    detect_s                       from the SIGKILL of a JVM until its instance is chosen no more; the largest
+    detect_s                       from the SIGKILL of a JVM until its instance gets no more requests; the largest
 """
 
 import os
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.failover_load import Asked, Conversation, LongAnswers, make_conversations
+from benchmarks.failover_load import Conversation, LongAnswers, Turn, make_conversations
 from benchmarks.fleet import Fleet, running_fleet
 from benchmarks.report import ROOT, parse_options, print_report
 
@@ -78,9 +78,10 @@ def main() -> None:
 def run_round(
     fleet: Fleet, journal: Path, fault: str, first: int, num_sessions: int, before_s: float, after_s: float
 ) -> dict[str, Any]:
-    """One fault of one instance under load, or of two, and the outcomes.
+    """Cause one fault under load and return the outcomes.
 
-    first: the victim's number. before_s, after_s: how long the load lasts at least before and after the fault.
+    first: number of the instance that fails. before_s, after_s: shortest duration of the load before and after the
+    fault.
     """
     victim, second = (f"llava-{(first + shift) % NUM_INSTANCES}" for shift in range(2))
     chats = make_conversations(fleet.runtime, num_sessions)
@@ -89,22 +90,22 @@ def run_round(
     jvm, worker = fleet.processes(victim)
     second_jvm, _ = fleet.processes(second)
     stop = threading.Event()
-    whole = LongAnswers(fleet.runtime, b"", stop).read()
-    answers = [LongAnswers(fleet.runtime, whole, stop) for _ in range(NUM_LONG)]
-    threads = [*answers, *(threading.Thread(target=chat.run, args=(stop,), daemon=True) for chat in chats)]
+    expected = LongAnswers(fleet.runtime, b"", stop).read()
+    streams = [LongAnswers(fleet.runtime, expected, stop) for _ in range(NUM_LONG)]
+    threads = [*streams, *(threading.Thread(target=chat.run, args=(stop,), daemon=True) for chat in chats)]
     for thread in threads:
         thread.start()
     time.sleep(before_s)
-    while not all(chat.asked for chat in chats):
+    while not all(chat.turns for chat in chats):
         time.sleep(POLL_S)
-    struck_at = time.monotonic()
+    failed_at = time.monotonic()
     os.kill(worker if fault == "worker" else jvm, signal.SIGSTOP if fault == "hang" else signal.SIGKILL)
     try:
-        away_at = wait_for_state(fleet, victim, is_ready=False, until=struck_at + AWAY_TIMEOUT_S)
+        away_at = wait_for_state(fleet, victim, is_ready=False, until=failed_at + AWAY_TIMEOUT_S)
         if fault == "twice":
             time.sleep(SECOND_AFTER_S)
             os.kill(second_jvm, signal.SIGKILL)
-        time.sleep(max(0.0, struck_at + after_s - time.monotonic()))
+        time.sleep(max(0.0, failed_at + after_s - time.monotonic()))
         stop.set()
         for thread in threads:
             thread.join()
@@ -120,12 +121,12 @@ def run_round(
         "fault": fault,
         "sessions_lost": len(lost),
         "turns_lost": sum(chat.num_turns_lost(journal) for chat in chats),
-        **summarize(chats, struck_at),
-        "long_answers": sum(answer.num_ended for answer in answers),
-        "long_broken": sum(answer.num_broken for answer in answers),
-        "longest_gap_s": max(answer.longest_gap_s for answer in answers),
-        "detect_s": None if away_at is None else away_at - struck_at,
-        "back_s": None if back_at is None else back_at - struck_at,
+        **summarize(chats, failed_at),
+        "long_answers": sum(stream.num_ended for stream in streams),
+        "long_broken": sum(stream.num_broken for stream in streams),
+        "longest_gap_s": max(stream.longest_gap_s for stream in streams),
+        "detect_s": None if away_at is None else away_at - failed_at,
+        "back_s": None if back_at is None else back_at - failed_at,
     }
     for chat in chats:
         chat.close()
@@ -133,33 +134,31 @@ def run_round(
         "  ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
     )
     for chat in chats:
-        for asked in chat.asked:
-            if asked.failure:
-                print(
-                    f"  {asked.began - struck_at:+.2f} s, after {asked.took_s:.2f} s: {asked.instance} {asked.failure}"
-                )
+        for turn in chat.turns:
+            if turn.failure:
+                print(f"  {turn.began - failed_at:+.2f} s, after {turn.took_s:.2f} s: {turn.instance} {turn.failure}")
     return row
 
 
-def summarize(chats: Sequence[Conversation], struck_at: float) -> dict[str, Any]:
-    """Counts of turns, and the slowest of them that had not ended when the instance was struck."""
-    asked = [asked for chat in chats for asked in chat.asked]
-    failed = [a for a in asked if a.failure]
+def summarize(chats: Sequence[Conversation], failed_at: float) -> dict[str, Any]:
+    """Return counts of turns, and the slowest turns that ended before and after the instance failed."""
+    turns = [turn for chat in chats for turn in chat.turns]
+    failed = [turn for turn in turns if turn.failure]
     return {
-        "turns": len(asked),
-        "failed_before_byte": sum(not a.has_bytes for a in failed),
-        "failed_after_byte": sum(a.has_bytes for a in failed),
-        "slowest_before_s": max(a.took_s for a in asked if _ended(a) < struck_at),
-        "slowest_after_s": max(a.took_s for a in asked if _ended(a) >= struck_at),
+        "turns": len(turns),
+        "failed_before_byte": sum(not turn.has_bytes for turn in failed),
+        "failed_after_byte": sum(turn.has_bytes for turn in failed),
+        "slowest_before_s": max(turn.took_s for turn in turns if _ended_at(turn) < failed_at),
+        "slowest_after_s": max(turn.took_s for turn in turns if _ended_at(turn) >= failed_at),
     }
 
 
-def _ended(asked: Asked) -> float:
-    return asked.began + asked.took_s
+def _ended_at(turn: Turn) -> float:
+    return turn.began + turn.took_s
 
 
 def wait_for_state(fleet: Fleet, name: str, *, is_ready: bool, until: float) -> float | None:
-    """Return when the proxy came to call the instance ready, or not ready; None if it did not."""
+    """Return the moment at which the proxy's view of the instance became ready, or not ready; None if it did not."""
     while (now := time.monotonic()) < until:
         (instance,) = [instance for instance in fleet.instances() if instance["name"] == name]
         if (instance["state"] == "ready") is is_ready:

@@ -1,6 +1,6 @@
-"""Conversations about pictures in closed loops, and the outcome of each of their requests.
+"""Holds conversations about images in closed loops, and records the outcome of each turn.
 
-Nothing is sent a second time here: what the proxy does not repeat itself counts as failed.
+The clients here repeat no request, so a request that the proxy does not repeat by itself counts as failed.
 """
 
 import base64
@@ -22,15 +22,15 @@ from benchmarks.report import ROOT
 SAMPLES = ROOT / "models" / "tiny-llava" / "samples"
 TIMEOUT_S = 90.0
 LONG = {"max_new_tokens": 1000, "do_sample": True, "temperature": 1e6, "seed": 11}  # nearly all tokens equally likely
-PAUSE_S = 0.8  # between an answer and the next question: 15 turns a round, since longer talks confuse the small model
+PAUSE_S = 0.8  # between two turns: about 15 per round, since the small model errs in longer conversations
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request.
+class Turn:
+    """The outcome of one question.
 
-    failure: "" or the error that the client got; has_bytes: part of the answer came before it. num_context: tokens of
-    the whole prompt, by the answer's receipt.
+    failure: the error that the client got, or ""; has_bytes: it got part of the answer before. num_context: tokens of
+    the whole prompt, from the answer's receipt.
     """
 
     invocation_id: str
@@ -45,23 +45,23 @@ class Asked:
 
 @dataclass
 class Conversation:
-    """One session and its requests, in order."""
+    """One session and its turns, in order."""
 
     runtime: str
     image: str
     questions: list[tuple[str, str]]  # with the right answers
     is_streamed: bool
-    token: str = ""  # of its client
+    token: str = ""  # bearer token of the client
     id: str = ""
-    asked: list[Asked] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
 
     def open(self) -> None:
-        """Start the session with its picture."""
+        """Start the session with its image."""
         if refusal := self.try_open():
             raise SystemExit(f"a session could not be opened: {refusal}")
 
     def try_open(self) -> str:
-        """Start the session; return why it was refused, or an empty text."""
+        """Start the session. Return the refusal, or an empty text."""
         data = base64.b64encode((SAMPLES / self.image).read_bytes()).decode()
         kind = "jpeg" if self.image.endswith("jpg") else self.image.rpartition(".")[2]
         body = {"type": "start_session", "image": f"data:image/{kind};base64,{data}"}
@@ -71,15 +71,15 @@ class Conversation:
         self.id = headers["x-amzn-sagemaker-new-session-id"].partition(";")[0]
         return ""
 
-    def ask(self, question: str = "") -> Asked:
-        """One turn, streamed or not: the next question, if none is given."""
-        question = question or self.questions[len(self.asked) % len(self.questions)][0]
-        asked = _ask_streamed(self, question) if self.is_streamed else _ask_whole(self, question)
-        self.asked.append(asked)
-        return asked
+    def ask(self, question: str = "") -> Turn:
+        """Ask a question, by default the next of `questions`."""
+        question = question or self.questions[len(self.turns) % len(self.questions)][0]
+        turn = _ask_streamed(self, question) if self.is_streamed else _ask_whole(self, question)
+        self.turns.append(turn)
+        return turn
 
     def run(self, stop: threading.Event) -> None:
-        """Send requests until the benchmark stops it."""
+        """Ask questions until `stop` is set."""
         while not stop.is_set():
             self.ask()
             stop.wait(PAUSE_S)
@@ -89,7 +89,7 @@ class Conversation:
         self.post(self.id, str(uuid4()), {"type": "close_session"})
 
     def post(self, session: str, invocation_id: str, body: dict[str, Any]) -> tuple[float, int, dict[str, str], bytes]:
-        """Return the moment at which the head came, status, headers, body. Raises OSError, HTTPException."""
+        """Return the moment of the head's arrival, status, headers and body. Raises OSError, HTTPException."""
         connection = HTTPConnection(urlsplit(self.runtime).netloc, timeout=TIMEOUT_S)
         try:
             fields = self.fields(session, invocation_id)
@@ -109,42 +109,42 @@ class Conversation:
         }
 
     def is_alive(self) -> bool:
-        """Ask about the picture once more: is the answer right, and the conversation longer than ever before?
+        """Ask about the image again. Return whether the answer is right and its context longer than all before.
 
-        Asked is for a color: that the small model answers rightly however long it has talked.
+        The question is about a color, which the small model answers correctly in a conversation of any length.
         """
-        longest = max((asked.num_context for asked in self.asked), default=0)
+        longest = max((turn.num_context for turn in self.turns), default=0)
         question, right = next(item for item in self.questions if item[0].startswith("What color"))
-        asked = self.ask(question)
-        if not asked.failure and not asked.num_context:  # answered from the journal, after an instance was lost
-            asked = self.ask(question)
-        if asked.answer == right and asked.num_context > longest:
+        turn = self.ask(question)
+        if not turn.failure and not turn.num_context:  # the answer came from the journal, after an instance was lost
+            turn = self.ask(question)
+        if turn.answer == right and turn.num_context > longest:
             return True
-        print(f"{self.image} {self.id[:12]}: {asked}, after {longest} tokens of {len(self.asked)} turns")
+        print(f"{self.image} {self.id[:12]}: {turn}, after {longest} tokens of {len(self.turns)} turns")
         return False
 
     def num_turns_lost(self, journal: Path) -> int:
-        """Acknowledged turns that are not in the journal exactly once, with the answer that the client got."""
+        """Count the answered turns that are not in the journal exactly once with the client's answer."""
         recorded: dict[str, list[str]] = {}
         for path in (journal / self.id).glob("[0-9]" * 8):
             event = json.loads(path.read_bytes())
             if event["kind"] == "turn":
                 recorded.setdefault(event["invocation_id"], []).append(event["answer"])
-        return sum(recorded.get(a.invocation_id) != [a.answer] for a in self.asked if not a.failure)
+        return sum(recorded.get(turn.invocation_id) != [turn.answer] for turn in self.turns if not turn.failure)
 
 
 class LongAnswers(threading.Thread):
-    """Streams the same long answer again and again, without a session. whole: its text.
+    """Streams the same long answer repeatedly, without a session.
 
-    num_ended: streams that have ended; num_broken: those of them with an error or with another text; longest_gap_s:
+    num_ended: streams that have ended; num_broken: those with an error or a text other than `expected`; longest_gap_s:
     between two pieces of one stream.
     """
 
-    def __init__(self, runtime: str, whole: bytes, stop: threading.Event) -> None:
+    def __init__(self, runtime: str, expected: bytes, stop: threading.Event) -> None:
         super().__init__(daemon=True)
         self.num_ended = self.num_broken = 0
         self.longest_gap_s = 0.0
-        self._whole = whole
+        self._expected = expected
         self._runtime = runtime
         self._is_stopped = stop
 
@@ -153,13 +153,13 @@ class LongAnswers(threading.Thread):
             try:
                 text = self.read()
             except (OSError, HTTPException) as error:
-                print(f"a long answer has ended with {error!r}")
+                print(f"a long answer ended with {error!r}")
                 text = b""
             self.num_ended += 1
-            self.num_broken += text != self._whole
+            self.num_broken += text != self._expected
 
     def read(self) -> bytes:
-        """Stream one answer. Raises OSError, HTTPException."""
+        """Stream one answer and return its text. Raises OSError, HTTPException."""
         connection = HTTPConnection(urlsplit(self._runtime).netloc, timeout=TIMEOUT_S)
         body, pieces = {"inputs": "hello", "stream": True, "parameters": LONG}, []
         fields = {"Content-Type": "application/json", "Accept": "application/jsonlines"}
@@ -176,7 +176,7 @@ class LongAnswers(threading.Thread):
 
 
 def make_conversations(runtime: str, number: int, token: str = "") -> list[Conversation]:
-    """Not opened yet; every other one streams."""
+    """Make conversations, which the caller opens. Every other one streams."""
     questions: dict[str, list[tuple[str, str]]] = {}
     for sample in json.loads((SAMPLES / "questions.json").read_text()):
         questions.setdefault(sample["image"], []).append((sample["question"], sample["answer"]))
@@ -188,25 +188,25 @@ def make_conversations(runtime: str, number: int, token: str = "") -> list[Conve
 
 
 def authorization(token: str) -> dict[str, str]:
-    """Return the field of a token; nothing without one."""
+    """Return the header field of a bearer token; empty without one."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _ask_whole(chat: Conversation, question: str) -> Asked:
+def _ask_whole(chat: Conversation, question: str) -> Turn:
     invocation_id, began = str(uuid4()), time.monotonic()
     body = {"type": "send_text_prompt", "prompt_text": question}
     try:
         _, status, headers, content = chat.post(chat.id, invocation_id, body)
     except (OSError, HTTPException) as error:
-        return Asked(invocation_id, began, time.monotonic() - began, failure=repr(error))
+        return Turn(invocation_id, began, time.monotonic() - began, failure=repr(error))
     took_s, instance = time.monotonic() - began, headers.get("x-torchmoor-instance", "")
     if status != 200:
-        return Asked(invocation_id, began, took_s, instance, failure=f"{status} {content[:300]!r}")
-    num_context = int(headers.get("x-torchmoor-context-tokens", "0"))  # 0: answered from the journal
-    return Asked(invocation_id, began, took_s, instance, json.loads(content)["response_text"], num_context)
+        return Turn(invocation_id, began, took_s, instance, failure=f"{status} {content[:300]!r}")
+    num_context = int(headers.get("x-torchmoor-context-tokens", "0"))  # 0: the answer came from the journal
+    return Turn(invocation_id, began, took_s, instance, json.loads(content)["response_text"], num_context)
 
 
-def _ask_streamed(chat: Conversation, question: str) -> Asked:
+def _ask_streamed(chat: Conversation, question: str) -> Turn:
     invocation_id, began = str(uuid4()), time.monotonic()
     body = json.dumps({"type": "send_text_prompt", "prompt_text": question, "stream": True})
     connection = HTTPConnection(urlsplit(chat.runtime).netloc, timeout=TIMEOUT_S)
@@ -233,4 +233,4 @@ def _ask_streamed(chat: Conversation, question: str) -> Asked:
     finally:
         connection.close()
     took_s, text = time.monotonic() - began, b"".join(pieces).decode()
-    return Asked(invocation_id, began, took_s, instance, text, num_context, failure, has_bytes=bool(pieces))
+    return Turn(invocation_id, began, took_s, instance, text, num_context, failure, has_bytes=bool(pieces))

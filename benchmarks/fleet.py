@@ -1,4 +1,4 @@
-"""`torchmoor up` as a benchmark starts it, and what its processes have used of the processor."""
+"""Starts `torchmoor up` for a benchmark, and measures the processor time and memory of its processes."""
 
 import json
 import os
@@ -20,12 +20,12 @@ from torchmoor.proxy.http.call import Outcome
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SHOWN = ("name", "state", "outstanding", "breaker", "failures_in_a_row", "last_end")  # of an instance
 NUM_DECISIONS, NUM_LOG_LINES = 5, 15
-CLIENT_GONE = Outcome.CLIENT_GONE.value  # when a benchmark fails, it leaves the requests that still run
+CLIENT_GONE = Outcome.CLIENT_GONE.value  # of requests that still ran when the benchmark failed
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Seconds of processor time, user and system, since the processes began; the workers' also by thread."""
+    """Processor time, user and system, since the processes began; for the workers also by thread."""
 
     proxy_s: float
     torchserve_s: float
@@ -43,9 +43,9 @@ class CpuTimes:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds of processor time between two moments.
+    """Processor time between two moments, with one worker.
 
-    engine_s: of the one worker's busiest thread, which runs the model; worker_s: of the rest of that worker.
+    engine_s: of the worker's busiest thread, which runs the model; worker_s: of the rest of the worker.
     """
 
     proxy_s: float
@@ -69,7 +69,7 @@ class Fleet:
 
     @property
     def pid(self) -> int:
-        """The proxy's process."""
+        """The process id of the proxy."""
         return self._process.pid
 
     def instances(self) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class Fleet:
         return found
 
     def processes(self, instance: str) -> tuple[int, int]:
-        """Return an instance's JVM and its Python worker, by their process ids."""
+        """Return the process ids of an instance's JVM and of its Python worker."""
         mark = f"TORCHMOOR_INSTANCE={instance}\0".encode()
         tree = _process_tree(self._process.pid)
         (jvm,) = [pid for pid in tree if _command(pid) == "java" and mark in _environment(pid)]
@@ -86,16 +86,16 @@ class Fleet:
         return jvm, worker
 
     def has_instance_processes(self) -> bool:
-        """Return whether a TorchServe runs, also one that is being started or stopped."""
+        """Return whether a TorchServe process exists, even if it is starting or stopping."""
         return any(_command(pid) == "java" for pid in _process_tree(self._process.pid))
 
     def status(self, instance: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a worker's status, requested without the proxy."""
+        """Return a worker's status, which is requested from its TorchServe directly."""
         url = f"http://{instance['host']}:{instance['port']}/predictions/{instance['model']}"
         return _get_json(url, {"X-Torchmoor-Operation": "status"})
 
     def explain(self) -> Iterator[str]:
-        """Yield what may explain a failure: states of instances, requests that failed, and the ends of the logs."""
+        """Yield lines that may explain a failure: states of instances, failed requests, and the ends of the logs."""
         try:
             for instance in self.instances():
                 yield "instance " + ", ".join(f"{key} {instance[key]}" for key in SHOWN)
@@ -110,13 +110,13 @@ class Fleet:
                 yield from (f"{path}:", *path.read_text(errors="replace").splitlines()[-NUM_LOG_LINES:])
 
     def cpu_times(self) -> CpuTimes:
-        """Of the whole process tree. What a worker has started, such as the process for templates, is part of it."""
+        """Return the times of all processes. Children of a worker, such as the process for templates, count as its."""
         proxy = torchserve = worker = 0.0
         threads: dict[str, float] = {}
         tree = _process_tree(self._process.pid)
         java = {pid for pid in tree if _command(pid) == "java"}
         workers: set[int] = set()
-        for pid, parent in tree.items():  # a process after its parent
+        for pid, parent in tree.items():  # parents come first
             used = _used_s(Path(f"/proc/{pid}"))
             if pid in java:
                 torchserve += used
@@ -132,7 +132,7 @@ class Fleet:
 
 @contextmanager
 def unwound_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it stops what it has started."""
+    """End the block on SIGTERM and SIGHUP as on Ctrl-C, so that it stops the processes that it has started."""
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -151,10 +151,10 @@ def unwound_by_signals() -> Iterator[None]:
 def running_fleet(
     checkpoint: Path, *, num_instances: int = 1, arguments: Sequence[str] = (), **settings: str
 ) -> Iterator[Fleet]:
-    """Instances that serve `checkpoint`, and the proxy, on free ports.
+    """Run `torchmoor up` with instances of `checkpoint`, on free ports.
 
-    arguments: more of them for `torchmoor up`. settings: of the handler, as in the environment without their prefix:
-    MODEL_DTYPE="float32".
+    arguments: further arguments of `torchmoor up`. settings: variables of the handler's environment without their
+    prefix, such as MODEL_DTYPE="float32".
     """
     environment = {f"TORCHMOOR_HANDLER_{name}": value for name, value in settings.items()}
     command = [
@@ -174,7 +174,7 @@ def running_fleet(
         try:
             line = process.stdout.readline()
             if not line:
-                raise SystemExit("the instances did not start; what they said is above")
+                raise SystemExit("the instances did not start; their output is above")
             ready = json.loads(line)
             fleet = Fleet(process, ready["runtime"], ready["admin"], ready["run_dir"])
             try:
@@ -195,6 +195,11 @@ def cpu_of(pids: Iterable[int]) -> float:
     return sum(_used_s(Path(f"/proc/{pid}")) for pid in pids)
 
 
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def _get_json(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
     with make_opener(url).open(Request(url, headers=dict(headers)), timeout=30) as answer:
         found: dict[str, Any] = json.load(answer)
@@ -202,7 +207,7 @@ def _get_json(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _process_tree(root: int) -> dict[int, int]:
-    """Every process below `root` and itself, with its parent; parents come first."""
+    """Return `root` and all its descendants, each with its parent; parents come first."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -216,7 +221,7 @@ def _process_tree(root: int) -> dict[int, int]:
 
 
 def _command(pid: int) -> str:
-    """Its name; "" if it has ended."""
+    """Return the name of a process's program; "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -231,7 +236,7 @@ def _environment(pid: int) -> bytes:
 
 
 def _used_s(process: Path) -> float:
-    """Return the processor time of a process or thread in seconds, by its directory in /proc; 0 if it has ended."""
+    """Return the processor time in seconds of the process or thread with this folder in /proc; 0 if it has ended."""
     try:
         fields = (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,20 +1,20 @@
-"""What is a kept cache worth to a follow-up question?
+"""Measures how much a kept cache shortens the time to the first token of a follow-up question.
 
-The second question of a conversation about a picture, asked of a LLaVA of real shape with random weights through
-boto3, the proxy and real TorchServe, float32 on one thread:
+A client asks the second question of a conversation about an image. The model is a LLaVA of real shape with random
+weights, float32 on one thread, behind boto3, the proxy and real TorchServe:
 
-    stateless   the picture and the whole conversation again, in one request
-    features    the session holds the picture's projected features, the text is computed again
-    kv          the session holds the KV cache, only the question's own tokens are computed
-    responses   the same over OpenAI's Responses API, by previous_response_id
-    rebuild     the question reaches another instance, which rebuilds the session from its journal
-    stored kv   the same, where the journal has the session's KV cache
-    pixels      as in the AWS sample: pixel values are kept, vision tower and prompt computed again (in this process,
-                beside a stateless one in this process)
+    stateless   one request contains the image and the whole conversation
+    features    the worker still has the image's projected features; the text is computed again
+    kv          the session has its KV cache; only the tokens of the question are computed
+    responses   the same over OpenAI's Responses API, with previous_response_id
+    rebuild     another instance answers, which rebuilds the session from its journal
+    stored kv   the same, and the journal has the session's KV cache
+    pixels      a handler like that of the AWS sample, which keeps pixel values and computes vision tower and prompt
+                again; compared with a stateless handler, both in this process
 
-Time to first token, medians of interleaved rounds, each with a picture of its own. By operation counts the KV arm is
-bounded by one pass over the weights; prototypes saw 24 times less than stateless. Then how many sessions one device
-keeps under a budget that holds a fraction of them, on the demo model, and what a session's memory is by formula.
+Reports the median of rounds in which all arms take turns; each round has its own image. The KV arm takes at least one
+pass over the weights; in prototypes it took 1/24 of stateless. Also measures how many sessions of the demo model one
+device keeps with a budget for a fraction of them, and compares a session's memory with its formula.
 
     make bench NAME=followup [QUICK=1]
     python -m benchmarks.followup [--quick] [--rounds 5] [--save]
@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -46,26 +47,26 @@ from benchmarks.followup_arms import (
     next_question,
     whole_conversation,
 )
-from benchmarks.followup_checkpoint import FEATURE_BYTES, build_checkpoint, kv_bytes_a_token
-from benchmarks.report import ROOT, median, parse_options, print_report
+from benchmarks.followup_checkpoint import FEATURE_BYTES, build_checkpoint, kv_token_bytes
+from benchmarks.report import ROOT, parse_options, print_report
 
 NUM_TURNS = 20
-PART_TOKENS = 64  # of a KV cache in the journal
-WRITTEN_S = 60.0  # to wait for a cache to be written
+PART_TOKENS = 64  # of each part of a KV cache in the journal
+WRITE_TIMEOUT_S = 60.0  # for a KV cache to be in the journal
 COLORS = ("red", "green", "blue", "yellow")
 SHAPES = ("circle", "square", "triangle", "star")
-KEPT_KV_TOKENS = 1600  # of the demo model: about 25 of its sessions
-KEPT_FEATURE_BYTES = 32 * 36 * 192 * 4  # of 32 pictures of the demo model, 36 tokens of width 192
+KEPT_KV_TOKENS = 1600  # room for about 25 sessions of the demo model
+KEPT_FEATURE_BYTES = 32 * 36 * 192 * 4  # room for 32 images of the demo model: 36 tokens of width 192 each
 
 
 def question(rng: random.Random) -> str:
-    """About twenty tokens that no other question shares."""
+    """Return a random question of about twenty tokens."""
     things = " or the ".join(f"{rng.choice(COLORS)} {rng.choice(SHAPES)}" for _ in range(4))
     return f"Where is the {things} {rng.randrange(10)}?"
 
 
 def photograph(rng: random.Random) -> bytes:
-    """Return a JPEG of 1024 x 768 with as much detail as one from a camera."""
+    """Return a JPEG of 1024 x 768 with the detail of a photo."""
     noise = Image.frombytes("RGB", (128, 96), rng.randbytes(128 * 96 * 3))
     encoded = io.BytesIO()
     noise.resize((1024, 768), Image.Resampling.BICUBIC).save(encoded, "JPEG", quality=90)
@@ -73,7 +74,7 @@ def photograph(rng: random.Random) -> bytes:
 
 
 def drawing(rng: random.Random) -> bytes:
-    """Return a PNG for the demo model: one shape somewhere on a background."""
+    """Return a PNG for the demo model: one shape at a random position."""
     canvas = Image.new("RGB", (96, 96), (rng.randrange(200, 256),) * 3)
     x, y = rng.randrange(5, 40), rng.randrange(5, 40)
     draw = ImageDraw.Draw(canvas)
@@ -84,7 +85,7 @@ def drawing(rng: random.Random) -> bytes:
 
 
 class Rounds:
-    """The arms' figures by round, and whether all arms gave the same answer."""
+    """Runs the arms, collects their figures by round, and compares their answers."""
 
     def __init__(self, fleet: Fleet, storing: Fleet, pixels: PixelCache) -> None:
         self._fleet = fleet
@@ -103,54 +104,54 @@ class Rounds:
         self.prefilled.clear()
 
     def run_round(self) -> None:
-        """Every arm once, asking the same conversation, about a picture that no other round has."""
-        client, picture = self._client, photograph(self._rng)
+        """Run every arm once, all with the same conversation about a new image."""
+        client, image = self._client, photograph(self._rng)
         first, second = question(self._rng), question(self._rng)
-        session = client.open(picture)
-        said = client.ask(session, first).text
+        session = client.open(image)
+        texts = [first, client.ask(session, first).text, second]
         answers = {"kv": client.ask(session, second)}
         client.close(session)
-        answers["responses"] = self._responses.ask(picture, first, second)
-        answers["stateless"] = client.ask_stateless(picture, [first, said, second])
-        answers["features"] = self._with_features(picture, [first, said, second])
-        answers["rebuild"] = self._rebuild(self._fleet, picture, first, second)
-        answers["stored kv"] = self._rebuild(self._storing, picture, first, second)
+        answers["responses"] = self._responses.ask(image, first, second)
+        answers["stateless"] = client.ask_stateless(image, texts)
+        answers["features"] = self._with_features(image, texts)
+        answers["rebuild"] = self._rebuild(self._fleet, image, first, second)
+        answers["stored kv"] = self._rebuild(self._storing, image, first, second)
         for arm, answer in answers.items():
             self._note(arm, answer)
         if len({(answer.text, answer.num_context) for answer in answers.values()}) != 1:
             print(f"the arms answered differently: {answers}", file=sys.stderr)
             self.is_equal = False
-        kept_ms, none_ms = self._pixels.measure(picture, [first, said, second])
+        kept_ms, stateless_ms = self._pixels.measure(image, texts)
         self.times_ms["pixels, in process"].append(kept_ms)
-        self.times_ms["stateless, in process"].append(none_ms)
+        self.times_ms["stateless, in process"].append(stateless_ms)
 
-    def _with_features(self, picture: bytes, said: list[str]) -> Answer:
-        """The whole conversation again, where a session of the same caller holds the picture."""
-        home, caller = self._fleet.instances()[0], self._newcomer()
-        session = caller.open(home, picture)
-        answer = caller.ask(home, whole_conversation(picture, said))
+    def _with_features(self, image: bytes, texts: list[str]) -> Answer:
+        """Send the whole conversation while another session of the same caller has the image."""
+        home, caller = self._fleet.instances()[0], self._new_caller()
+        session = caller.open(home, image)
+        answer = caller.ask(home, whole_conversation(image, texts))
         caller.close(home, session)
         return answer
 
-    def _rebuild(self, fleet: Fleet, picture: bytes, first: str, second: str) -> Answer:
-        """Return the second question, to another instance than the one where the session was opened."""
-        (home, other), caller = fleet.instances(), self._newcomer()
+    def _rebuild(self, fleet: Fleet, image: bytes, first: str, second: str) -> Answer:
+        """Send the second question to another instance than the first, and return its answer."""
+        (home, other), caller = fleet.instances(), self._new_caller()
         before = fleet.status(home)["stored_kv"]["written"]
-        session = caller.open(home, picture)
+        session = caller.open(home, image)
         num_tokens = caller.ask(home, next_question(first), session).num_context + NEW_TOKENS - 1
         if fleet is self._storing:
-            until = time.monotonic() + WRITTEN_S
+            until = time.monotonic() + WRITE_TIMEOUT_S
             while fleet.status(home)["stored_kv"]["written"] < before + num_tokens // PART_TOKENS:
                 if time.monotonic() > until:
                     raise RuntimeError("the KV cache was not written")
                 time.sleep(0.05)
         answer = caller.ask(other, next_question(second), session)
         if not answer.is_rebuilt:
-            raise RuntimeError(f"{other['name']} had the session already")
+            raise RuntimeError(f"{other['name']} had the session in memory")
         caller.close(home, session)
         return answer
 
-    def _newcomer(self) -> InstanceClient:
+    def _new_caller(self) -> InstanceClient:
         return InstanceClient(f"{self._rng.getrandbits(64):016x}")
 
     def _note(self, arm: str, answer: Answer) -> None:
@@ -160,17 +161,17 @@ class Rounds:
         self.prefilled[arm].append(answer.num_prefilled)
 
     def measure_growth(self) -> float:
-        """Time to first token of turns 18 to 20 of a conversation by that of turns 2 to 4."""
+        """Return the time to first token of turns 18 to 20 of a conversation, relative to turns 2 to 4."""
         session = self._client.open(photograph(self._rng))
         times = [self._client.ask(session, question(self._rng)).first_ms for _ in range(NUM_TURNS)]
         self._client.close(session)
         return median(times[-3:]) / median(times[1:4])
 
     def measure_memory(self, *, quick: bool) -> dict[str, float]:
-        """What a session of one turn holds at each tier by what the formulas say."""
-        picture = photograph(self._rng)
+        """Return the bytes of a session of one turn in each tier, relative to the formulas."""
+        image = photograph(self._rng)
         before = {i["name"]: self._fleet.status(i)["memory"] for i in self._fleet.instances()}
-        session = self._client.open(picture)
+        session = self._client.open(image)
         answer = self._client.ask(session, question(self._rng))
         home = next(i for i in self._fleet.instances() if i["name"] == answer.instance)
         after = self._fleet.status(home)["memory"]
@@ -178,27 +179,27 @@ class Rounds:
         held = {
             tier: after[f"{tier}_bytes"] - before[home["name"]][f"{tier}_bytes"] for tier in ("kv", "features", "host")
         }
-        num_tokens = answer.num_context + NEW_TOKENS - 1  # the last new token is never stored
+        num_tokens = answer.num_context + NEW_TOKENS - 1  # the last new token is not in the cache
         return {
-            "kv_bytes_vs_formula": held["kv"] / (num_tokens * kv_bytes_a_token(quick=quick)),
+            "kv_bytes_vs_formula": held["kv"] / (num_tokens * kv_token_bytes(quick=quick)),
             "features_bytes_vs_formula": held["features"] / FEATURE_BYTES,
-            "host_bytes_vs_formula": held["host"] / len(picture),
+            "host_bytes_vs_formula": held["host"] / len(image),
         }
 
 
 def measure_sessions(count: int) -> dict[str, int]:
-    """Open sessions on one device whose budget holds KV caches of about 25 of them, all asked again at the end.
+    """Open sessions on a device with room for the KV caches of about 25, and ask each of them again at the end.
 
-    lost: not answered; wrong: answered otherwise than the same conversation sent at once.
+    lost: sessions that did not answer; wrong: answers that differ from those to the same conversation in one request.
     """
     rng = random.Random(2)
     settings = {"SESSION_KV_TOKENS": str(KEPT_KV_TOKENS), "SESSION_FEATURES_BYTES": str(KEPT_FEATURE_BYTES)}
     with running_fleet(ROOT / "models" / "tiny-llava", **settings) as fleet:
         client = Client(fleet.runtime)
-        pictures = [drawing(rng) for _ in range(count)]
-        sessions = [client.open(picture) for picture in pictures]
+        images = [drawing(rng) for _ in range(count)]
+        sessions = [client.open(image) for image in images]
         first, second = "What color is the shape?", "What shape is it?"
-        said = [client.ask(session, first).text for session in sessions]
+        first_answers = [client.ask(session, first).text for session in sessions]
         (instance,) = fleet.instances()
         status = fleet.status(instance)
         lost = wrong = 0
@@ -210,7 +211,7 @@ def measure_sessions(count: int) -> dict[str, int]:
                 lost += 1
                 continue
             if i % 4 == 0:
-                wrong += answer != client.ask_stateless(pictures[i], [first, said[i], second]).text
+                wrong += answer != client.ask_stateless(images[i], [first, first_answers[i], second]).text
     memory = status["memory"]
     return {
         "open": status["sessions"]["open"],

@@ -1,4 +1,4 @@
-"""Those who ask in followup.py: a client of the fleet, and a handler as in the AWS sample."""
+"""Implements the arms of followup.py: clients of the fleet, and a handler like that of the AWS sample."""
 
 import base64
 import http.client
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import boto3
 import torch
-from botocore.config import Config
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from benchmarks.boto_client import make_runtime_client
 
 NEW_TOKENS = 16
 PARAMETERS = {"max_new_tokens": NEW_TOKENS}
@@ -22,7 +22,7 @@ PARAMETERS = {"max_new_tokens": NEW_TOKENS}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, when its first piece did, and the receipts of what it cost."""
+    """An answer, the time to its first piece, and its receipt."""
 
     text: str
     first_ms: float
@@ -34,29 +34,22 @@ class Answer:
 
 
 class Client:
-    """boto3 with a clock; each request on the connection that the last one left."""
+    """Sends requests with boto3, on one kept connection, and measures the time to the first piece of an answer."""
 
     def __init__(self, runtime: str) -> None:
-        self._client: Any = boto3.client(
-            "sagemaker-runtime",
-            endpoint_url=runtime,
-            region_name="us-east-1",
-            aws_access_key_id="x",
-            aws_secret_access_key="x",
-            config=Config(read_timeout=600, proxies={}),
-        )
+        self._client = make_runtime_client(runtime)
 
-    def open(self, picture: bytes) -> str:
-        """A session about a picture; returns its id."""
-        opened = self._invoke("NEW_SESSION", {"type": "start_session", "image": base64.b64encode(picture).decode()})
+    def open(self, image: bytes) -> str:
+        """Open a session about an image and return its id."""
+        opened = self._invoke("NEW_SESSION", {"type": "start_session", "image": base64.b64encode(image).decode()})
         session: str = opened["NewSessionId"].partition(";")[0]
         return session
 
     def ask(self, session: str, question: str) -> Answer:
         return self._stream(next_question(question), {"SessionId": session})
 
-    def ask_stateless(self, picture: bytes, said: list[str]) -> Answer:
-        return self._stream(whole_conversation(picture, said), {})
+    def ask_stateless(self, image: bytes, texts: list[str]) -> Answer:
+        return self._stream(whole_conversation(image, texts), {})
 
     def close(self, session: str) -> None:
         self._invoke(session, {"type": "close_session"})
@@ -84,14 +77,14 @@ class Client:
 
 
 class ResponsesClient:
-    """OpenAI's Responses API: the second question names the response before it."""
+    """Uses OpenAI's Responses API: the second question names the first one's response."""
 
     def __init__(self, runtime: str) -> None:
         self._host = runtime.removeprefix("http://")
 
-    def ask(self, picture: bytes, first: str, second: str) -> Answer:
-        """Return the answer to the second question. Deletes both responses, and with them their session."""
-        url = "data:image/jpeg;base64," + base64.b64encode(picture).decode()
+    def ask(self, image: bytes, first: str, second: str) -> Answer:
+        """Return the answer to the second question. Deletes both responses, and so their session."""
+        url = "data:image/jpeg;base64," + base64.b64encode(image).decode()
         parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": first}]
         opened, _ = self._create([{"role": "user", "content": parts}])
         answered, answer = self._create(second, previous_response_id=opened)
@@ -99,9 +92,9 @@ class ResponsesClient:
             self._request("DELETE", f"/v1/responses/{response}")[0].close()
         return answer
 
-    def _create(self, given: Any, **fields: str) -> tuple[str, Answer]:
-        """Return the new response's id, and its answer."""
-        body = {"model": "llava", "input": given, "stream": True, "max_output_tokens": NEW_TOKENS, "temperature": 0}
+    def _create(self, inputs: Any, **fields: str) -> tuple[str, Answer]:
+        """Create a response; return its id and its answer."""
+        body = {"model": "llava", "input": inputs, "stream": True, "max_output_tokens": NEW_TOKENS, "temperature": 0}
         begin = time.perf_counter()
         connection, response = self._request("POST", "/v1/responses", json.dumps({**body, **fields}))
         streamed = bytearray()
@@ -115,7 +108,7 @@ class ResponsesClient:
         connection.close()
         headers = {name.lower(): value for name, value in response.getheaders()}
         answer = _answer(first_ms, bytes(streamed), headers)
-        head, _, _ = bytes(streamed).partition(b"\n\n")  # the first event has the new response
+        head, _, _ = bytes(streamed).partition(b"\n\n")  # the first event contains the new response
         return json.loads(head.partition(b"data: ")[2])["response"]["id"], answer
 
     def _request(
@@ -129,34 +122,36 @@ class ResponsesClient:
         return connection, response
 
 
-def whole_conversation(picture: bytes, said: list[str]) -> dict[str, Any]:
-    """Return a stateless client's request. said: its questions, and in turn the answers to all but the last."""
-    messages = _messages(said)
-    url = "data:image/jpeg;base64," + base64.b64encode(picture).decode()
+def whole_conversation(image: bytes, texts: list[str]) -> dict[str, Any]:
+    """Return the body of a stateless request. texts: questions and answers in turn; the last is the new question."""
+    messages = _messages(texts)
+    url = "data:image/jpeg;base64," + base64.b64encode(image).decode()
     messages[0]["content"].insert(0, {"type": "image_url", "image_url": {"url": url}})
     return {"messages": messages, "stream": True, "max_tokens": NEW_TOKENS, "temperature": 0}
 
 
 def next_question(question: str) -> dict[str, Any]:
-    """Return a request of a session."""
+    """Return the body of a session's next question."""
     return {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": PARAMETERS}
 
 
 class InstanceClient:
-    """A caller of his own, past the proxy: workers share what they keep between the requests of one caller only,
-    so this one finds nothing but what it has left itself. Which instance answers is its choice."""
+    """A separate caller that sends requests to an instance directly.
+
+    Workers share caches between requests of the same caller only, so this one finds only what it has cached itself.
+    """
 
     def __init__(self, principal: str) -> None:
         self._principal = principal
 
-    def open(self, instance: Mapping[str, Any], picture: bytes) -> str:
-        body = {"type": "start_session", "image": base64.b64encode(picture).decode()}
+    def open(self, instance: Mapping[str, Any], image: bytes) -> str:
+        body = {"type": "start_session", "image": base64.b64encode(image).decode()}
         _, streamed, _ = self._post(instance, body, "NEW_SESSION")
         session: str = json.loads(streamed)["session_id"]
         return session
 
     def ask(self, instance: Mapping[str, Any], body: dict[str, Any], session: str | None = None) -> Answer:
-        """session: None for a request that brings its conversation."""
+        """Send a request. session: None for a body that contains the conversation."""
         return _answer(*self._post(instance, body, session))
 
     def close(self, instance: Mapping[str, Any], session: str) -> None:
@@ -165,7 +160,7 @@ class InstanceClient:
     def _post(
         self, instance: Mapping[str, Any], body: dict[str, Any], session: str | None
     ) -> tuple[float, bytes, dict[str, str]]:
-        """Milliseconds to the first byte, the answer's body, its header."""
+        """Return the milliseconds to the first byte of the answer, its body and its header fields."""
         headers = {
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
@@ -190,10 +185,10 @@ class InstanceClient:
             connection.close()
 
 
-def _messages(said: list[str]) -> list[dict[str, Any]]:
+def _messages(texts: list[str]) -> list[dict[str, Any]]:
     return [
         {"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]}
-        for i, text in enumerate(said)
+        for i, text in enumerate(texts)
     ]
 
 
@@ -210,7 +205,7 @@ def _answer(first_ms: float, streamed: bytes, headers: Mapping[str, str]) -> Ans
 
 
 def _text(streamed: bytes) -> str:
-    """The answer's text out of any form of event stream: TGI's, of OpenAI's chat completions or of its responses."""
+    """Return the text of an event stream in the form of TGI, OpenAI's chat completions or OpenAI's responses."""
     events = [event.partition("data:")[2].strip() for event in streamed.decode().split("\n\n") if event]
     values = [json.loads(data) for data in events if data != "[DONE]"]
     deltas = [value["delta"] for value in values if value.get("type") == "response.output_text.delta"]
@@ -223,31 +218,31 @@ def _text(streamed: bytes) -> str:
 
 
 class PixelCache:
-    """A handler as in the AWS sample: it keeps one session's pixel values, and computes all the rest at each turn.
+    """A handler like that of the AWS sample, which keeps a session's pixel values and computes the rest at each turn.
 
-    In this process, on transformers' own model, so its figures are compared with a stateless one in this process.
+    It runs transformers' model in this process, so its baseline is a stateless handler that does the same.
     """
 
     def __init__(self, checkpoint: Path) -> None:
         self._processor: Any = AutoProcessor.from_pretrained(checkpoint)
         self._model: Any = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
-    def measure(self, picture: bytes, said: list[str]) -> tuple[float, float]:
-        """Milliseconds to the first token of the conversation's next answer: with kept pixels, and with none."""
-        pixels = self._pixels(picture)
+    def measure(self, image: bytes, texts: list[str]) -> tuple[float, float]:
+        """Return the milliseconds to the first token of the next answer: with kept pixel values, and stateless."""
+        pixels = self._pixels(image)
         begin = time.perf_counter()
-        self._first_token(pixels, said)
+        self._first_token(pixels, texts)
         kept = time.perf_counter()
-        self._first_token(self._pixels(picture), said)
+        self._first_token(self._pixels(image), texts)
         return (kept - begin) * 1000, (time.perf_counter() - kept) * 1000
 
-    def _pixels(self, picture: bytes) -> Any:
-        decoded = Image.open(io.BytesIO(picture)).convert("RGB")
+    def _pixels(self, image: bytes) -> Any:
+        decoded = Image.open(io.BytesIO(image)).convert("RGB")
         return self._processor.image_processor(images=[decoded], return_tensors="pt")["pixel_values"]
 
     @torch.inference_mode()
-    def _first_token(self, pixels: Any, said: list[str]) -> None:
-        messages = _messages(said)
+    def _first_token(self, pixels: Any, texts: list[str]) -> None:
+        messages = _messages(texts)
         messages[0]["content"].insert(0, {"type": "image"})
         text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]

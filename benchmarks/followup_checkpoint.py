@@ -1,4 +1,4 @@
-"""A LLaVA of real shape with random weights: what it says is noise, what it costs is not."""
+"""Builds a LLaVA of real shape with random weights: its answers are noise, but its cost is realistic."""
 
 from pathlib import Path
 
@@ -15,16 +15,16 @@ from transformers import (
 
 from benchmarks.report import ROOT
 
-TOKENIZER = ROOT / "models" / "tiny-llava"  # only its words; the shapes below are what costs time
+TOKENIZER = ROOT / "models" / "tiny-llava"
 IMAGE_SIZE = 336
 NUM_IMAGE_TOKENS = 576
 FEATURE_BYTES = NUM_IMAGE_TOKENS * 896 * 4  # tokens x hidden size x float32
 
 
 def build_checkpoint(folder: Path, *, quick: bool) -> int:
-    """Write it to `folder`; returns its number of parameters.
+    """Write the checkpoint to `folder`; return its number of parameters.
 
-    The full shape is CLIP-L/14-336 (576 image tokens) and Qwen2-0.5B, the quick one has a fifth of the layers.
+    The shape is CLIP-L/14-336 (576 image tokens) with Qwen2-0.5B; quick: with a fifth of the layers.
     """
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
@@ -47,7 +47,7 @@ def build_checkpoint(folder: Path, *, quick: bool) -> int:
         tie_word_embeddings=True,
     )
     model = LlavaForConditionalGeneration(config)
-    _say_words(model, tokenizer)
+    _favor_words(model, tokenizer)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
@@ -63,22 +63,22 @@ def build_checkpoint(folder: Path, *, quick: bool) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _say_words(model: LlavaForConditionalGeneration, tokenizer: AutoTokenizer) -> None:
-    """Make the answers printable and varied: noise would else repeat a token, or say bytes that look all the same."""
+def _favor_words(model: LlavaForConditionalGeneration, tokenizer: AutoTokenizer) -> None:
+    """Make answers printable and varied. Otherwise noise would repeat a token, or consist of unprintable bytes."""
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
     is_word = torch.tensor([text.isprintable() and text.isascii() and len(text) > 0 for text in texts])
     is_word[tokenizer.all_special_ids] = False
-    embedding = model.get_input_embeddings().weight.data  # the output's too, so a row of zeros is never the largest
+    embedding = model.get_input_embeddings().weight.data  # tied to the output head, so tokens with zeros never win
     embedding.mul_(15 * is_word[:, None])
 
 
 def num_layers(*, quick: bool) -> int:
-    """Of the language model."""
+    """Return the number of layers of the language model."""
     return 5 if quick else 24
 
 
-def kv_bytes_a_token(*, quick: bool) -> int:
-    """2 x layers x KV heads x head size x float32."""
+def kv_token_bytes(*, quick: bool) -> int:
+    """Return the bytes of a token's keys and values: 2 x layers x KV heads x head size x 4."""
     return 2 * num_layers(quick=quick) * 2 * 64 * 4
 
 

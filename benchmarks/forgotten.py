@@ -1,13 +1,13 @@
-"""What do forgotten sessions cost? `make bench NAME=forgotten`
+"""Measures what sessions cost that clients never close. `make bench NAME=forgotten`
 
-Two instances with room for 1,024 sessions each and a journal in a directory. Clients open sessions with a picture and
-never close them; one in a hundred is asked again later, chosen at random among all so far. Halfway the JVM of one
-instance is killed.
+Two instances have room for 1,024 sessions each and a journal in a directory. Clients open sessions with an image and
+never close them. After every hundredth opening, a random session of those opened so far gets a question. Halfway
+through, the JVM of one instance is killed.
 
     refused                  openings that were refused
-    lost, wrong              sessions that could not be asked again, or answered wrongly
-    rss_growth_after_full    memory of the worker that is not killed: at the end, relative to when its table was full
-    opening_p99_vs_empty     the slowest hundredth of the last fifth of openings, relative to those of an empty table
+    lost, wrong              sessions whose question failed, or got a wrong answer
+    rss_growth_after_full    memory of the worker that is not killed: at the end, relative to a full table
+    opening_p99_vs_empty     P99 of the last fifth of the openings, relative to openings with an empty table
 """
 
 import os
@@ -25,24 +25,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.failover_load import Conversation, make_conversations
-from benchmarks.fleet import Fleet, running_fleet
-from benchmarks.report import ROOT, parse_options, print_report
+from benchmarks.fleet import Fleet, rss_bytes, running_fleet
+from benchmarks.report import ROOT, parse_options, percentile, print_report
 
 MAX_SESSIONS = 1024
-# The system provides the pages of the KV cache (1 GiB by default) at their first use, which is not growth: the workers
-# get few, and questions use them before the memory of a full table is measured.
+# The system provides the pages of the KV cache (1 GiB by default) at their first use, which would look like growth.
+# So the cache is small, and questions use all its pages before the memory of a full table is measured.
 KV_BYTES = 16 << 20
 NUM_WARM_QUESTIONS = 300
 NUM_INSTANCES = 2
 NUM_CLIENTS = 4
 ASK_EVERY = 100
-NUM_WARM = 100  # openings that are not judged
-NUM_EMPTY = 800  # of the ones after these, while the tables have room
+NUM_WARM = 100  # first openings, which are not judged
+NUM_EMPTY = 800  # openings after these, while the tables have room
 
 
 @dataclass
 class Result:
-    """What the clients saw. took_s: of each opening, in order of its end."""
+    """The outcomes that the clients saw. took_s: duration of each opening, ordered by its end."""
 
     took_s: list[float] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Result:
 
 
 class Clients:
-    """Open sessions and forget them; ask some again."""
+    """Open sessions, which they never close, and ask some of them a question later."""
 
     def __init__(self, runtime: str, number: int) -> None:
         self.result = Result()
@@ -68,16 +68,16 @@ class Clients:
 
     @property
     def num_done(self) -> int:
-        """Return how many openings have ended, refused ones included."""
+        """The number of openings that have ended, refused ones included."""
         return len(self._open) + len(self.result.refusals)
 
     def end(self) -> None:
-        """Let each client end after what it does now."""
+        """Let each client finish its current request, and then end."""
         with self._lock:
             self._numbers = iter(())
 
     def run(self) -> None:
-        """One client's loop. Any number of threads."""
+        """Run the loop of one client. Several threads may call this."""
         while True:
             with self._lock:
                 number = next(self._numbers, None)
@@ -103,19 +103,19 @@ class Clients:
                 self._open.append(chat)
 
     def ask_one(self) -> None:
-        """Ask a session, chosen at random."""
+        """Ask a random session a question."""
         with self._lock:
             if not self._open:
                 raise RuntimeError(f"no session could be opened: {self.result.refusals[-1]}")
             chat = random.choice(self._open)
         question, right = next(item for item in chat.questions if item[0].startswith("What color"))
-        asked = chat.ask(question)
+        turn = chat.ask(question)
         with self._lock:
             self.result.num_asked += 1
-            if asked.failure:
-                self.result.lost.append(asked.failure)
+            if turn.failure:
+                self.result.lost.append(turn.failure)
             else:
-                self.result.num_wrong += asked.answer != right
+                self.result.num_wrong += turn.answer != right
 
 
 def main() -> None:
@@ -157,8 +157,8 @@ def run(fleet: Fleet, journal: Path, number: int) -> tuple[list[dict[str, Any]],
     row = {
         "opened": clients.num_opened,
         "asked": result.num_asked,
-        "opening_p99_empty_ms": p99(empty) * 1e3,
-        "opening_p99_full_ms": p99(last) * 1e3,
+        "opening_p99_empty_ms": percentile(empty, 0.99) * 1e3,
+        "opening_p99_full_ms": percentile(last, 0.99) * 1e3,
         "disk_bytes_a_session": disk_bytes // clients.num_opened,
         "memory_bytes_a_session": (full_bytes - empty_bytes) // MAX_SESSIONS,
         "worker_mb": end_bytes // 1_000_000,
@@ -168,13 +168,13 @@ def run(fleet: Fleet, journal: Path, number: int) -> tuple[list[dict[str, Any]],
         "lost": len(result.lost),
         "wrong": result.num_wrong,
         "rss_growth_after_full": end_bytes / full_bytes,
-        "opening_p99_vs_empty": p99(last) / p99(empty),
+        "opening_p99_vs_empty": percentile(last, 0.99) / percentile(empty, 0.99),
     }
     return [row], ratios
 
 
 def wait_for(clients: Clients, running: Sequence[Future[None]], num_done: int) -> None:
-    """Wait until this many openings have ended; say how far it is now and then. Raises what a client has raised."""
+    """Wait until this many openings have ended, and print the progress. Raises the error of a client that failed."""
     for tick in count():
         for each in running:
             if each.done():
@@ -184,14 +184,6 @@ def wait_for(clients: Clients, running: Sequence[Future[None]], num_done: int) -
         if tick % 100 == 0:
             print(f"{clients.num_opened} sessions opened", flush=True)
         time.sleep(0.1)
-
-
-def p99(took_s: list[float]) -> float:
-    return sorted(took_s)[len(took_s) * 99 // 100]
-
-
-def rss_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The project's goals: a limit for a ratio that a benchmark prints.
+"""Defines the project's goals: limits for ratios that benchmarks print.
 
 Each ratio is measured within one run, because times differ between machines. The report lists goals without a
 measurement as not run.
@@ -18,11 +18,11 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Limit one ratio of one benchmark.
+    """A limit for one ratio of one benchmark.
 
-    least, most: the limits, both inclusive; None: no limit on that side.
+    least, most: inclusive limits; None: no limit on that side.
     wants: the required value of a ratio that is yes or no.
-    needs_whole_run: a quick run is too small to judge this goal.
+    needs_whole_run: a quick run is too short to judge this goal.
     """
 
     benchmark: str
@@ -90,20 +90,20 @@ GOALS: tuple[Goal, ...] = (
     Goal("stream", "cpu_ms_a_token_8", "processor time beside the engine, ms per token of 8 streams", most=0.25),
     Goal("stream", "cpu_ms_a_token_64", "the same with 64 streams", most=0.10),
     Goal(
-        "stream", "tokens_per_s_64", "tokens per second of 64 streams, with an engine that costs nothing", least=10_000
+        "stream", "tokens_per_s_64", "tokens per second of 64 streams, with an engine that takes no time", least=10_000
     ),
     Goal("stream", "tokens_per_s_demo_64", "tokens per second of 64 streams of the demo model", least=4_000),
     Goal(
         "grammar",
         "cpu_vs_free_greedy",
-        "processor time per token by a schema, 8 greedy rows, relative to none",
+        "processor time per token with a schema, 8 greedy rows, relative to no schema",
         most=1.1,
     ),
     Goal("grammar", "cpu_vs_free_sampled", "the same with sampled rows", most=1.1),
-    _none("grammar", "invalid", "answers that are not valid by their schema, of 10,000 schemas"),
+    _none("grammar", "invalid", "answers that violate their schema, of 10,000 schemas"),
     _none("forgotten", "refused", "openings refused while sessions are forgotten"),
-    _none("forgotten", "lost", "forgotten sessions that could not be asked again"),
-    _none("forgotten", "wrong", "forgotten sessions that answered wrongly"),
+    _none("forgotten", "lost", "forgotten sessions that did not answer another question"),
+    _none("forgotten", "wrong", "forgotten sessions that gave a wrong answer"),
     Goal(
         "forgotten",
         "rss_growth_after_full",
@@ -119,20 +119,23 @@ GOALS: tuple[Goal, ...] = (
         needs_whole_run=True,
     ),
     _none("soak", "sessions_lost", "sessions lost beside hostile clients and kills"),
-    _none("soak", "turns_lost", "acknowledged turns lost or doubled"),
+    _none("soak", "turns_lost", "answered turns lost or duplicated"),
     _none("soak", "async_lost", "asynchronous requests lost"),
     _none("soak", "wrong", "wrong answers of many models"),
-    _none("soak", "left_over", "turns, rows and requests in flight when all clients have gone"),
+    _none("soak", "left_over", "turns, rows and requests in flight after all clients have left"),
     Goal("soak", "proxy_growth", "memory of the proxy, end relative to start", most=1.02, needs_whole_run=True),
     Goal("soak", "jvm_growth", "the same of an instance's JVM", most=1.02, needs_whole_run=True),
     Goal("soak", "worker_growth", "the same of a worker", most=1.02, needs_whole_run=True),
     Goal("soak", "threads_growth", "threads, end relative to start", most=1.02, needs_whole_run=True),
-    Goal("soak", "descriptors_left", "the proxy's open files after the clients, relative to calm", most=1.02),
+    Goal("soak", "descriptors_left", "the proxy's open files after all clients have left, relative to calm", most=1.02),
     Goal("soak", "p99_vs_calm", "good clients' P99 beside hostile ones", most=1.5, needs_whole_run=True),
+    Goal("soak", "p99_vs_sink", "the same, relative to hostile clients at a sink", most=1.5, needs_whole_run=True),
     Goal(
-        "soak", "p99_vs_sink", "the same, if the hostile ones' own work counts as calm", most=1.5, needs_whole_run=True
+        "routing",
+        "p99_gap_to_central_queue",
+        "reduction of P99: distance from the simulated optimum, worst row",
+        most=0.05,
     ),
-    Goal("routing", "p99_gap_to_central_queue", "P99 cut: distance from the simulated optimum, worst row", most=0.05),
     Goal("routing", "throughput_gain_20_5", "throughput gain over random, 20 users, 5 instances", least=0.14),
     Goal("routing", "throughput_gain_40_10", "throughput gain over random, 40 users, 10 instances", least=0.14),
     Goal("routing", "throughput_gain_60_15", "throughput gain over random, 60 users, 15 instances", least=0.14),
@@ -151,7 +154,7 @@ GOALS: tuple[Goal, ...] = (
     Goal("followup", "ttft_responses_vs_stateless", "the same over the Responses API", most=0.05),
     Goal("followup", "ttft_features_vs_stateless", "the same with kept image features", most=0.55),
     Goal("followup", "ttft_turn20_vs_turn2", "time to first token of turn 20, relative to turn 2", most=1.3),
-    Goal("followup", "rebuild_vs_stateless", "session's turn on another instance, relative to stateless", most=1.15),
+    Goal("followup", "rebuild_vs_stateless", "a session's turn on another instance, relative to stateless", most=1.15),
     Goal("followup", "rebuild_stored_vs_stateless", "the same with the KV cache in the journal", most=0.2),
     Goal("followup", "sessions_vs_one_a_worker", "open sessions per worker; the AWS sample has one", least=100),
     _none("followup", "sessions_lost", "sessions lost before they expire"),
@@ -188,7 +191,7 @@ GOALS: tuple[Goal, ...] = (
     Goal(
         "engine", "cpu_token_followup_8_vs_vllm", "follow-ups of 8 sessions, relative to vLLM with prefix hits", most=1
     ),
-    Goal("engine", "long_prompt_gap", "longest token gap beside a prompt of 4,000, relative to the usual", most=2),
+    Goal("engine", "long_prompt_gap", "longest token gap beside a prompt of 4,000, relative to the usual gap", most=2),
     Goal("engine", "served_added_cpu_ms", "processor time that TorchServe and proxy add per token, ms", most=0.25),
     Goal("engine", "greedy_equal", "greedy tokens of batched and single runs are equal", wants=True),
     Goal("many_models", "models", "models in one worker", least=200),
@@ -210,7 +213,7 @@ GOALS: tuple[Goal, ...] = (
         needs_whole_run=True,
     ),
     _none("failover", "sessions_lost", "sessions lost when one of three instances fails"),
-    _none("failover", "turns_lost", "acknowledged turns lost"),
+    _none("failover", "turns_lost", "answered turns lost"),
     _none("failover", "failed_before_first_byte", "requests that failed before their first response byte"),
     _none("failover", "failed_after_first_byte", "turns that failed after their first response byte"),
     _none("failover", "long_answers_broken", "long streamed answers with an error or another text"),

@@ -1,4 +1,4 @@
-"""The model, the engine and the conversations of random tokens that the phases of gpu_report.py measure."""
+"""Provides the phases of gpu_report.py with a model, an engine and sequences of random tokens."""
 
 import gc
 import time
@@ -8,24 +8,22 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_model import Shape, build_model, kv_bytes
+from benchmarks.stepped_engine import NO_DEADLINE
+from handlers.engine.builtin.chat_engine import make_engine
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import SequenceCache
-from handlers.engine.builtin.pace import Pace, make_pace
-from handlers.engine.builtin.runner import ModelRunner
-from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams, TokenEvent
 from handlers.models.llava import LlavaModel
 from handlers.settings.engine import EngineSettings
 
 ROWS = (1, 8, 64)
-FOREVER = float("inf")
-TESTS_S = 400.0  # limit of the GPU tests
+TESTS_TIMEOUT_S = 400.0  # of the GPU tests
 
 
 @dataclass(slots=True)
 class Answer:
-    """A sequence's tokens as they come."""
+    """The tokens of a sequence so far."""
 
     tokens: list[int] = field(default_factory=list)
     error: Exception | None = None
@@ -40,7 +38,7 @@ class Answer:
 
 
 class Bench:
-    """A model, an engine without a thread, and conversations of random tokens."""
+    """A model, an engine whose steps the caller runs, and sequences of random tokens."""
 
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, *, is_quick: bool) -> None:
         self.device, self.dtype, self.shape, self.is_quick = device, dtype, shape, is_quick
@@ -54,7 +52,7 @@ class Bench:
         self._engine: Engine | None = None
         self._has_options = False
         self.bandwidth = 0.0  # bytes/s, read and written
-        self.left_s = TESTS_S  # of the report's time
+        self.left_s = TESTS_TIMEOUT_S  # until the report must end
         self.soak_s = 1.0
 
     @property
@@ -64,9 +62,10 @@ class Bench:
         return self._model
 
     def engine(self, **options: Any) -> Engine:
-        """Return the engine for this report's rows, or one of its own with other options.
+        """Return the common engine, or a new one if options are given.
 
-        The device has room for one at a time: the last one is freed.
+        The device has room for one engine, so a new one replaces the last. options: num_tokens of the KV cache,
+        has_graphs, and settings of the engine.
         """
         if self._engine is not None and (options or self._has_options):
             self.close()
@@ -75,12 +74,11 @@ class Bench:
             self._has_options = bool(options)
         return self._engine
 
-    def _make_engine(self, num_tokens: int | None = None, pace: Pace | None = None, **options: Any) -> Engine:
+    def _make_engine(self, num_tokens: int | None = None, *, has_graphs: bool = True, **settings: Any) -> Engine:
         max_rows = self.rows[-1]
         num_tokens = num_tokens or max_rows * (self.context + 512) + self.long_context + 256
-        runner = ModelRunner(self.model, kv_bytes(self.model, num_tokens), max_rows, **options)
-        on_gpu = self.device.type == "cuda"
-        return Engine(runner, Scheduler(max_rows, pace or make_pace(EngineSettings(), on_gpu=on_gpu)), 1)
+        own = EngineSettings(max_rows=max_rows, **settings)
+        return make_engine(self.model, kv_bytes(self.model, num_tokens), own, has_graphs=has_graphs)
 
     def close(self) -> None:
         """Free the engine."""
@@ -101,23 +99,36 @@ class Bench:
         return torch.randint(300, vocabulary, (length,), generator=self.generator).tolist()
 
     def submit(
-        self, engine: Engine, prompt: list[int], num_new: int, images: list[PlacedImage] | None = None, **params: Any
+        self,
+        engine: Engine,
+        prompt: list[int],
+        num_new: int,
+        images: list[PlacedImage] | None = None,
+        cache: SequenceCache | None = None,
+        **params: Any,
     ) -> tuple[Answer, TokenSequence]:
-        answer, cache = Answer(), SequenceCache(engine.runner.pool)
+        """Admit a sequence. cache: of an earlier sequence whose tokens this prompt repeats; None: a new one."""
+        answer = Answer()
+        if cache is None:
+            cache = SequenceCache(engine.runner.pool)
+        else:
+            cache.match(prompt)
         settings = SamplingParams(max_new_tokens=num_new, **params)
         request = AnswerRequest(
-            prompt=prompt, images=images or [], params=settings, deadline=FOREVER, on_event=answer.on_event
+            prompt=prompt, images=images or [], params=settings, deadline=NO_DEADLINE, on_event=answer.on_event
         )
         sequence = TokenSequence(cache, request)
         engine.admit(sequence)
         return answer, sequence
 
     def finish(self, engine: Engine, *caches: SequenceCache) -> None:
+        """Run steps until no sequence is left, then drop the caches."""
         while engine.scheduler.all():
             engine.step()
         for cache in caches:
             cache.drop()
 
     def wait(self) -> None:
+        """Wait until the device is idle."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""A LLaVA with random weights, made on the device: what it says is noise, what it costs is not."""
+"""Builds a LLaVA with random weights on the device: its answers are noise, but its cost is realistic."""
 
 import json
 import shutil
@@ -22,12 +22,12 @@ from handlers.models.llava import LlavaModel
 from handlers.models.processor import Processor
 from handlers.models.transformers_check import TransformersCheck
 
-TINY = ROOT / "models" / "tiny-llava"  # its tokenizer and chat template; the shapes below are what costs time
+TINY = ROOT / "models" / "tiny-llava"  # for its tokenizer and chat template
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """hidden, layers, heads, kv_heads, feed_forward: of the language model; vision_*: of the vision tower."""
+    """The sizes of a model. hidden, layers, heads, kv_heads, feed_forward: language model; vision_*: vision tower."""
 
     name: str
     hidden: int
@@ -53,12 +53,12 @@ SHAPES = {
 
 @torch.inference_mode()
 def build_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> LlavaModel:
-    """Return the model, checked against transformers as in a load."""
+    """Return the model, checked against transformers as a worker does when it loads one."""
     tokenizer = AutoTokenizer.from_pretrained(TINY, local_files_only=True)
     model = make_weights(shape, tokenizer, device, dtype)
     transformers_check = TransformersCheck(model)
     loaded = LlavaModel(model, Processor.load(TINY, model.config.image_token_id))
-    loaded.eos_token_ids = frozenset()  # so that each answer has the length that was asked for
+    loaded.eos_token_ids = frozenset()  # so that each answer reaches its limit
     loaded.optimize()
     transformers_check.check(loaded)
     return loaded
@@ -68,7 +68,7 @@ def build_model(shape: Shape, device: torch.device, dtype: torch.dtype) -> Llava
 def make_weights(
     shape: Shape, tokenizer: PreTrainedTokenizerBase, device: torch.device, dtype: torch.dtype
 ) -> LlavaForConditionalGeneration:
-    """Return transformers' model with random weights, which no end-of-sequence token stops."""
+    """Return transformers' model with random weights and without an end token."""
     vision = CLIPVisionConfig(
         hidden_size=shape.vision_hidden,
         intermediate_size=4 * shape.vision_hidden,
@@ -108,7 +108,7 @@ def make_weights(
 
 
 def save_checkpoint(shape: Shape, device: torch.device, dtype: torch.dtype, folder: Path) -> None:
-    """Write the same random weights to `folder`, with a word in the tokenizer for each token that they can choose."""
+    """Write the same random weights to `folder`, with a tokenizer that has a word for each token of the vocabulary."""
     tokenizer = AutoTokenizer.from_pretrained(TINY, local_files_only=True)
     tokenizer.add_tokens([f" w{number}" for number in range(len(tokenizer), shape.vocabulary)])
     make_weights(shape, tokenizer, device, dtype).save_pretrained(folder)

@@ -1,11 +1,11 @@
-"""The results of gpu_report.py as a page of Markdown."""
+"""Formats the results of gpu_report.py as a page of Markdown."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def as_page(results: Sequence[Mapping[str, Any]], about: str) -> str:
-    """Return a heading per phase with its figures as a table."""
+    """Return the page: a heading per phase, and its figures as a table. about: the title."""
     parts = [f"# GPU report: {about}\n"]
     for result in results:
         parts.append(f"## {result['phase']} ({result['seconds']} s)\n")

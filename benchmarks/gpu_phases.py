@@ -1,4 +1,4 @@
-"""The phases of gpu_report.py: each measures one thing with the product's engine and returns its figures."""
+"""Measures the phases of gpu_report.py, each with the product's engine, and returns their figures."""
 
 import statistics
 import subprocess
@@ -11,21 +11,21 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.gpu_bench import FOREVER, TESTS_S, Answer, Bench
+from benchmarks.gpu_bench import TESTS_TIMEOUT_S, Answer, Bench
 from benchmarks.gpu_model import kv_token_bytes, weight_bytes
 from benchmarks.gpu_served import served
 from benchmarks.report import ROOT
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.sequence import TokenSequence
-from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams
+from handlers.engine.contract import PlacedImage
 from handlers.errors import TurnTimedOut
 from handlers.worker.device import driver_version
 
-SYNCHRONIZES = "called a synchronizing CUDA operation"  # torch's words
+SYNCHRONIZES = "called a synchronizing CUDA operation"  # in torch's warning
 
 
 def environment(bench: Bench) -> dict[str, Any]:
+    """Describe the device and its software, and measure the bandwidth of a copy."""
     found: dict[str, Any] = {
         "device": _describe(bench.device),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__},
@@ -59,9 +59,10 @@ def _describe(device: torch.device) -> dict[str, object]:
 
 
 def tests(bench: Bench) -> dict[str, Any]:
+    """Run the GPU tests."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu", "--noconftest", "-o", "addopts=", "tests/gpu"]
     command += ["-W", "ignore", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    limit_s = min(TESTS_S, bench.left_s)
+    limit_s = min(TESTS_TIMEOUT_S, bench.left_s)
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired as exc:
@@ -73,6 +74,7 @@ def tests(bench: Bench) -> dict[str, Any]:
 
 
 def decode(bench: Bench) -> dict[str, Any]:
+    """Measure decoding steps: greedy, sampled, and without CUDA graphs."""
     bandwidth = bench.bandwidth or environment(bench)["copy_bytes_per_s"]
     rows = []
     for name, options, params in (
@@ -97,13 +99,15 @@ def decode(bench: Bench) -> dict[str, Any]:
 
 
 def _limits(bench: Bench, bandwidth: float) -> dict[str, float]:
-    """Tokens/s if a step took as long as reading the weights and the caches once."""
+    """Return the tokens/s, by number of rows, of steps that only read the weights and the caches once."""
     weights, token = weight_bytes(bench.model), kv_token_bytes(bench.model)
     return {str(n): n * bandwidth / (weights + n * bench.context * token) for n in bench.rows}
 
 
 def _decode(bench: Bench, engine: Engine, num_rows: int, params: dict[str, Any]) -> dict[str, Any]:
-    num_new = 2 * bench.num_steps + 16 + num_rows * bench.context // 512 + num_rows  # the first ones begin early
+    num_new = (
+        2 * bench.num_steps + 16 + num_rows * bench.context // 512 + num_rows
+    )  # the first rows decode while others prefill
     pairs = [bench.submit(engine, bench.prompt(bench.context), num_new, **params) for _ in range(num_rows)]
     while any(sequence.is_prefilling or not answer.tokens for answer, sequence in pairs):
         engine.step()
@@ -113,7 +117,7 @@ def _decode(bench: Bench, engine: Engine, num_rows: int, params: dict[str, Any])
     counts = _count_launches(bench, engine)
     errors = [answer.error for answer, _ in pairs if answer.error is not None]
     if len(engine.scheduler.running) != num_rows:
-        raise RuntimeError(f"only {len(engine.scheduler.running)} of {num_rows} rows were there to the end")
+        raise RuntimeError(f"only {len(engine.scheduler.running)} of {num_rows} rows took part in all steps")
     bench.finish(engine, *(sequence.cache for _, sequence in pairs))
     if errors:
         raise errors[0]
@@ -122,7 +126,7 @@ def _decode(bench: Bench, engine: Engine, num_rows: int, params: dict[str, Any])
 
 
 def _count_launches(bench: Bench, engine: Engine) -> dict[str, int | None]:
-    """Launches of kernels and graphs, and waits for the device, in one step."""
+    """Count the launches of kernels and graphs, and the waits for the device, in one step."""
     if bench.device.type != "cuda":
         return {"launches": None, "waits": None}
     with torch.profiler.profile(
@@ -143,7 +147,7 @@ def _count_launches(bench: Bench, engine: Engine) -> dict[str, int | None]:
 
 
 def uneven(bench: Bench) -> dict[str, Any]:
-    """Return a step of short contexts, and the same with one long context among them."""
+    """Measure a step of short contexts, and the same step with one long context among them."""
     engine, num_short = bench.engine(), bench.rows[-1] // 2
     found = {}
     for name, lengths in (
@@ -164,7 +168,7 @@ def uneven(bench: Bench) -> dict[str, Any]:
 
 
 def beside(bench: Bench) -> dict[str, Any]:
-    """Return the time to the first token of prompts that arrive beside streams, and the streams' longest gap."""
+    """Measure the time to the first token of prompts that arrive beside streams, and the streams' longest gap."""
     engine, num_streams = bench.engine(), max(1, bench.rows[-1] // 8)
     streams = [bench.submit(engine, bench.prompt(bench.question), 40 * bench.num_steps) for _ in range(num_streams)]
     while any(sequence.is_prefilling for _, sequence in streams):
@@ -188,6 +192,7 @@ def beside(bench: Bench) -> dict[str, Any]:
 
 
 def ttft(bench: Bench) -> dict[str, Any]:
+    """Measure the time to the first token of a new image, a follow-up, and a rebuilt session."""
     engine, size = bench.engine(), bench.shape.image_size
     figures: dict[str, list[float]] = {"encode": [], "new_picture": [], "follow_up": [], "rebuilt": []}
     for turn in range(3 if bench.device.type == "cpu" else 8):
@@ -197,25 +202,21 @@ def ttft(bench: Bench) -> dict[str, Any]:
         features = engine.runner.encode_image(pixels)
         bench.wait()
         figures["encode"].append(time.perf_counter() - begin)
-        spans = [PlacedImage(0, features)]
-        picture = [-7 - turn] * len(features)
-        first = picture + bench.prompt(bench.question)
-        answer, sequence = bench.submit(engine, first, bench.question, spans)
+        images = [PlacedImage(0, features)]
+        image_tokens = [-7 - turn] * len(features)
+        first = image_tokens + bench.prompt(bench.question)
+        answer, sequence = bench.submit(engine, first, bench.question, images)
         bench.finish(engine)
         figures["new_picture"].append(_since(answer, begin))
         second = first + answer.tokens + bench.prompt(bench.question)
         begin = time.perf_counter()
-        sequence.cache.match(second)
-        follow = Answer()
-        params = SamplingParams(max_new_tokens=4)
-        request = AnswerRequest(prompt=second, images=[], params=params, deadline=FOREVER, on_event=follow.on_event)
-        engine.admit(TokenSequence(sequence.cache, request))
+        answer, sequence = bench.submit(engine, second, 4, cache=sequence.cache)
         bench.finish(engine, sequence.cache)
-        figures["follow_up"].append(_since(follow, begin))
+        figures["follow_up"].append(_since(answer, begin))
         begin = time.perf_counter()
-        again, sequence = bench.submit(engine, second, 4, spans)
+        answer, sequence = bench.submit(engine, second, 4, images)
         bench.finish(engine, sequence.cache)
-        figures["rebuilt"].append(_since(again, begin))
+        figures["rebuilt"].append(_since(answer, begin))
     middle = {f"{name}_s": statistics.median(values[1:]) for name, values in figures.items()}
     return {
         "image_tokens": len(features),
@@ -231,6 +232,7 @@ def _since(answer: Answer, begin: float) -> float:
 
 
 def parked(bench: Bench) -> dict[str, Any]:
+    """Measure copies of a KV cache to the host and back, and its computation."""
     engine = bench.engine()
     prompt = bench.prompt(bench.context)
     begin = time.perf_counter()
@@ -255,10 +257,10 @@ def parked(bench: Bench) -> dict[str, Any]:
 
 
 def out_of_memory(bench: Bench) -> dict[str, Any]:
-    """Answers go on beside a prompt for which the device has no room, and the next prompt is answered."""
+    """Check that an answer continues beside a prompt that exceeds the device's memory, and that the next one works."""
     if bench.device.type != "cuda":
-        return {"skipped": "the CPU's memory is not exhausted on purpose"}
-    engine = bench.engine(num_tokens=4 * bench.long_context, pace=Pace(8192, 1e9))
+        return {"skipped": "needs a GPU: exhausting a CPU's memory would harm other processes"}
+    engine = bench.engine(num_tokens=4 * bench.long_context, prefill_chunk=8192, max_stretch=1e9)
     running, first = bench.submit(engine, bench.prompt(bench.question), 400)
     while not running.tokens:
         engine.step()
@@ -281,6 +283,7 @@ def out_of_memory(bench: Bench) -> dict[str, Any]:
 
 
 def soak(bench: Bench) -> dict[str, Any]:
+    """Replace sequences as they end, for `soak_s`, and check the engine and its memory."""
     engine, seconds = bench.engine(), bench.soak_s
     end = time.monotonic() + seconds
     live: list[tuple[Answer, TokenSequence]] = []
@@ -292,13 +295,13 @@ def soak(bench: Bench) -> dict[str, Any]:
             is_sampled = len(live) % 2 == 0
             live.append(bench.submit(engine, bench.prompt(length), num_new, do_sample=is_sampled))
         engine.step()
-        going = set(engine.scheduler.all())
-        for answer, sequence in [pair for pair in live if pair[1] not in going]:
+        running = set(engine.scheduler.all())
+        for answer, sequence in [pair for pair in live if pair[1] not in running]:
             num_done += 1
             num_tokens += len(answer.tokens)
             num_errors += answer.error is not None
             sequence.cache.drop()
-        live = [pair for pair in live if pair[1] in going]
+        live = [pair for pair in live if pair[1] in running]
         used.append(torch.cuda.memory_reserved() if bench.device.type == "cuda" else 0)
     for _, sequence in live:
         engine.finish(sequence, TurnTimedOut("the soak has ended"))

@@ -1,27 +1,26 @@
-"""How fast and how correct is the built-in engine on this machine's GPU?
+"""Measures and tests the built-in engine on this machine's GPU, in one command of limited duration.
 
-One command for a GPU machine that is available for a short time and has no network. It needs a checkout and the
-installed torch and transformers; one phase needs TorchServe. Without a GPU it runs a tiny model on the CPU, to test
-itself.
+It needs no network, only a checkout, torch and transformers; one phase needs TorchServe. Without a GPU it runs a tiny
+model on the CPU, as a test of itself.
 
     environment  GPU, driver, versions, SDPA backends, copy bandwidth
     tests        pytest -m gpu
-    decode       tokens/s at 1, 8 and 64 rows of 1,000 positions, against the limit that memory bandwidth sets,
-                 with launches and waits for the device per step; greedy, sampled, and without CUDA graphs
-    uneven       one long context beside short ones, against the short ones alone
+    decode       tokens/s with 1, 8 and 64 rows of 1,000 positions, relative to the limit of the memory bandwidth;
+                 launches and waits for the device per step; greedy, sampled, and without CUDA graphs
+    uneven       a step with one long context among short ones, relative to short ones only
     beside       time to the first token of a prompt beside streams, and the streams' longest gap
-    ttft         time to the first token of a new picture, a follow-up, and a rebuilt session
-    parked       a session's KV cache copied to the host and back, against computing it again
-    out_of_memory  a prompt for which the device has no room, and what comes after it
-    served       tokens/s of streams through TorchServe and the proxy, against the engine alone; where TorchServe is
-                 installed
-    soak         sequences that come and go, for the rest of the time
+    ttft         time to the first token of a new image, a follow-up, and a rebuilt session
+    parked       time to copy a session's KV cache to the host and back, relative to computing it
+    out_of_memory  a prompt that exceeds the device's memory, an answer beside it, and the prompt after it
+    served       tokens/s of streams through TorchServe and the proxy, relative to the engine alone; skipped without
+                 TorchServe
+    soak         sequences that replace each other for the rest of the time
 
     make gpu-report [ARGS="--minutes 9 --shape llava-1.5-7b --only decode,ttft"]
     python -m benchmarks.gpu_report --help
 
-Prints one line of JSON per phase. With --out it also writes them and a page to that folder. A phase that has not ended
-when the time is over is recorded as failed, and ends the program.
+Prints one line of JSON per phase. With --out it also writes them and a page to that folder. A phase that exceeds the
+time limit is recorded as failed and ends the program.
 """
 
 import argparse
@@ -42,11 +41,11 @@ from benchmarks.gpu_page import as_page
 from benchmarks.gpu_phases import PHASES
 from handlers.worker.device import choose_device
 
-SPARE_S = 10.0  # of the time, for the end of the soak's last step
+SPARE_S = 10.0  # of the time limit, for the last step of the soak
 
 
 class Report:
-    """The results so far, on standard output and in the folder `out`. about: the page's title."""
+    """Prints the results, and writes them to the folder `out`. about: the page's title."""
 
     def __init__(self, about: str, out: Path | None) -> None:
         self._about = about
@@ -72,8 +71,8 @@ class Report:
     def has_failed(self) -> bool:
         return any("failed" in each or each.get("passed") is False for each in self._results)
 
-    def give_up(self) -> None:
-        """Record that the phase has not ended, and end the program, also if a call waits for the device forever."""
+    def abort(self) -> None:
+        """Record the phase as failed and end the program, even while a call waits for the device."""
         self.end({"failed": "not done when the time was over"})
         os._exit(1)
 
@@ -81,21 +80,34 @@ class Report:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     has_gpu = torch.cuda.is_available()
-    parser.add_argument("--minutes", type=float, default=9.0, help="limit of everything; default: 9")
-    parser.add_argument("--shape", choices=SHAPES, default="llava-1.5-7b" if has_gpu else "tiny")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="on a GPU")
+    parser.add_argument("--minutes", type=float, default=9.0, help="time limit; default: 9")
     parser.add_argument(
-        "--soak", type=float, default=None if has_gpu else 2.0, help="seconds; default: the rest of the time, CPU: 2"
+        "--shape",
+        choices=SHAPES,
+        default="llava-1.5-7b" if has_gpu else "tiny",
+        help="model to measure; default: llava-1.5-7b, without a GPU tiny",
     )
-    parser.add_argument("--only", help=f"phases separated by commas, of {', '.join(PHASES)}")
-    parser.add_argument("--out", type=Path, help="folder for gpu-report.json and gpu-report.md")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        default="bfloat16",
+        help="of the weights on a GPU; default: bfloat16. A CPU uses float32.",
+    )
+    parser.add_argument(
+        "--soak",
+        type=float,
+        default=None if has_gpu else 2.0,
+        help="seconds of the phase soak; default: the rest of the time, without a GPU 2",
+    )
+    parser.add_argument("--only", help=f"run only these phases, separated by commas: {', '.join(PHASES)}")
+    parser.add_argument("--out", type=Path, help="write gpu-report.json and gpu-report.md to this folder")
     options = parser.parse_args()
     chosen = options.only.split(",") if options.only else list(PHASES)
     if unknown := set(chosen) - set(PHASES):
         parser.error(f"there is no phase {', '.join(sorted(unknown))}")
     dtype = getattr(torch, options.dtype) if has_gpu else torch.float32
     report = Report(f"{options.shape}, {str(dtype).removeprefix('torch.')}", options.out)
-    limit = threading.Timer(60 * options.minutes, report.give_up)
+    limit = threading.Timer(60 * options.minutes, report.abort)
     limit.daemon = True
     end = time.monotonic() + 60 * options.minutes
     report.begin(chosen[0])
@@ -109,7 +121,7 @@ def main() -> None:
         bench.soak_s = options.soak or bench.left_s
         try:
             result = PHASES[name](bench)
-        except (Exception, SystemExit) as exc:  # the other phases still have something to say
+        except (Exception, SystemExit) as exc:  # a failed phase does not stop the others
             traceback.print_exc()
             result = {"failed": f"{type(exc).__name__}: {exc}"}
         report.end(result)

@@ -1,4 +1,4 @@
-"""gpu_report.py's phase `served`: what TorchServe and the proxy leave of the engine's speed."""
+"""Measures the phase `served` of gpu_report.py: the engine's throughput through TorchServe and the proxy."""
 
 import importlib.util
 import tempfile
@@ -22,14 +22,14 @@ QUESTION = {
     "parameters": {"max_new_tokens": NUM_NEW, **SAMPLED},
     "stream": True,
 }
-NUM_PROMPT = 20  # tokens of QUESTION, about
+NUM_PROMPT = 20  # approximate tokens of QUESTION
 
 
 def served(bench: Bench) -> dict[str, Any]:
-    """Tokens/s of streamed answers through one TorchServe instance and the proxy, and of the engine alone.
+    """Compare the tokens/s of streams through one TorchServe instance and the proxy with those of the engine alone.
 
-    Both have the same random weights, number of rows, lengths and sampling. added_ms: processor time per token of all
-    processes but the engine's thread.
+    Both have the same random weights, number of rows, lengths and sampling. added_ms: processor time per token of
+    everything except the engine's thread.
     """
     if importlib.util.find_spec("ts") is None:
         return {"skipped": "TorchServe is not installed for this Python"}
@@ -53,7 +53,7 @@ def served(bench: Bench) -> dict[str, Any]:
 
 
 def _run_alone(bench: Bench, engine: Engine, num_rows: int, warm_s: float, seconds: float) -> float:
-    """Return the tokens/s of this many sampled rows, each replaced when it ends."""
+    """Return the tokens/s of this number of sampled rows, each of which is replaced when it ends."""
     live: list[tuple[Answer, TokenSequence]] = []
     num_done = 0
     begin_s, count_at_begin = 0.0, 0
@@ -64,11 +64,11 @@ def _run_alone(bench: Bench, engine: Engine, num_rows: int, warm_s: float, secon
         while len(live) < num_rows:
             live.append(bench.submit(engine, bench.prompt(NUM_PROMPT), NUM_NEW, **SAMPLED))
         engine.step()
-        going = set(engine.scheduler.all())
-        for answer, sequence in [pair for pair in live if pair[1] not in going]:
+        running = set(engine.scheduler.all())
+        for answer, sequence in [pair for pair in live if pair[1] not in running]:
             num_done += len(answer.tokens)
             sequence.cache.drop()
-        live = [pair for pair in live if pair[1] in going]
+        live = [pair for pair in live if pair[1] in running]
     num_tokens = num_done + sum(len(answer.tokens) for answer, _ in live)
     for _, sequence in live:
         engine.finish(sequence, TurnTimedOut("the measurement has ended"))

@@ -1,12 +1,12 @@
-"""What does it cost to let answers follow a schema, and are they all valid?
+"""Measures what it costs to make answers follow a JSON schema, and checks that such answers are valid.
 
 Cost: eight streams of SmolLM2-135M-Instruct on one thread, float32, 64 new tokens each, greedy and sampled; processor
-time a token with a JSON schema relative to the same streams without one, in turn. The first use of a vocabulary and
-of a schema is beside it.
+time per token with a JSON schema relative to the same streams without one, which take turns. The time to read a
+vocabulary and to compile a schema is reported separately.
 
-Validity: answers of the demo checkpoint, sampled, each by a schema of its own that hypothesis draws, in batches of
-eight; jsonschema judges those that end by themselves. Some patterns and formats have no longest text, so a few
-answers reach their length instead.
+Validity: sampled answers of the demo checkpoint in batches of eight, each with its own schema, which hypothesis
+generates. jsonschema validates those that end by themselves. Some patterns and formats have no maximum length, so a
+few answers reach their token limit instead; these count as `cut`.
 
     make bench NAME=grammar [QUICK=1]
     python -m benchmarks.grammar [--quick] [--rounds 5] [--save]
@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from statistics import median
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -28,16 +29,10 @@ import jsonschema
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from benchmarks.engine_arms import CPU, FOR_EVER, KV_BYTES
 from benchmarks.grammar_schemas import SCHEMAS
-from benchmarks.report import ROOT, median, parse_options, print_report
-from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.kv_cache import SequenceCache
-from handlers.engine.builtin.pace import Pace
-from handlers.engine.builtin.runner import ModelRunner
-from handlers.engine.builtin.scheduler import Scheduler
-from handlers.engine.builtin.sequence import TokenSequence
-from handlers.engine.contract import AnswerRequest, FinishReason, GrammarText, SamplingParams, TokenEvent
+from benchmarks.report import ROOT, parse_options, print_report
+from benchmarks.stepped_engine import Row, SteppedEngine
+from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, TokenEvent
 from handlers.engine.grammar import Grammar, GrammarCompiler
 from handlers.models.loader import load_model
 from handlers.settings.grammar import GrammarSettings
@@ -46,7 +41,7 @@ ROWS = 8
 NUM_NEW, QUICK_NEW = 64, 16
 NUM_SCHEMAS = 10_000
 QUICK_SCHEMAS = 80
-LONGEST = 400
+MAX_JUDGED_TOKENS = 400
 QUESTION = "List ten people with their names, ages and what they like."
 PERSON = {
     "type": "object",
@@ -59,18 +54,18 @@ PERSON = {
     "required": ["name", "age", "email", "likes"],
     "additionalProperties": False,
 }
-PEOPLE = {"type": "array", "items": PERSON, "minItems": 50}  # more than an answer has room for
+PEOPLE = {"type": "array", "items": PERSON, "minItems": 50}  # longer than an answer may be, so that none ends early
 
 
 class Bench:
-    """An engine whose steps this thread runs."""
+    """A checkpoint with its engine and its grammar compiler."""
 
     def __init__(self, checkpoint: str) -> None:
-        self.model = load_model(ROOT / "models" / checkpoint, CPU, "float32")
+        self.model = load_model(ROOT / "models" / checkpoint, torch.device("cpu"), "float32")
         self.compiler = GrammarCompiler(
             self.model.tokenizer, self.model.eos_token_ids, self.model.vocabulary, GrammarSettings()
         )
-        self._engine = Engine(ModelRunner(self.model, KV_BYTES), Scheduler(ROWS, Pace(512, 1e9)), 1)
+        self._engine = SteppedEngine(self.model, ROWS)
         message = {"role": "user", "content": [{"type": "text", "text": QUESTION}]}
         self._prompt = self.model.render([message], [])
 
@@ -78,30 +73,10 @@ class Bench:
         return self.compiler.compile(GrammarText("json_schema", json.dumps(schema), "schema"))
 
     def run(self, params: list[SamplingParams]) -> tuple[list[tuple[list[int], TokenEvent]], float]:
-        """Return each row's tokens and last event, and the processor seconds of all steps but the prompts'."""
-        pool = self._engine.runner.pool
-        events: list[list[TokenEvent]] = [[] for _ in params]
-        caches = [SequenceCache(pool, scope=str(number).encode()) for number in range(len(params))]
-        for own, heard, cache in zip(params, events, caches, strict=True):
-            cache.pin()
-            cache.match(self._prompt)
-
-            def hear(event: TokenEvent, heard: list[TokenEvent] = heard) -> bool:
-                heard.append(event)
-                return True
-
-            request = AnswerRequest(prompt=self._prompt, images=[], params=own, deadline=FOR_EVER, on_event=hear)
-            self._engine.admit(TokenSequence(cache, request))
-        while not all(events):
-            self._engine.step()
-        begin = time.process_time()
-        while self._engine.scheduler.all():
-            self._engine.step()
-        spent = time.process_time() - begin
-        for cache in caches:
-            cache.unpin()
-            cache.drop()
-        return [([e.token_id for e in heard if e.token_id is not None], heard[-1]) for heard in events], spent
+        """Return each row's tokens and last event, and the processor time in s of the steps after the prompts."""
+        generated = self._engine.generate(self._prompt, [Row(each) for each in params])
+        answers = [([e.token_id for e in own if e.token_id is not None], own[-1]) for own in generated.events]
+        return answers, generated.cpu_s
 
 
 def measure(rounds: int, num_new: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -132,7 +107,7 @@ def measure(rounds: int, num_new: int) -> tuple[list[dict[str, Any]], dict[str, 
 
 
 def draw_schemas(count: int) -> list[Any]:
-    """Return as many schemas, the same in each run."""
+    """Return this number of random schemas, the same in each run."""
     drawn: list[Any] = []
 
     @seed(1)
@@ -152,14 +127,14 @@ def draw_schemas(count: int) -> list[Any]:
 
 
 def judge(count: int) -> Iterator[str]:
-    """Yield the outcome of each schema's answer."""
+    """Generate an answer for each schema, and yield its verdict: `valid`, `invalid` or `cut`."""
     bench = Bench("tiny-llava")
     rng = random.Random(0)
     drawn = iter(draw_schemas(count))
     while schemas := list(islice(drawn, ROWS)):
         params = [
             SamplingParams(
-                max_new_tokens=LONGEST,
+                max_new_tokens=MAX_JUDGED_TOKENS,
                 grammar=bench.compile(schema),
                 do_sample=True,
                 temperature=rng.choice((0.7, 1.0, 2.0)),

@@ -1,4 +1,4 @@
-"""JSON schemas as clients write them, drawn at random: nested objects, arrays, choices, references and bounds."""
+"""Generates random JSON schemas like those of clients: nested objects, arrays, choices, references and bounds."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
-"""What does it cost to read an image, and what does decoding it at a reduced size save?
+"""Measures the processor time to read an image, with every pixel decoded and at the handler's reduced size.
 
-Processor time from the bytes of an image to the input of a vision tower of 336 x 336 pixels (CLIP-L/14-336, LLaVA-1.5),
-on one thread: once with every pixel decoded, as transformers does, and once as the handler does it, in turn. The images
-are noise of a photo's scale, since its contents do not matter to the decoders. `difference` is the mean difference
-between both inputs, in steps of 8 bits.
+Measures from the bytes of an image to the input of a vision tower of 336 x 336 pixels (CLIP-L/14-336, LLaVA-1.5), on
+one thread. One arm decodes every pixel, as transformers does, and one works as the handler; they take turns. The images
+are noise of the size of photos, since the decoders' time does not depend on the motif. `difference` is the mean
+difference between both inputs, in steps of 8 bits.
 
     make bench NAME=images [QUICK=1]
     python -m benchmarks.images [--quick] [--rounds 5] [--save]
@@ -12,6 +12,7 @@ between both inputs, in steps of 8 bits.
 import io
 import os
 import time
+from statistics import median
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -21,7 +22,7 @@ import torch
 from PIL import Image
 from transformers import CLIPImageProcessor
 
-from benchmarks.report import median, parse_options, print_report
+from benchmarks.report import parse_options, print_report
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.store import content_key
 from handlers.models.processor import scaled_side
@@ -67,7 +68,7 @@ def main() -> None:
                 seconds, pixels[arm] = read(loader, processor, data, side)
                 spent[arm].append(seconds)
         cpu_s = {arm: median(values) for arm, values in spent.items()}
-        steps = 255 * float(np.mean(processor.image_std))  # of 8 bits, in one of the normalised values
+        steps = 255 * float(np.mean(processor.image_std))  # steps of 8 bits per unit of a normalised value
         difference = float((pixels["whole"] - pixels["reduced"]).abs().mean()) * steps
         differences = {"whole": 0.0, "reduced": difference}
         rows += [

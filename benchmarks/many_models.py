@@ -1,21 +1,21 @@
-"""What do two hundred models in one worker cost, and what would each cost alone? `make bench NAME=many_models`
+"""Measures the cost of 200 models in one worker, compared with a process per model. `make bench NAME=many_models`
 
-MiniLM-L6 (90.9 MB, float32, one thread): 200 variants that answer differently, on one worker with memory for 20;
-beside it, in the same run, TorchServe's own way, a worker process for each of three models with a handler as its users
-write it. Requests go straight to TorchServe, one after the other; processor time of the JVM and the worker, because the
-machine is shared. Then both of two instances under Zipf traffic through the proxy, with broken archives, and kill -9 of
-one of them in the middle.
+200 variants of MiniLM-L6 (90.9 MB, float32, one thread), which answer differently, are served by one worker with memory
+for 20. The baseline, in the same run, is TorchServe's usual deployment: a worker process for each of three models, with
+a handler like those that users write. Requests go to TorchServe directly, one after the other. The benchmark measures
+processor time of the JVM and the worker, because other work may use the machine. Then Zipf traffic, which includes
+broken archives, goes through the proxy to two instances, one of which gets kill -9 in the middle.
 
-    models                     of the 200, how many one worker has answered for, rightly; each had to be loaded
-    resident                   the most of them that were in memory at a time
-    warm_vs_alone              a request for a model in memory, with 19 others there / the same model's own process
-    cold_vs_read               a request that loads its model, and evicts another / reading the file and a forward pass
-    memory_vs_process_a_model  the worker's memory, mapped weights and all libraries included, by the 20 models in it,
-                               which are 20 files / private memory of a process with one model
+    models                     number of models for which one worker answered correctly; each had to be loaded
+    resident                   largest number of models in memory at a time
+    warm_vs_alone              request for one of 20 models in memory / request to the model's own process
+    cold_vs_read               request that loads a model and evicts another / reading the file and one forward pass
+    memory_vs_process_a_model  memory per model of a worker with 20 models, each with its own file, including libraries
+                               and mapped weights / private memory of a process with one model
     private_vs_process_a_model the same without page cache, which the kernel may drop, on both sides
-    memory_of_one_more         what each of the 20 adds, against the same
-    memory_of_200_vs_200       the most that the worker took while it served all 200, against 200 such processes
-    wrong                      requests lost, or answered wrongly, in everything above and under the Zipf traffic
+    memory_of_one_more         memory that each of the 20 adds / private memory of a process with one model
+    memory_of_200_vs_200       peak memory of the worker that served all 200 / 200 such processes
+    wrong                      requests without an answer or with a wrong one, in all of the above and the Zipf traffic
 """
 
 import os
@@ -28,29 +28,30 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.request import Request
 
 from benchmarks.fleet import Fleet, cpu_of, running_fleet
 from benchmarks.many_models_alone import ProcessAModel, running_process_a_model
-from benchmarks.many_models_load import TEXTS, Ask, Cost, Load, Reference, zipf
-from benchmarks.report import median, parse_options, print_report
+from benchmarks.many_models_load import TEXTS, Cost, Load, ModelRequest, Reference, zipf
+from benchmarks.report import parse_options, print_report
 from scripts.make_minilm import TARGET, make_variants
 from torchmoor.cli.model_archive import package
 from torchmoor.clients.local import make_opener
 
 NUM_MODELS, NUM_RESIDENT, NUM_ALONE = 200, 20, 3
 MODEL_BYTES = 91_000_000
-NUM_WARM, NUM_ARCHIVES, NUM_READS, NUM_UNLOADS = 90, 3, 10, 15  # of a round
+NUM_WARM, NUM_ARCHIVES, NUM_READS, NUM_UNLOADS = 90, 3, 10, 15  # per round
 RETURN_TIMEOUT_S = 180.0
 MB = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes: of the worker without a model and with its 20, and of a process with one model.
+    """Bytes of the worker without a model and with 20 models, and of a process with one model.
 
-    private: without pages of files, as the kernel tells it; process: all but what it shares with others.
+    *_private: anonymous memory, which is without pages of files. process: memory that it shares with no other process.
     """
 
     empty: float
@@ -61,7 +62,7 @@ class Memory:
 
 
 class Benchmark:
-    """One worker of many models, the processes of a model each, and what has been measured of them."""
+    """Measures one worker of many models, and the processes with one model each."""
 
     def __init__(self, source: Path, fleet: Fleet, alone: ProcessAModel, load: Load) -> None:
         self.figures: dict[str, list[Cost]] = defaultdict(list)
@@ -78,15 +79,17 @@ class Benchmark:
         self._cold = [f"minilm-{number:03}" for number in range(NUM_MODELS)]
 
     def measure_memory(self) -> Memory:
-        """All models are used in the same way."""
+        """Measure the memory after every model has answered the same requests."""
         texts = range(len(TEXTS))
-        self._load.run([Ask(self._url, "copy-00", 0, text) for text in texts])
+        self._load.run([ModelRequest(self._url, "copy-00", 0, text) for text in texts])
         self._operate("unload", "copy-00")
         empty = _memory(self._pids[1], "Rss")
         copies = [f"copy-{number:02}" for number in range(NUM_RESIDENT)]
-        self._load.run([Ask(self._url, copy, 0, text) for text in texts for copy in copies])
-        self._look()
-        self._load.run([Ask(self._alone.url(number), None, 0, text) for text in texts for number in range(NUM_ALONE)])
+        self._load.run([ModelRequest(self._url, copy, 0, text) for text in texts for copy in copies])
+        self._record_peaks()
+        self._load.run(
+            [ModelRequest(self._alone.url(number), None, 0, text) for text in texts for number in range(NUM_ALONE)]
+        )
         return Memory(
             empty,
             _memory(self._pids[1], "Rss"),
@@ -96,34 +99,38 @@ class Benchmark:
         )
 
     def run_round(self, number: int, num_cold: int) -> None:
-        """Every arm once. number: of the round."""
+        """Run every arm once. number: of this round."""
         own, alone = self._pids, (self._alone.jvm, self._alone.workers[0])
         texts = [each % len(TEXTS) for each in range(NUM_WARM)]
-        self._load.run([Ask(self._url, f"copy-{each:02}", 0) for each in range(NUM_RESIDENT)])
-        self._note("alone", [Ask(self._alone.url(0), None, 0, text) for text in texts], alone)
-        self._note("many, in memory", [Ask(self._url, "copy-00", 0, text) for text in texts], own)
+        self._load.run([ModelRequest(self._url, f"copy-{each:02}", 0) for each in range(NUM_RESIDENT)])
+        self._note("alone", [ModelRequest(self._alone.url(0), None, 0, text) for text in texts], alone)
+        self._note("many, in memory", [ModelRequest(self._url, "copy-00", 0, text) for text in texts], own)
         in_turn = [(each % NUM_ALONE, text) for each, text in enumerate(texts)]
         everyone = (self._alone.jvm, *self._alone.workers)
-        self._note("alone, three in turn", [Ask(self._alone.url(k), None, 0, text) for k, text in in_turn], everyone)
-        self._note("many, three in turn", [Ask(self._url, f"copy-{k:02}", 0, text) for k, text in in_turn], own)
+        self._note(
+            "alone, three in turn", [ModelRequest(self._alone.url(k), None, 0, text) for k, text in in_turn], everyone
+        )
+        self._note(
+            "many, three in turn", [ModelRequest(self._url, f"copy-{k:02}", 0, text) for k, text in in_turn], own
+        )
         for _ in range(NUM_READS):
             self.figures["read and pass"].append(self._load.reference.read_and_pass())
         cold = [self._cold[(number * num_cold + each) % NUM_MODELS] for each in range(num_cold)]
-        self._note("cold, folder", [Ask(self._url, name, int(name[-3:])) for name in cold], own)
+        self._note("cold, folder", [ModelRequest(self._url, name, int(name[-3:])) for name in cold], own)
         archives = [f"packed-{number}-{each}.tar.gz" for each in range(NUM_ARCHIVES)]
         for name in archives:
             os.link(self._source / "packed.tar.gz", self._source / name)
-        self._note("cold, archive", [Ask(self._url, name, 0) for name in archives], own)
+        self._note("cold, archive", [ModelRequest(self._url, name, 0) for name in archives], own)
         self._unload(cold[-NUM_UNLOADS:])
 
-    def _note(self, arm: str, asks: Sequence[Ask], pids: Sequence[int]) -> None:
-        cost = self._load.measure(asks, pids)
+    def _note(self, arm: str, requests: Sequence[ModelRequest], pids: Sequence[int]) -> None:
+        cost = self._load.measure(requests, pids)
         self.figures[arm].append(cost)
-        self._look()
+        self._record_peaks()
         print(f"{arm}: {cost.cpu_ms:.1f} CPU ms, {cost.wall_ms:.1f} ms")
 
     def _unload(self, names: Sequence[str]) -> None:
-        """What of the memory that models have touched is the system's when the worker says that they are unloaded."""
+        """Unload models, and measure the memory that is free when the worker reports the end of the last unload."""
         before, cpu, began = _memory(self._pids[1], "Rss"), cpu_of(self._pids), time.perf_counter()
         for name in names:
             self._operate("unload", name)
@@ -131,7 +138,8 @@ class Benchmark:
         self.freed.append((before - _memory(self._pids[1], "Rss")) / len(names))
         self.figures["unload"].append(Cost(1000 * (cpu_of(self._pids) - cpu) / len(names), wall_ms))
 
-    def _look(self) -> None:
+    def _record_peaks(self) -> None:
+        """Update the largest number of models in memory and the largest memory."""
         models = self._fleet.status(self._instance)["models"]
         self.resident = max(self.resident, sum(model["tier"] == "device" for model in models))
         self.most_bytes = max(self.most_bytes, _memory(self._pids[1], "Rss"))
@@ -143,25 +151,28 @@ class Benchmark:
             pass
 
     def run_zipf(self, number: int) -> None:
-        """Through the proxy, to both instances; one is killed meanwhile, and works again at the end."""
+        """Send Zipf traffic through the proxy to both instances, one of which is killed and comes back meanwhile."""
         url = f"{self._fleet.runtime}/endpoints/many/invocations"
-        asks = [Ask(url, f"minilm-{each:03}", each, each % len(TEXTS)) for each in zipf(NUM_MODELS, number, seed=1)]
-        asks += [Ask(url, name, None) for name in ("broken.tar.gz", "cut.tar.gz", "nobody.tar.gz") * (number // 60)]
-        random.Random(2).shuffle(asks)
+        requests = [
+            ModelRequest(url, f"minilm-{each:03}", each, each % len(TEXTS)) for each in zipf(NUM_MODELS, number, seed=1)
+        ]
+        bad_archives = ("broken.tar.gz", "cut.tar.gz", "absent.tar.gz")
+        requests += [ModelRequest(url, name, None) for name in bad_archives * (number // 60)]
+        random.Random(2).shuffle(requests)
         jvm = self._pids[0]
-        self._load.run(asks, lambda: os.kill(jvm, signal.SIGKILL))
+        self._load.run(requests, lambda: os.kill(jvm, signal.SIGKILL))
         until = time.monotonic() + RETURN_TIMEOUT_S
         while any(each["state"] != "ready" for each in self._fleet.instances()):
             if time.monotonic() > until:
-                raise SystemExit("the killed instance did not come back")
+                raise SystemExit(f"the killed instance was not ready again after {RETURN_TIMEOUT_S:.0f} s")
             time.sleep(0.2)
-        self._load.run(asks[: number // 4])
+        self._load.run(requests[: number // 4])
 
 
 def main() -> None:
     options = parse_options(__doc__, quick="one round, and a third of the Zipf traffic")
     if not (TARGET / "config.json").is_file():
-        raise SystemExit(f"there is no {TARGET}; scripts/make_minilm.py makes it")
+        raise SystemExit(f"there is no {TARGET}; run scripts/make_minilm.py")
     reference = Reference(TARGET)
     load = Load(reference)
     num_zipf = 300 if options.quick else 900
@@ -184,7 +195,7 @@ def main() -> None:
             memory = benchmark.measure_memory()
             for number in range(options.rounds):
                 benchmark.run_round(number, NUM_MODELS // options.rounds)
-            num_right = len([name for name in load.right if name.startswith("minilm-")])
+            num_right = len([name for name in load.correct_models if name.startswith("minilm-")])
             benchmark.run_zipf(num_zipf)
     rows = [row_of(arm, costs) for arm, costs in benchmark.figures.items()]
     one_more = (memory.full - memory.empty) / NUM_RESIDENT
@@ -219,13 +230,13 @@ def main() -> None:
 
 
 def fill(source: Path) -> Path:
-    """The variants; copies, which share no pages of the page cache; an archive; broken ones."""
+    """Make the folder of models: variants, copies (which share no page cache), an archive, and broken archives."""
     source.mkdir()
     make_variants(TARGET, source, NUM_MODELS)
     for number in range(NUM_RESIDENT):
         shutil.copytree(TARGET, source / f"copy-{number:02}")
     package(TARGET, source / "packed.tar.gz")
-    (source / "broken.tar.gz").write_bytes(b"this is no archive")
+    (source / "broken.tar.gz").write_bytes(b"not an archive")
     (source / "cut.tar.gz").write_bytes((source / "packed.tar.gz").read_bytes()[:100_000])
     return source
 
@@ -242,16 +253,16 @@ def row_of(arm: str, costs: Sequence[Cost]) -> Mapping[str, Any]:
 
 
 def ratio(benchmark: Benchmark, arm: str, base: str) -> float:
-    """Of processor times: the median of the rounds' own."""
+    """Return the median over the rounds of the ratio of two arms' processor times."""
     costs, bases = benchmark.figures[arm], benchmark.figures[base]
-    part = len(bases) // len(costs)  # measured so often a round
+    part = len(bases) // len(costs)  # measurements of the base per round
     return median(
         [cost.cpu_ms / median([b.cpu_ms for b in bases[i * part : (i + 1) * part]]) for i, cost in enumerate(costs)]
     )
 
 
 def _memory(pid: int, *fields: str) -> float:
-    """Return the bytes of a process, by the kernel's own sums."""
+    """Return the sum of these fields of a process's smaps_rollup, in bytes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     found = dict(line.split(":", 1) for line in lines)
     return sum(1024.0 * int(found[field].split()[0]) for field in fields)

@@ -1,4 +1,4 @@
-"""TorchServe's own way in many_models.py: one instance, a worker process for each model."""
+"""Runs the baseline of many_models.py: one TorchServe instance with a worker process for each model."""
 
 import json
 import os
@@ -24,20 +24,23 @@ START_TIMEOUT_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessAModel:
-    """A running instance. workers: the process of each model, in the order of the checkpoints."""
+    """A running instance. workers: process ids, in the order of the checkpoints."""
 
     port: int
     jvm: int
     workers: Sequence[int]
 
     def url(self, number: int) -> str:
-        """Return where the model of a checkpoint answers."""
+        """Return the URL of a checkpoint's model."""
         return f"http://127.0.0.1:{self.port}/predictions/alone-{number}"
 
 
 @contextmanager
 def running_process_a_model(checkpoints: Sequence[Path], folder: Path) -> Iterator[ProcessAModel]:
-    """Each checkpoint with an archive, a model and a worker of its own. folder: a new one, with a short path."""
+    """Serve each checkpoint as a model of its own with one worker. folder: does not exist yet, and its path is short.
+
+    A short path is necessary because the workers' sockets lie below it.
+    """
     store = folder / "store"
     store.mkdir(parents=True)
     for number, checkpoint in enumerate(checkpoints):
@@ -45,7 +48,7 @@ def running_process_a_model(checkpoints: Sequence[Path], folder: Path) -> Iterat
     spec = InstanceSpec(
         name="alone",
         endpoint="alone",
-        archive="all",  # to TorchServe it means every archive of the store
+        archive="all",  # TorchServe loads every archive of the store
         folder=folder / "instance",
         ports=tuple(find_free_ports(PORTS_PER_INSTANCE)),
         environment={},
@@ -60,7 +63,7 @@ def running_process_a_model(checkpoints: Sequence[Path], folder: Path) -> Iterat
             stderr=console,
             cwd=spec.folder / "work",
             env=environment(spec, settings),
-            start_new_session=True,  # of which the JVM and the workers are a part
+            start_new_session=True,  # so that killpg also ends the JVM and the workers
         )
     try:
         management = f"http://127.0.0.1:{spec.ports[1]}/models"
@@ -84,7 +87,7 @@ def _build_archive(name: str, checkpoint: Path, store: Path) -> None:
 
 
 def _wait_for_worker(url: str, process: "subprocess.Popen[bytes]") -> int:
-    """Return the process id of a model's one worker, when it is ready."""
+    """Wait until a model's worker is ready, and return its process id."""
     until = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < until and process.poll() is None:
         workers = _describe(url)
@@ -100,4 +103,4 @@ def _describe(url: str) -> list[dict[str, Any]]:
             workers: list[dict[str, Any]] = json.load(answer)[0]["workers"]
             return workers
     except (URLError, ConnectionError):
-        return []  # it does not listen yet, or knows no such model yet
+        return []  # it does not listen yet, or has not registered the model yet

@@ -1,4 +1,4 @@
-"""MiniLM as users of TorchServe write a handler for it; many_models.py gives each model a worker process with it."""
+"""Serves MiniLM with a handler like those that users of TorchServe write; the baseline of many_models.py uses it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class MiniLM:
 
     @torch.inference_mode()
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[dict[str, Any]]:
-        texts = [row["body"]["inputs"] for row in rows]  # TorchServe has read the JSON
+        texts = [row["body"]["inputs"] for row in rows]  # TorchServe has parsed the JSON
         read = self._tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
         hidden = self._model(**read).last_hidden_state
         mask = read["attention_mask"].unsqueeze(-1).float()

@@ -1,4 +1,4 @@
-"""What many_models.py asks, what is right, and what a request costs whom."""
+"""Sends the requests of many_models.py, checks their answers, and measures their cost."""
 
 import http.client
 import json
@@ -9,37 +9,39 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from urllib.parse import urlsplit
 
 import torch
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.fleet import cpu_of
-from benchmarks.report import median
-from scripts.make_minilm import TOLD_BY, WEIGHTS, scale_of
+from scripts.make_minilm import SCALED_TENSOR, WEIGHTS, scale_of
 
 TEXTS = (
     "The quarterly figures were better than anybody had expected, but the shares fell all the same.",
     "How do I reset the password of an account whose owner has left the company?",
     "A red circle stands to the left of two green squares.",
 )
-TOLERANCE = 1e-4  # the nearest that answers of two variants come to each other is 7e-4
+TOLERANCE = 1e-4  # the smallest distance between answers of two variants is 7e-4
 NUM_CLIENTS = 6
 TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a request: processor time of the JVM and the worker, and time on the clock."""
+    """Processor time per request of the JVM and the worker, and median elapsed time."""
 
     cpu_ms: float
     wall_ms: float
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request: for a model at a URL; model None: the URL says which one. number: of the variant, for what is right,
-    None if an error is right.
+class ModelRequest:
+    """A request for a model's embedding of a text.
+
+    model: None if the URL names it. number: of the variant whose answer is expected; None if an error is expected.
+    text: index into TEXTS.
     """
 
     url: str
@@ -49,27 +51,27 @@ class Ask:
 
 
 class Reference:
-    """The checkpoint in this process: what its variants answer, and what reading its file and one pass cost."""
+    """Computes the variants' answers in this process, and measures reading the checkpoint's file and one pass."""
 
     def __init__(self, checkpoint: Path) -> None:
         torch.set_num_threads(1)
         self._model = AutoModel.from_pretrained(checkpoint).eval()
         self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-        self._weight = self._model.get_parameter(TOLD_BY)
-        self._told_by = self._weight.detach().clone()
+        self._scaled = self._model.get_parameter(SCALED_TENSOR)
+        self._unscaled = self._scaled.detach().clone()
         self._file = checkpoint / WEIGHTS
         self._buffer = bytearray(self._file.stat().st_size)
         self._known: dict[tuple[int, int], torch.Tensor] = {}
 
     def is_right(self, number: int, text: int, body: bytes) -> bool:
         if (number, text) not in self._known:
-            self._weight.data = self._told_by * scale_of(number)
+            self._scaled.data = self._unscaled * scale_of(number)
             self._known[number, text] = self._pass(text)
         found = torch.tensor(json.loads(body)["embeddings"])
         return bool((found - self._known[number, text]).norm() < TOLERANCE)
 
     def read_and_pass(self) -> Cost:
-        """The file into memory that is there already, then one forward pass of a model that is."""
+        """Measure reading the file into allocated memory, and one forward pass of a loaded model."""
         began, cpu = time.perf_counter(), time.process_time()
         with self._file.open("rb", buffering=0) as file:
             assert file.readinto(self._buffer) == len(self._buffer)
@@ -83,56 +85,60 @@ class Reference:
 
 
 class Load:
-    """Sends requests and counts in `wrong` the answers that are not right: lost ones, another model's, no error."""
+    """Sends requests and checks their answers.
+
+    wrong: requests without an answer, with that of another model, or without the expected error. correct_models: those
+    that have answered correctly.
+    """
 
     def __init__(self, reference: Reference) -> None:
         self.wrong = 0
-        self.right: set[str] = set()  # models
+        self.correct_models: set[str] = set()
         self.reference = reference
         self._own = threading.local()
 
-    def measure(self, asks: Sequence[Ask], pids: Sequence[int]) -> Cost:
-        """One after the other. pids: who works on them."""
+    def measure(self, requests: Sequence[ModelRequest], pids: Sequence[int]) -> Cost:
+        """Send requests one after the other and return their cost. pids: the processes that serve them."""
         answers, walls = [], []
         before = cpu_of(pids)
-        for ask in asks:
+        for request in requests:
             began = time.perf_counter()
-            answers.append(self._send(ask))
+            answers.append(self._send(request))
             walls.append(1000 * (time.perf_counter() - began))
-        cpu_ms = 1000 * (cpu_of(pids) - before) / len(asks)
-        self._check(asks, answers)
+        cpu_ms = 1000 * (cpu_of(pids) - before) / len(requests)
+        self._check(requests, answers)
         return Cost(cpu_ms, median(walls))
 
-    def run(self, asks: Sequence[Ask], in_the_middle: Callable[[], None] = lambda: None) -> None:
-        """Several clients at once; one of them calls `in_the_middle` while the others are at work."""
-        half = len(asks) // 2
+    def run(self, requests: Sequence[ModelRequest], in_the_middle: Callable[[], None] = lambda: None) -> None:
+        """Send requests from several threads. in_the_middle: is called between the two halves of the requests."""
+        half = len(requests) // 2
         with ThreadPoolExecutor(NUM_CLIENTS) as clients:
-            first = clients.map(self._send, asks[:half])
+            first = clients.map(self._send, requests[:half])
             called = clients.submit(in_the_middle)
-            second = clients.map(self._send, asks[half:])
-            self._check(asks, [*first, *second])
+            second = clients.map(self._send, requests[half:])
+            self._check(requests, [*first, *second])
         called.result()
 
-    def _check(self, asks: Sequence[Ask], answers: Sequence[tuple[int, bytes]]) -> None:
-        for ask, (status, body) in zip(asks, answers, strict=True):
-            if ask.number is None:
+    def _check(self, requests: Sequence[ModelRequest], answers: Sequence[tuple[int, bytes]]) -> None:
+        for request, (status, body) in zip(requests, answers, strict=True):
+            if request.number is None:
                 is_right = 400 <= status < 500
             else:
-                is_right = status == 200 and self.reference.is_right(ask.number, ask.text, body)
-            if is_right and ask.number is not None and ask.model is not None:
-                self.right.add(ask.model)
+                is_right = status == 200 and self.reference.is_right(request.number, request.text, body)
+            if is_right and request.number is not None and request.model is not None:
+                self.correct_models.add(request.model)
             if not is_right:
                 self.wrong += 1
-                print(f"  wrong: {ask.model or ask.url} {status} {body[:200]!r}")
+                print(f"  wrong: {request.model or request.url} {status} {body[:200]!r}")
 
-    def _send(self, ask: Ask) -> tuple[int, bytes]:
-        """Status and body; 0 if the connection broke, which counts as lost."""
-        url = urlsplit(ask.url)
+    def _send(self, request: ModelRequest) -> tuple[int, bytes]:
+        """Return status and body; status 0 if the connection broke."""
+        url = urlsplit(request.url)
         connections: dict[str, http.client.HTTPConnection] = self._own.__dict__.setdefault("connections", {})
         connection = connections.setdefault(url.netloc, http.client.HTTPConnection(url.netloc, timeout=120))
-        headers = {"Content-Type": "application/json", **({TARGET_MODEL: ask.model} if ask.model else {})}
+        headers = {"Content-Type": "application/json", **({TARGET_MODEL: request.model} if request.model else {})}
         try:
-            connection.request("POST", url.path, json.dumps({"inputs": TEXTS[ask.text]}), headers)
+            connection.request("POST", url.path, json.dumps({"inputs": TEXTS[request.text]}), headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as exc:
@@ -141,5 +147,5 @@ class Load:
 
 
 def zipf(count: int, number: int, seed: int) -> list[int]:
-    """Numbers of models, wanted like words of a language."""
+    """Return `number` of `count` model numbers, drawn with Zipf's distribution."""
     return random.Random(seed).choices(range(count), [1 / rank for rank in range(1, count + 1)], k=number)

@@ -1,4 +1,4 @@
-"""HTML page of benchmark results: each ratio against its goal, charts, and how each was measured.
+"""Renders benchmark results as an HTML page: each ratio with its goal, charts, and the conditions of each run.
 
 The page is one self-contained file: inline SVG, no scripts and no external resources. It is also well-formed XML, so
 that a test can parse it strictly.
@@ -16,18 +16,18 @@ from benchmarks.plot import CHARTS, NARROW, STYLE, WIDE, draw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Hold one benchmark's outcome.
+    """The outcome of one benchmark.
 
-    question: the benchmark's subject in one sentence; command: the command that runs it.
-    report: its JSON report; None if the run failed, and `trouble` says why.
-    notes: lines about what the run could not measure.
+    summary: one sentence on what it does; command: runs it.
+    report: its JSON report; None if the run failed for the reason `failure`.
+    notes: lines about arms that were not measured.
     """
 
     name: str
-    question: str
+    summary: str
     command: str
     report: Mapping[str, Any] | None
-    trouble: str = ""
+    failure: str = ""
     notes: Sequence[str] = ()
 
 
@@ -130,9 +130,9 @@ def _standing(result: Result, verdicts: Mapping[Goal, Verdict]) -> str:
 
 
 def _section(result: Result) -> str:
-    parts = [f"<h2>{result.name}</h2>", f"<p>{escape(result.question)}</p>"]
+    parts = [f"<h2>{result.name}</h2>", f"<p>{escape(result.summary)}</p>"]
     if result.report is None:
-        parts.append(f'<p class="trouble">No result: {escape(result.trouble)}</p>')
+        parts.append(f'<p class="trouble">No result: {escape(result.failure)}</p>')
     else:
         parts.append(_charts(result.report))
     parts.append(_goals(result))

@@ -1,6 +1,6 @@
-"""Draw docs/benchmarks/NAME.svg from the saved result NAME.json in the same folder.
+"""Draws docs/benchmarks/NAME.svg from the saved result NAME.json in the same folder.
 
-    python -m benchmarks.plot [engine followup]      default: all with a saved result
+    python -m benchmarks.plot [engine followup]      default: every benchmark with a saved result
 
 Each arm is a bar of its median, with a thin line from minimum to maximum and a mark at its goal. The code writes SVG
 without a library (docs/decisions/0030-own-report.md), so the file changes only with the figures.
@@ -11,14 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from statistics import median
 from textwrap import wrap
 from typing import Any
 
 from benchmarks.goals import most
+from benchmarks.report import RESULTS
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
 # Classes set the colours, so that a chart follows light and dark mode, alone and within a page.
 STYLE = """
 .plot { font-family: system-ui, sans-serif; fill: #1f2933; stroke: none }
@@ -36,7 +35,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Set the sizes of a chart in SVG units. label_width: 0 puts a bar's label and value above it."""
+    """The sizes of a chart in SVG units. label_width: 0 puts a bar's label and value above it."""
 
     width: int
     label_width: int
@@ -51,7 +50,7 @@ NARROW = Layout(width=380, label_width=0, value_width=24, bar_height=46, title_s
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Describe one bar. goal: upper limit, None without a goal; text: the label after the bar."""
+    """One bar. goal: upper limit, or None; text: the value's label."""
 
     label: str
     value: float
@@ -70,7 +69,7 @@ class Chart:
 
 
 def draw(chart: Chart, layout: Layout = WIDE, style: str = STYLE) -> str:
-    """Draw the chart as SVG. style: empty if the surrounding page has the style."""
+    """Draw the chart as SVG. style: empty if the surrounding page contains STYLE."""
     longest = max(max(bar.most, bar.goal or 0.0) for bar in chart.bars)
     texts = [bar.text for bar in chart.bars] if layout.label_width else []  # beside their bars, else above them
     values_width = max([layout.value_width, *(9 + 7.5 * len(text) for text in texts)])
@@ -290,7 +289,7 @@ FAULTS = {
 
 
 def failover(result: dict[str, Any]) -> Chart:
-    """Chart how long the proxy still chooses a failed instance, and the slowest turn before and after."""
+    """Chart how long the proxy keeps choosing a failed instance, and the slowest turn before and after."""
     limit, bars = most("failover", "detect_s"), []
     for fault, label in FAULTS.items():
         rows = [row for row in result["rows"] if row["fault"] == fault]

@@ -1,22 +1,22 @@
-"""What does the front proxy cost, against nginx and its peers?
+"""Measures the processor time of the front proxy per request and token, compared with nginx and other proxies.
 
-Each proxy runs on a core of its own with one thread or process, load and backends on the other; a figure is processor
-time of the proxy, user and system. In turns, A B A B; medians of the rounds.
+Each proxy runs on its own core with one thread or process; load and backends run on the other core. Figures are the
+proxy's user and system time. The arms take turns; a result is the median of the rounds.
 
-    requests    1 KB JSON POST with a session header, keep-alive, 4 backends: us a request
-                boto3_us: the same with the header lines that boto3 sends; load_us: without a session, by load
-                in a closed loop on 16 connections, and at the same rate for all arms (same_rate_...) on 32 that wait
-                8 ms between two requests. A closed loop charges a slow proxy for waking the idle core of the load.
-                general path: torchmoor without its fast path
-    streams     200 streams of 50 tokens, 20 ms apart: us a token; framed: as InvokeEndpointWithResponseStream
-    first byte  ms to the first byte of a stream, alone, beyond what it takes without a proxy
-    upload      100 MB: how much the process grows, and MB/s, nginx with request buffering off
+    requests    us per 1 KB JSON POST with a session header, over kept connections, to 4 backends. boto3_us: the same
+                with the header lines that boto3 sends; load_us: without a session, so that load decides. Measured in
+                a closed loop on 16 connections, and at the same rate for all arms (same_rate_...) on 32 connections
+                that wait 8 ms between two requests: in a closed loop, a slow proxy also pays for waking the idle
+                core of the load. general path: torchmoor without its fast path
+    streams     us per token of 200 streams of 50 tokens, 20 ms apart; framed: as InvokeEndpointWithResponseStream
+    first byte  ms to the first byte of a single stream, minus the same without a proxy
+    upload      growth of the process in MB during a body of 100 MB, and MB/s; nginx without request buffering
 
-nginx, HAProxy, Envoy and aiohttp take the same requests; sglang-router and vllm-router take chat completions, and know
-no sessions. Envoy and the routers are looked for in the folder that TORCHMOOR_BENCH_PEERS names. Prototypes saw
-nginx 24.9 us per request, a callback proxy in Python 33.9, Envoy 73, aiohttp 162.
+nginx, HAProxy, Envoy and aiohttp get the same requests. sglang-router and vllm-router get chat completions, since they
+have no sessions. Envoy and the routers are run if TORCHMOOR_BENCH_PEERS names the folder of their programs. Prototypes
+took 24.9 us per request for nginx, 33.9 for a callback proxy in Python, 73 for Envoy, and 162 for aiohttp.
 
-TORCHMOOR_BENCH_PYTHON names another Python, with the packages of the proxy: it runs torchmoor in one more arm of
+TORCHMOOR_BENCH_PYTHON may name another Python with the proxy's packages, which runs torchmoor in one more arm of
 requests and streams, other-python.
 
     make bench NAME=proxy [QUICK=1]
@@ -32,6 +32,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.fleet import unwound_by_signals
@@ -66,7 +67,7 @@ from benchmarks.proxy_load import (
     wrk,
 )
 from benchmarks.proxy_server import ENDPOINT, KEY, KEY_ID
-from benchmarks.report import ROOT, describe_python, median, parse_options, print_report
+from benchmarks.report import ROOT, describe_python, parse_options, print_report
 from torchmoor.wire.session_ids import compose
 
 NUM_BACKENDS = 4
@@ -77,11 +78,11 @@ SAME_RATE_CONNECTIONS, SAME_RATE_PAUSE_MS = 32, 8
 MEGABYTE = 1_000_000
 NGINX = "nginx"
 
-Figures = dict[str, dict[str, list[float]]]  # by arm, then by column: one value a round
+Figures = dict[str, dict[str, list[float]]]  # by arm, then by column: one value per round
 
 
 def make_sessions(principal: str = "") -> list[str]:
-    """Signed ids of a principal, spread over the backends."""
+    """Return signed session ids of a principal, spread over the backends."""
     sessions = []
     for number in range(NUM_SESSIONS):
         instance = f"{ENDPOINT}-{number % NUM_BACKENDS}"
@@ -101,14 +102,14 @@ def make_sessions(principal: str = "") -> list[str]:
 
 
 def make_body() -> bytes:
-    """1,024 bytes of JSON that every arm takes for a question."""
+    """Return 1,024 bytes of JSON that every arm accepts as a request."""
     question: dict[str, Any] = {"model": ENDPOINT, "messages": [{"role": "user", "content": ""}]}
     question["messages"][0]["content"] = "x" * (1024 - len(json.dumps(question)))
     return json.dumps(question).encode()
 
 
 class Stage:
-    """Backends and proxies, for as long as the context lasts."""
+    """Starts backends and proxies, and stops them at the end of the context."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,7 +128,7 @@ class Stage:
         return folder
 
     def start_nginx_backend(self) -> list[int]:
-        """Four ports that answer at once, as cheaply as anything can."""
+        """Start an nginx that answers at once, and return its ports."""
         ports = free_ports(NUM_BACKENDS)
         listens = " ".join(f"listen 127.0.0.1:{port} backlog=1024;" for port in ports)
         folder = self._folder("backend")
@@ -136,21 +137,21 @@ class Stage:
         return ports
 
     def start_stream_backend(self) -> list[int]:
-        """Four ports that stream, and take uploads."""
+        """Start a backend for streams and uploads, and return its ports."""
         ports = free_ports(NUM_BACKENDS)
         command = [sys.executable, str(ROOT / "benchmarks" / "proxy_backend.py"), ",".join(map(str, ports))]
         self._stack.enter_context(running(command, ports[0], LOAD_CORE))
         return ports
 
     def start(self, arm: Arm, upstreams: Sequence[int]) -> Process:
-        """A proxy on its core."""
+        """Start a proxy on its core."""
         [port] = free_ports(1)
         command = arm.command(port, upstreams, self._folder(f"{arm.name}-{port}"))
         return self._stack.enter_context(running(command, port, PROXY_CORE))
 
 
 def measure_requests(stage: Stage, arms: Sequence[Arm], *, rounds: int, seconds: int) -> Figures:
-    """us a request."""
+    """Measure the us per request."""
     figures: Figures = defaultdict(lambda: defaultdict(list))
     upstreams = stage.start_nginx_backend()
     body, sessions = make_body(), make_sessions()
@@ -183,7 +184,7 @@ def measure_requests(stage: Stage, arms: Sequence[Arm], *, rounds: int, seconds:
 
 
 async def measure_streams(stage: Stage, *, rounds: int, num_streams: int, num_tokens: int, num_alone: int) -> Figures:
-    """us a token, and ms to the first byte."""
+    """Measure the us per token, and the ms to the first byte."""
     figures: Figures = defaultdict(lambda: defaultdict(list))
     upstreams = stage.start_stream_backend()
     sessions = make_sessions()
@@ -222,7 +223,7 @@ async def _first_bytes(port: int, requests: list[StreamRequest]) -> list[float]:
 
 
 def measure_uploads(stage: Stage, *, rounds: int, num_bytes: int) -> Figures:
-    """MB by which a process grows, and MB/s."""
+    """Measure the growth of a process in MB, and MB/s."""
     figures: Figures = defaultdict(lambda: defaultdict(list))
     upstreams = stage.start_stream_backend()
     path = f"/predictions/{ENDPOINT}"
@@ -241,7 +242,7 @@ def measure_uploads(stage: Stage, *, rounds: int, num_bytes: int) -> Figures:
 
 
 def find_arms() -> list[Arm]:
-    """nginx and torchmoor, and what else is installed."""
+    """Return nginx and torchmoor, and the other arms that are installed."""
     peers: list[Arm] = [HAProxy(), Envoy(), Router("sglang-router"), Router("vllm-router"), Aiohttp()]
     missing = [arm.name for arm in peers if not arm.is_installed()]
     if missing:
@@ -253,7 +254,7 @@ def find_arms() -> list[Arm]:
 
 
 def run(*, quick: bool, rounds: int) -> Figures:
-    """All figures by arm and column."""
+    """Run all scenarios and return their figures."""
     figures: Figures = defaultdict(lambda: defaultdict(list))
     os.sched_setaffinity(0, {LOAD_CORE})
     with tempfile.TemporaryDirectory(prefix="torchmoor-bench-") as folder:

@@ -1,4 +1,4 @@
-"""The arms of benchmarks/proxy.py: each proxy as a process on a core of its own, before the same backends."""
+"""Runs the arms of proxy.py: each proxy is a process on its own core, in front of the same backends."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-PEERS = "TORCHMOOR_BENCH_PEERS"  # a folder with envoy, sglang-router or vllm-router, beside the PATH
-PYTHON = "TORCHMOOR_BENCH_PYTHON"  # the Python that runs torchmoor in an arm of its own
-_CORES = sorted(os.sched_getaffinity(0))  # a container may have others than the first ones
+PEERS = "TORCHMOOR_BENCH_PEERS"  # a folder of programs (envoy, sglang-router, vllm-router), searched before the PATH
+PYTHON = "TORCHMOOR_BENCH_PYTHON"  # the Python of the arm other-python
+_CORES = sorted(os.sched_getaffinity(0))  # in a container, these need not begin with core 0
 PROXY_CORE, LOAD_CORE = _CORES[0], _CORES[1 % len(_CORES)]
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
 START_TIMEOUT_S = 30.0
@@ -70,18 +70,17 @@ backend up
 
 
 class Arm(ABC):
-    """One kind of proxy. path: where it takes the request of the benchmark."""
+    """One kind of proxy. path: of the benchmark's requests."""
 
     name: str
     path = "/endpoints/llava/invocations"
-    takes_sessions = True  # or routes by load whatever the session is
 
     @abstractmethod
     def command(self, port: int, upstreams: Sequence[int], folder: Path) -> list[str]:
-        """Return how to start it in the foreground."""
+        """Return the command that runs the proxy in the foreground."""
 
     def is_installed(self) -> bool:
-        """False if it cannot be measured here."""
+        """Return whether this machine can run the proxy."""
         return True
 
 
@@ -124,7 +123,7 @@ class Aiohttp(PythonArm):
 
 
 class Nginx(Arm):
-    """nginx least_conn, from Debian's package."""
+    """nginx with least_conn, from Debian's package."""
 
     name = "nginx"
 
@@ -160,7 +159,7 @@ class HAProxy(Arm):
 
 
 class Envoy(Arm):
-    """Envoy, least request."""
+    """Envoy with LEAST_REQUEST."""
 
     name = "envoy"
 
@@ -177,7 +176,7 @@ class Envoy(Arm):
 
 
 class Router(Arm):
-    """sglang-router and vllm-router: the same options, chat completions only."""
+    """sglang-router or vllm-router, which have the same options and accept chat completions only."""
 
     path = "/v1/chat/completions"
 
@@ -199,14 +198,14 @@ class Router(Arm):
 
 
 def find(program: str) -> Path | None:
-    """Return where a peer is, or None if it is not installed."""
+    """Return the path of a program, or None if it is not installed."""
     path = os.pathsep.join(filter(None, (os.environ.get(PEERS), os.environ.get("PATH"), "/usr/sbin")))
     found = shutil.which(program, path=path)
     return None if found is None else Path(found)
 
 
 def require(*programs: str) -> None:
-    """Exit with what to install unless all programs are there; they are Debian packages of the same names."""
+    """Install missing programs if this is root on Debian; exit if any is missing. Package and program names agree."""
     missing = [program for program in programs if find(program) is None]
     if missing and os.geteuid() == 0 and shutil.which("apt-get"):
         subprocess.run(["apt-get", "install", "-qq", "-y", *missing], check=False, stdout=sys.stderr, timeout=300)
@@ -216,14 +215,14 @@ def require(*programs: str) -> None:
 
 
 def nginx_command(folder: Path, config: str) -> list[str]:
-    """Write nginx's configuration; returns how to start it."""
+    """Write nginx's configuration; return the command that runs it."""
     path = folder / "nginx.conf"
     path.write_text(config)
     return [str(find("nginx")), "-p", str(folder), "-c", str(path)]
 
 
 def free_ports(number: int) -> list[int]:
-    """Return ports that are free at this moment."""
+    """Return ports that are currently free."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     ports = [sock.getsockname()[1] for sock in sockets]
     for sock in sockets:
@@ -232,14 +231,14 @@ def free_ports(number: int) -> list[int]:
 
 
 class Process:
-    """A running proxy or backend: its port, its processor time, its memory."""
+    """A running proxy or backend."""
 
     def __init__(self, popen: "subprocess.Popen[bytes]", port: int) -> None:
         self.port = port
         self._popen = popen
 
     def pids(self) -> list[int]:
-        """It and its children."""
+        """Return the ids of the process and its descendants."""
         pids, found = [self._popen.pid], []
         while pids:
             pid = pids.pop()
@@ -249,11 +248,11 @@ class Process:
         return found
 
     def cpu_s(self) -> float:
-        """Processor time so far, user and system, of all its threads, by the kernel's own clock of each process."""
+        """Return the processor time so far, user and system, from the kernel's CPU clock of each process."""
         return sum(time.clock_gettime((~pid << 3) | 2) for pid in self.pids())
 
     def rss_bytes(self, what: str = "VmRSS") -> int:
-        """Memory now; VmHWM: the most since forget_peak."""
+        """Return the resident memory. what: VmHWM returns the peak since `forget_peak`."""
         total = 0
         for pid in self.pids():
             found = re.search(rf"{what}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
@@ -268,7 +267,7 @@ class Process:
 
 @contextmanager
 def running(command: Sequence[str], port: int, core: int) -> Iterator[Process]:
-    """A process pinned to a core, from the moment it listens."""
+    """Run a process pinned to a core; yield it once it listens."""
     popen = subprocess.Popen(["taskset", "-c", str(core), *command], stdout=subprocess.DEVNULL)
     try:
         _wait_listening(popen, port, command[0])

@@ -1,9 +1,9 @@
-"""What the proxies of benchmarks/proxy.py stand before: cheap, so that the proxy is what is measured.
+"""Serves as the backend of the proxies in proxy.py, with little work per request, so that the proxy is the bottleneck.
 
     python -m benchmarks.proxy_backend PORT[,PORT...]
 
-Answers a request with {"ok":true}, one whose body begins with {"tokens": N with N events, and one of more than a
-megabyte with the number of bytes. Events come 20 ms apart, the first at once.
+A request whose body begins with {"tokens": N is answered with N events, 20 ms apart, the first at once; one of more
+than a megabyte with its number of bytes; any other with {"ok":true}.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ KEPT_BYTES = 1 << 20
 
 
 class Connection(asyncio.Protocol):
-    """One connection; a request at a time."""
+    """One connection, which serves one request at a time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.head = b""
         self.body = b""
-        self.num_left = 0  # of the body; 0 while a head is awaited
+        self.num_left = 0  # bytes of the body; 0 until a head has arrived
         self.num_bytes = 0
         self.num_tokens = 0
 
@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
             length = LENGTH.search(head)
             self.body = b""
             if length is None and b"chunked" in head.lower():
-                raise SystemExit("proxy_backend: a proxy sent a request without its length")
+                raise SystemExit("proxy_backend: a proxy sent a request without Content-Length")
             self.num_left = self.num_bytes = 0 if length is None else int(length[1])
         self.num_left -= len(data)
         if self.num_bytes <= KEPT_BYTES:

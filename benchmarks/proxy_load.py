@@ -1,4 +1,4 @@
-"""The load of benchmarks/proxy.py: wrk for requests, sockets of its own for streams and uploads."""
+"""Generates the load of proxy.py: requests with wrk, streams and uploads with sockets of its own."""
 
 import asyncio
 import re
@@ -42,10 +42,9 @@ PAUSE = """function delay() return {pause_ms} end
 
 
 def wrk(name: str, port: int, script: Path, *, connections: int, seconds: int) -> int:
-    """Load a proxy as fast as the script lets each connection go on; returns the number of answered
-    requests. All of them must be 200.
+    """Send a script's requests in closed loops; return the number of answers. Exits if an answer is not 200.
 
-    A busy machine may suspend a proxy for seconds: that does not count as an error and costs no processor time.
+    The time-out is long because a busy machine may suspend a proxy for seconds, which costs no processor time.
     """
     command = ["taskset", "-c", str(LOAD_CORE), "wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s"]
     command += ["-s", str(script)]
@@ -54,14 +53,17 @@ def wrk(name: str, port: int, script: Path, *, connections: int, seconds: int) -
     )
     requests = re.search(r"(\d+) requests in", done.stdout)
     if requests is None or "Non-2xx" in done.stdout or "Socket errors" in done.stdout:
-        raise SystemExit(f"proxy: wrk says of {name}\n{done.stdout}{done.stderr}")
+        raise SystemExit(f"proxy: wrk reports errors of {name}:\n{done.stdout}{done.stderr}")
     return int(requests[1])
 
 
 def write_script(
     path: Path, *, target: str, body: bytes, sessions: list[str], headers: dict[str, str], pause_ms: int = 0
 ) -> Path:
-    """A wrk script that goes round the sessions; "" sends none. pause_ms: of a connection between two requests."""
+    """Write a wrk script that uses the sessions in turn; "" is a request without one. pause_ms: between two requests.
+
+    Each connection pauses by itself.
+    """
     pause = PAUSE.format(pause_ms=pause_ms) if pause_ms else ""
     path.write_text(
         pause
@@ -76,7 +78,7 @@ def write_script(
 
 
 class Streamed(NamedTuple):
-    """What one stream was: seconds from its request to the first byte of its body, bytes of its body."""
+    """Seconds from a stream's request to the first byte of its body, and the length of the body."""
 
     first_byte_s: float
     num_bytes: int
@@ -99,7 +101,7 @@ class StreamRequest:
 
 
 class StreamClient(asyncio.Protocol):
-    """One connection that is answered one stream after another."""
+    """A connection that requests one stream after the other."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -109,7 +111,7 @@ class StreamClient(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     async def ask(self, request: StreamRequest) -> Streamed:
-        """Send a request and wait for the stream's end."""
+        """Send a request and wait until the stream has ended."""
         self._head = b""
         self._num_bytes = 0
         self._tail = b""
@@ -126,7 +128,7 @@ class StreamClient(asyncio.Protocol):
             if not end or not data:
                 return
             if not head.startswith(b"HTTP/1.1 200"):
-                raise SystemExit(f"proxy: a stream was answered {self._head[:300]!r}")
+                raise SystemExit(f"proxy: a stream got the answer {self._head[:300]!r}")
             self._first_at = time.perf_counter()
         self._num_bytes += len(data)
         self._tail = (self._tail + data)[-7:]
@@ -145,7 +147,7 @@ async def open_streams(port: int, number: int) -> list[StreamClient]:
 
 
 async def stream_all(clients: list[StreamClient], requests: list[StreamRequest]) -> list[Streamed]:
-    """One stream on each connection, begun evenly over 20 ms."""
+    """Request one stream on each connection, with starts spread evenly over 20 ms."""
 
     async def one(number: int, client: StreamClient) -> Streamed:
         await asyncio.sleep(0.02 * number / len(clients))
@@ -155,12 +157,12 @@ async def stream_all(clients: list[StreamClient], requests: list[StreamRequest])
 
 
 async def first_bytes(client: StreamClient, requests: list[StreamRequest]) -> list[float]:
-    """Return the seconds to the first byte of streams that come one after another."""
+    """Request one stream after the other; return the seconds to the first byte of each."""
     return [(await client.ask(request)).first_byte_s for request in requests]
 
 
 def upload(port: int, path: str, num_bytes: int) -> float:
-    """Send a body of this size; return the seconds until it was answered with 200."""
+    """Send a body of this size; return the seconds until the answer. Exits if it is not 200."""
     piece = bytes(1 << 20)
     with socket.create_connection(("127.0.0.1", port), timeout=120) as sock:
         began = time.perf_counter()
@@ -173,5 +175,5 @@ def upload(port: int, path: str, num_bytes: int) -> float:
         sock.sendall(piece[: num_bytes % len(piece)])
         answer = sock.recv(65536)
         if not answer.startswith(b"HTTP/1.1 200"):
-            raise SystemExit(f"proxy: an upload was answered {answer[:300]!r}")
+            raise SystemExit(f"proxy: an upload got the answer {answer[:300]!r}")
         return time.perf_counter() - began

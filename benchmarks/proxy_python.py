@@ -1,13 +1,13 @@
-"""What does a request cost the front proxy in Python alone?
+"""Measures the Python part of the front proxy per request and token: bytecodes, calls and time.
 
-No sockets: bytes are given to the product's own connections, 16 clients' at a time, with everything on that is on by
-default, and their transports forget what is written. `bytecodes` and `calls` are how many instructions and Python calls
-a request or token takes: they are exact, so they tell of a change what a busy machine's clock cannot. `hot_us` is the
-least of many passes. `cold_us` is the median when the processor's caches are full of other things each time that bytes
-arrive, as they are where a proxy waits for its clients; tokens have no `cold_us`.
+The benchmark opens no sockets: it passes bytes to the product's connections with the default settings, for 16 clients
+at a time, and their transports discard the output. `bytecodes` and `calls` count the instructions and Python calls per
+request or token. Both are exact, so they show the effect of a change even on a busy machine. `hot_us` is the minimum of
+many passes. `cold_us` is the median of passes that fill the processor's caches with other data before each input, as
+happens while a proxy waits for its clients; tokens have no `cold_us`.
 
     session   1 KB POST with a signed session id     boto3   the same with the header lines that boto3 sends
-    load      without a session, least outstanding   token   one of a chunked stream's; framed: of an event stream
+    load      without a session, least outstanding   token   a token of a chunked stream; framed: of an event stream
     bearer    session, with a bearer token           signed  boto3, with a signature that is verified
     logged    session, with an access log
 
@@ -20,6 +20,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from statistics import median
 from time import perf_counter_ns
 from types import FrameType
 from typing import Any, cast
@@ -31,7 +32,7 @@ from botocore.credentials import Credentials as BotoCredentials
 from benchmarks.proxy import make_body, make_sessions
 from benchmarks.proxy_load import BOTO_HEADERS
 from benchmarks.proxy_server import ENDPOINT, registry_of, settings_of
-from benchmarks.report import median, parse_options, print_report
+from benchmarks.report import parse_options, print_report
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.access.gate import principal_of
@@ -48,7 +49,7 @@ KINDS = ("session", "boto3", "load", "token", "framed", "bearer", "signed", "log
 KEY_ID, SECRET, TOKEN = "AKIAEXAMPLE", "a-secret-of-the-benchmark", "a-token-of-the-benchmark"
 CREDENTIALS = Credentials(keys={KEY_ID: AccessKey(secret=SECRET)}, tokens={"app": TOKEN})
 PRINCIPALS = {"bearer": principal_of("token", "app"), "signed": principal_of("key", KEY_ID)}
-OTHER_THINGS = bytes(3_000_000)  # more than a core's own caches hold
+OTHER_DATA = bytes(3_000_000)  # larger than the caches of a core
 
 ANSWER = (
     b"HTTP/1.1 200 OK\r\nServer: nginx\r\nDate: Sat, 21 Nov 2026 09:30:00 GMT\r\nContent-Type: application/json\r\n"
@@ -59,26 +60,23 @@ STREAM = (STREAM_HEAD, *[b"5\r\nhello\r\n"] * NUM_TOKENS, b"0\r\n\r\n")
 
 
 class Sink:
-    """A transport whose other side takes everything."""
+    """A transport that discards its output."""
 
-    def write(self, data: bytes) -> None:
-        """Gone."""
+    def write(self, data: bytes) -> None: ...
 
     def is_closing(self) -> bool:
-        """Never."""
         return False
 
     def get_write_buffer_size(self) -> int:
-        """Nothing waits."""
         return 0
 
     def get_extra_info(self, name: str) -> tuple[str, int]:
-        """Return the client's address, for any name."""
+        """Return the client's address for any name."""
         return ("127.0.0.1", 1)
 
 
 def make_requests(kind: str) -> Iterator[bytes]:
-    """The same few requests again and again."""
+    """Yield requests without end, with a few different sessions."""
     body = make_body()
     path = f"/endpoints/{ENDPOINT}/invocations" + ("-response-stream" if kind == "framed" else "")
     lines = {"Host": "127.0.0.1", "Content-Type": "application/json"}
@@ -105,7 +103,7 @@ def sign(path: str, lines: dict[str, str], body: bytes) -> dict[str, str]:
 
 
 class Stage:
-    """A proxy with its clients' and its instances' connections."""
+    """A proxy with connections to its clients and its instances."""
 
     def __init__(self, kind: str) -> None:
         is_stream = kind in ("token", "framed")
@@ -139,7 +137,7 @@ class Stage:
             connection.connection_made(cast(asyncio.Transport, Sink()))
 
     def run(self, before_each: Callable[[], object] = lambda: None) -> float:
-        """A request of every client, and its whole answer. Returns us a request or token."""
+        """Process a request of each client and its whole answer. Return the us per request or token."""
         spent = 0
         for client in self._clients:
             request = next(self._requests)
@@ -159,7 +157,7 @@ class Stage:
 
 
 class Count:
-    """Counts what runs of the product's own code while it is called."""
+    """Counts the bytecodes and calls of the product's code."""
 
     def __init__(self) -> None:
         self.num_bytecodes = self.num_calls = 0
@@ -185,7 +183,7 @@ class Count:
 
 
 async def measure(kind: str, rounds: int) -> dict[str, Any]:
-    """One row; on a loop, because the parts ask for it when they are built."""
+    """Measure one kind. It is a coroutine because the proxy's parts need a running event loop."""
     stage = Stage(kind)
     for _ in range(40):
         stage.run()
@@ -194,7 +192,7 @@ async def measure(kind: str, rounds: int) -> dict[str, Any]:
     hot = min(stage.run() for _ in range(rounds))
     cold = None
     if stage.num_each == 1:
-        cold = median([stage.run(lambda: OTHER_THINGS.find(b"x")) for _ in range(max(1, rounds // 4))])
+        cold = median([stage.run(lambda: OTHER_DATA.find(b"x")) for _ in range(max(1, rounds // 4))])
     return {
         "kind": kind,
         "bytecodes": round(count.num_bytecodes / num),

@@ -1,10 +1,9 @@
-"""The proxies of benchmarks/proxy.py that are written in Python.
+"""Runs the proxies of proxy.py that are written in Python.
 
     python -m benchmarks.proxy_server torchmoor|general-path|aiohttp PORT UPSTREAM_PORT[,UPSTREAM_PORT...]
 
-torchmoor: the product's own Proxy with everything it does by default; general-path: the same without its fast path;
-aiohttp: what a careful short proxy costs that is made of aiohttp's server and client, least outstanding, streaming,
-nothing else.
+torchmoor: the product with its default settings; general-path: the same without its fast path; aiohttp: a short proxy
+of aiohttp's server and client, with least outstanding and streaming only.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ HOP_BY_HOP = ("host", "connection", "keep-alive", "transfer-encoding", "content-
 
 
 def settings_of(port: int) -> ProxySettings:
-    """Everything as it is by default, for one endpoint with signed sessions."""
+    """Return the default settings for one endpoint with signed sessions."""
     return ProxySettings(
         endpoints=(EndpointSettings(name=ENDPOINT, variants=(VariantSettings(model=ENDPOINT),)),),
         listen=ListenSettings(port=port, admin_port=0),
@@ -41,7 +40,7 @@ def settings_of(port: int) -> ProxySettings:
 
 
 def registry_of(settings: ProxySettings, upstreams: list[int]) -> Registry:
-    """Return an instance for each port, ready."""
+    """Return a registry with a ready instance for each port."""
     registry = Registry(settings.endpoints)
     for number, upstream in enumerate(upstreams):
         registry.add(

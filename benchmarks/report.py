@@ -1,10 +1,9 @@
-"""Options and output that all benchmarks share: a table, then one line of JSON."""
+"""Parses the options that all benchmarks share, and prints their results: a table, then one line of JSON."""
 
 import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,10 @@ print(platform.python_version(), "deb_system" in sysconfig.get_scheme_names(), s
 PACKAGES = ("torch", "transformers", "torchserve", "uvloop", "httptools")
 
 
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which this share of all values lies."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def parse_options(description: str | None, *, quick: str, rounds: int | None = 5) -> argparse.Namespace:
@@ -96,9 +97,9 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def describe_python(python: str) -> str:
-    """Return an interpreter's version, and how it was compiled as far as that makes it faster.
+    """Return an interpreter's version, and whether it was compiled with PGO and LTO, which make it faster.
 
-    Debian and Ubuntu build with PGO and LTO by debian/rules, which the arguments of configure do not show.
+    Debian and Ubuntu enable both in debian/rules, so configure's arguments do not show them.
     """
     shown = subprocess.run([python, "-c", SHOW_BUILD], capture_output=True, text=True, check=True, timeout=30)
     number, is_debian, arguments = shown.stdout.split(" ", 2)

@@ -1,7 +1,7 @@
-"""Run every benchmark, shortened, and write one HTML page of the results against the goals.
+"""Runs every benchmark, shortened, and writes one HTML page that compares the results with the goals.
 
     make report                         run all (several minutes each), then write build/report/index.html
-    make report FROM=docs/benchmarks    write the page from saved results, without a run
+    make report FROM=docs/benchmarks    write the page from saved results, without running a benchmark
 
 A failing benchmark does not stop the others; the page shows its last line of output. The exit status is 1 if all
 fail. The results are saved next to the page, so that FROM can read them again.
@@ -23,10 +23,10 @@ from typing import Any
 from benchmarks.fleet import unwound_by_signals
 from benchmarks.goals import is_quick
 from benchmarks.page import Result, render
+from benchmarks.report import ROOT
 
-BENCHMARKS = Path(__file__).resolve().parent
-ROOT = BENCHMARKS.parent
-END_S = 90.0  # for an interrupted benchmark to stop what it has started
+BENCHMARKS = ROOT / "benchmarks"
+END_TIMEOUT_S = 90.0  # for an interrupted benchmark to stop its processes
 
 
 def main() -> None:
@@ -42,12 +42,12 @@ def main() -> None:
             for number, name in enumerate(names, 1):
                 say(f"{name}: {number} of {len(names)}")
                 results.append(run(name, timeout_s=options.timeout_s))
-                say(f"{name}: {results[-1].trouble or 'done'}")
+                say(f"{name}: {results[-1].failure or 'done'}")
                 keep(results[-1], folder)
     options.output.write_text(render(results), encoding="utf-8")
     for result in results:
         if result.report is None:
-            say(f"no result of {result.name}: {result.trouble}")
+            say(f"no result of {result.name}: {result.failure}")
     print(options.output)
     if all(result.report is None for result in results):
         sys.exit("there is no result at all")
@@ -55,10 +55,15 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; default: all")
-    parser.add_argument("--from", dest="source", type=Path, help="read saved results from this folder; run nothing")
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "report" / "index.html")
-    parser.add_argument("--timeout-s", type=float, default=900.0, help="stop a benchmark after this time (900)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks; default: all")
+    parser.add_argument("--from", dest="source", type=Path, help="read saved results from this folder, and run none")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "build" / "report" / "index.html",
+        help="the page; default: build/report/index.html",
+    )
+    parser.add_argument("--timeout-s", type=float, default=900.0, help="stop a benchmark after this time; default: 900")
     options = parser.parse_args()
     if options.source is not None and not options.source.is_dir():
         parser.error(f"{options.source} is not a folder; --from needs a folder of NAME.json files")
@@ -69,13 +74,13 @@ def parse() -> argparse.Namespace:
 
 
 def known_benchmarks() -> list[str]:
-    """List the modules whose text names their `make bench` command, as the Makefile does."""
+    """List the modules that contain their own `make bench` command, as the Makefile does."""
     files = BENCHMARKS.glob("*.py")
     return sorted(path.stem for path in files if command_of(path.stem) in path.read_text(encoding="utf-8"))
 
 
-def question_of(name: str) -> str:
-    """Return the first sentence of the benchmark's docstring."""
+def summary_of(name: str) -> str:
+    """Return the first line of the benchmark's docstring, without its command."""
     doc = ast.get_docstring(ast.parse((BENCHMARKS / f"{name}.py").read_text(encoding="utf-8"))) or name
     return doc.splitlines()[0].partition(" `make")[0]
 
@@ -90,28 +95,28 @@ def read_results(folder: Path, names: Sequence[str]) -> list[Result]:
     for name in names:
         path = folder / f"{name}.json"
         report: dict[str, Any] | None = None
-        trouble = f"there is no {path.name} in {folder}"
+        failure = f"there is no {path.name} in {folder}"
         if path.is_file():
             report = find_report(name, [path.read_text(encoding="utf-8", errors="replace").replace("\n", " ")])
-            trouble = f"{path.name} is not a result of {name}"
+            failure = f"{path.name} is not a result of {name}"
         command = command_of(name, quick=report is not None and is_quick(report))
         results.append(
             Result(
                 name=name,
-                question=question_of(name),
+                summary=summary_of(name),
                 command=command,
                 report=report,
-                trouble="" if report is not None else trouble,
+                failure="" if report is not None else failure,
             )
         )
     return results
 
 
 def run(name: str, *, timeout_s: float) -> Result:
-    """Run one benchmark with --quick, forward its output, and stop what it has started afterwards."""
+    """Run one benchmark with --quick, forward its output, and kill the processes that it leaves."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", f"{BENCHMARKS.name}.{name}", "--quick"],
-        cwd=BENCHMARKS.parent,
+        cwd=BENCHMARKS.parent,  # the folder of the package
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -132,7 +137,7 @@ def run(name: str, *, timeout_s: float) -> Result:
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                if is_late.is_set():  # how it ends says nothing about why
+                if is_late.is_set():  # output of the interruption, not of the run
                     continue
                 lines.append(line.rstrip())
                 if not line.startswith("{"):
@@ -150,16 +155,16 @@ def run(name: str, *, timeout_s: float) -> Result:
         report["settings"]["quick"] = True
     return Result(
         name=name,
-        question=question_of(name),
+        summary=summary_of(name),
         command=command_of(name, quick=True),
         report=report,
-        trouble="" if report is not None else _trouble(status, lines, timeout_s if is_late.is_set() else None),
+        failure="" if report is not None else _failure(status, lines, timeout_s if is_late.is_set() else None),
         notes=[line for line in lines if "not installed" in line],
     )
 
 
 def find_report(name: str, lines: Sequence[str]) -> dict[str, Any] | None:
-    """Find the last line that is the benchmark's report."""
+    """Return the benchmark's report, which is the last such line; None if there is none."""
     for line in reversed(lines):
         if line.startswith("{"):
             try:
@@ -172,7 +177,7 @@ def find_report(name: str, lines: Sequence[str]) -> dict[str, Any] | None:
 
 
 def keep(result: Result, folder: Path) -> None:
-    """Save the report for `--from`; without one, delete the report of an earlier run."""
+    """Save the report for `--from`. If the run failed, delete the report of an earlier run."""
     path = folder / f"{result.name}.json"
     if result.report is None:
         path.unlink(missing_ok=True)
@@ -180,17 +185,17 @@ def keep(result: Result, folder: Path) -> None:
         path.write_text(json.dumps(result.report, indent=1) + "\n", encoding="utf-8")
 
 
-def _trouble(status: int, lines: Sequence[str], timeout_s: float | None) -> str:
-    said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+def _failure(status: int, lines: Sequence[str], timeout_s: float | None) -> str:
+    last = next((line for line in reversed(lines) if line.strip()), "no output")
     if timeout_s is not None:
-        return f"it was stopped after {timeout_s:.0f} s; --timeout-s gives it more. It said last: {said}"
-    return f"it ended with {status}: {said}" if status else f"it ended without a report: {said}"
+        return f"stopped after {timeout_s:.0f} s; --timeout-s gives it more. Last output: {last}"
+    return f"ended with {status}: {last}" if status else f"ended without a report: {last}"
 
 
 def _interrupt(pid: int, is_over: threading.Event) -> None:
-    """Interrupt a benchmark as Ctrl-C does, so that it stops what it has started. Kill it if it does not end."""
+    """Interrupt a benchmark as Ctrl-C does, so that it stops its processes. Kill it if it does not end."""
     _signal_group(pid, signal.SIGINT)
-    if not is_over.wait(END_S):
+    if not is_over.wait(END_TIMEOUT_S):
         _signal_group(pid, signal.SIGKILL)
 
 

@@ -1,34 +1,35 @@
-"""How much sooner is the slowest answer when requests go where there is room?
+"""Measures how much least outstanding and late binding reduce P99 latency, compared with random routing.
 
-The published table of users and instances (20/5, 40/10, 60/15, 80/20): users who send their next request as soon as
-the last is answered, instances that take one request at a time, lognormal service times (cv 0.5, mean 100 ms so that
-two shared cores are not what is measured), over real HTTP through the real proxy:
+Uses the published pairs of users and instances (20/5, 40/10, 60/15, 80/20). Users send the next request as soon as the
+last one is answered. Instances take one request at a time, with lognormal service times (cv 0.5; the mean of 100 ms is
+long enough that two shared cores do not decide the result). Requests are real HTTP through the real proxy:
 
     random             SageMaker's default
     least_outstanding  LEAST_OUTSTANDING_REQUESTS
-    late_binding       the same with a queue at the proxy: an instance gets one request, the rest wait for the first
-                       that is free
+    late_binding       the same with a queue at the proxy: each instance gets one request at a time, and the others wait
+                       for the first free instance
 
-Beside them what a simulation says of random, least outstanding, and one central queue, which is the optimum. A row of
-5 ms shows what is left where service is about as short as the machine's own noise. Then, simulated with this project's
-own strategies: 1,000 instances, and the time to choose.
+The table also has simulations of random, least outstanding, and one central queue, which is the optimum. A row with
+5 ms shows requests that are hardly longer than the machine's noise. 1,000 instances, and the time to choose among them,
+are simulated with the proxy's strategies.
 
-Then least outstanding in 2 and 4 proxy processes, each with its own counts. There each request comes on a connection of
-its own: any process may get it. `p99_gain_kept_2` and `_4` are the part of least outstanding's gain in P99 over random
-that is kept, in the row where the least is kept.
+Least outstanding also runs in 2 and 4 proxy processes, each with its own counts; there, each request uses its own
+connection, so any process may get it. `p99_gain_kept_2` and `_4` are the share of the one-process reduction of P99 that
+remains, in the worst row.
 
-P99 is that of all rounds together: random's pile-ups are so rare that a round alone does not show their share. Beside
-it the least and the most of the rounds' own cuts, against random in the same round. `p99_cut_*` and
-`throughput_gain_*` are late_binding's.
+P99 is computed over all rounds together, because with random routing long queues are too rare for a single round.
+`least` and `most` are the smallest and largest reductions of a round, relative to random in the same round. `p99_cut_*`
+and `throughput_gain_*` are those of late_binding.
 
     make bench NAME=routing [QUICK=1]
     python -m benchmarks.routing [--quick] [--rounds 6] [--save]
 """
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
-from benchmarks.report import median, parse_options, print_report
+from benchmarks.report import parse_options, print_report
 from benchmarks.routing_simulation import Run, simulate, time_to_choose
 from benchmarks.routing_stage import ARMS, PROCESSES, Results, Row, ask, stage, undisturbed
 
@@ -37,7 +38,7 @@ SHORT = Row(20, 5, 0.005)
 SIMULATED = ("random", "least_outstanding", "central_queue")
 DURATION_S, QUICK_S = 30.0, 2.0
 WARM_UP_S, QUICK_WARM_UP_S = 2.0, 0.5
-PROCESS_SHARE = 0.4  # of that time for each arm of several processes
+PROCESS_SHARE = 0.4  # of that time, for each arm with several processes
 LARGE = (4000, 1000)  # users, instances; simulated
 
 Simulated = dict[tuple[int, int], dict[str, Run]]
@@ -45,7 +46,7 @@ Processes = dict[Row, dict[tuple[str, int], list[Run]]]  # by arm and number of 
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick=f"one round of {QUICK_S:.0f} s an arm", rounds=6)
+    options = parse_options(__doc__, quick=f"one round of {QUICK_S:.0f} s per arm", rounds=6)
     duration_s, warm_up_s = (QUICK_S, QUICK_WARM_UP_S) if options.quick else (DURATION_S, WARM_UP_S)
     measured: dict[Row, dict[str, list[Run]]] = {row: {arm: [] for arm in ARMS} for row in (*PUBLISHED, SHORT)}
     processes: Processes = {row: {} for row in PUBLISHED}
@@ -53,7 +54,7 @@ def main() -> None:
         for round_number in range(options.rounds):
             for rows in (PUBLISHED, [SHORT]):
                 for arm in ARMS:
-                    share = 0.25 if rows == [SHORT] else 1.0  # as many requests in less time
+                    share = 0.25 if rows == [SHORT] else 1.0  # short requests need less time
                     runs = ask(
                         ports[1], rows, arm, seed=round_number, duration_s=share * duration_s, warm_up_s=warm_up_s
                     )
@@ -101,12 +102,12 @@ def main() -> None:
 
 
 def together(runs: Sequence[Run]) -> Run:
-    """Several rounds as one."""
+    """Return several rounds as one."""
     return Run([latency for run in runs for latency in run.latencies_s], median([run.throughput for run in runs]))
 
 
 def p99_cut(run: Run, baseline: Run) -> float:
-    """By how much of random's P99 it is below it."""
+    """Return the reduction of P99 as a share of the baseline's P99."""
     return 1 - run.percentile(0.99) / baseline.percentile(0.99)
 
 
@@ -115,14 +116,14 @@ def throughput_gain(run: Run, baseline: Run) -> float:
 
 
 def rows_of(measured: Results, simulated: Simulated) -> list[dict[str, Any]]:
-    """One row for each arm of each pair of users and instances, simulated ones after the measured."""
+    """Return a row for each pair of users and instances and each arm; simulated arms follow the measured ones."""
     rows = []
     for row, arms in measured.items():
         name = f"{row.users}/{row.instances}" + (" short" if row is SHORT else "")
         rows += [_row(name, arm, runs, arms["random"], unit_s=1.0) for arm, runs in arms.items()]
         if row is not SHORT:
             found = simulated[row.users, row.instances]
-            for arm, run in found.items():  # its mean service time is 1
+            for arm, run in found.items():  # simulated with a mean service time of 1
                 rows.append(_row(name, f"simulated {arm}", [run], [found["random"]], unit_s=row.mean_s))
     large = simulated[LARGE]
     for arm, run in large.items():
@@ -147,7 +148,7 @@ def _row(name: str, arm: str, runs: Sequence[Run], baselines: Sequence[Run], *, 
 
 
 def rows_of_processes(processes: Processes) -> list[dict[str, Any]]:
-    """One row for each arm and number of processes."""
+    """Return a row for each arm and number of processes."""
     return [
         _row(f"{row.users}/{row.instances} roaming", f"{arm}, {number}", runs, arms["random", 1], unit_s=1.0)
         for row, arms in processes.items()
@@ -156,7 +157,7 @@ def rows_of_processes(processes: Processes) -> list[dict[str, Any]]:
 
 
 def gains_kept(processes: Processes) -> dict[str, float]:
-    """Return the part of one process's gain in P99 over random that several keep, in the worst row."""
+    """Return the share of one process's reduction of P99 that several processes keep, in the worst row."""
     kept: dict[str, list[float]] = {}
     for arms in processes.values():
         p99 = {key: together(runs).percentile(0.99) for key, runs in arms.items()}
@@ -168,7 +169,7 @@ def gains_kept(processes: Processes) -> dict[str, float]:
 
 
 def ratios_of(measured: Results, simulated: Simulated) -> dict[str, float]:
-    """Return the keys of docs/benchmarks.md."""
+    """Return the ratios that docs/benchmarks.md explains."""
     ratios: dict[str, float] = {}
     gaps = []
     for row in PUBLISHED:

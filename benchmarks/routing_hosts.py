@@ -1,18 +1,19 @@
-"""What is least outstanding to proxies that cannot see each other's counts? A simulation.
+"""Simulates least outstanding in several proxies that do not see each other's requests.
 
-Several proxies on different hosts before the same 20 instances (one request at a time each, lognormal service, cv
-0.5). Requests arrive at random (Poisson), each at any proxy: in a closed loop, where a user stays with one proxy, every
-answer makes room in that proxy's own counts for the next request, and nothing is lost. What a proxy knows of the
-others' requests:
+The proxies run on different hosts, in front of the same 20 instances, which take one request at a time (lognormal
+service times, cv 0.5). Requests arrive at random (Poisson), each at a random proxy. In a closed loop, separate counts
+would cost nothing: a user stays with one proxy, so every answer makes room in that proxy's counts for the next request.
+The arms differ in what a proxy knows of the requests of the others:
 
-    shared       everything, as processes of one host do
-    apart        nothing: it chooses by its own counts, among equals at random
-    two choices  nothing: the better of two random instances, by its own counts
-    polled       what each instance had running when it was last asked, at an interval of service times
-    in answers   what the instance had running when it last answered this proxy
-    late binding nothing: a queue a proxy, an instance gets one request at a time of each
+    shared       everything, in common counts
+    apart        nothing: it chooses by its own counts, and among equals at random
+    two choices  nothing: it draws two instances at random and chooses the better one by its own counts
+    polled       the number of running requests when each instance was last polled; the number is the interval, in mean
+                 service times
+    in answers   the number of running requests when the instance last answered this proxy
+    late binding nothing: each proxy has a queue, and an instance gets one request at a time from each
 
-Printed is by how much the mean is above that of shared counts, and what is left of their gain against random in P99.
+Prints by how much the mean latency exceeds that of shared counts, and the share of their reduction of P99 that remains.
 
     python -m benchmarks.routing_hosts [--quick] [--save]
 """
@@ -38,14 +39,17 @@ KNOWN = (
     "late binding",
 )
 INSTANCES = 20
-LOADS = (0.7, 0.9)  # of what the instances can do
+LOADS = (0.7, 0.9)  # share of the instances' capacity
 HOSTS = (2, 4, 8)
-ARRIVAL, POLL = -1, -2  # events that are no instance's
+ARRIVAL, POLL = -1, -2  # events; other numbers are the ends of an instance's requests
 
 
 @dataclass(eq=False)
 class HostProxy:
-    """A proxy's own counts, what it believes of the others', and, for late binding, who waits."""
+    """A proxy. own, others: by instance, its own running requests, and the known ones of other proxies.
+
+    waiting: with late binding, arrivals of requests without an instance.
+    """
 
     own: list[int]
     others: list[int]
@@ -53,7 +57,7 @@ class HostProxy:
 
 
 def choose(knows: str, rng: Random, proxy: HostProxy, total: list[int]) -> int | None:
-    """An instance's number."""
+    """Return the number of an instance; None if late binding finds none free."""
     every = range(len(total))
     if knows == "random":
         return rng.randrange(len(total))
@@ -68,12 +72,12 @@ def choose(knows: str, rng: Random, proxy: HostProxy, total: list[int]) -> int |
 
 
 def simulate_hosts(knows: str, load: float, hosts: int, *, num_requests: int) -> Run:
-    """Requests that arrive at random, with a mean service time of 1."""
+    """Simulate requests with a mean service time of 1. load: share of the instances' capacity."""
     rng, arrivals = Random(1), Random(2)
     proxies = [HostProxy([0] * INSTANCES, [0] * INSTANCES) for _ in range(hosts)]
     total = [0] * INSTANCES
     queues: list[deque[tuple[int, float]]] = [deque() for _ in range(INSTANCES)]  # proxy, arrival
-    events: list[tuple[float, int]] = [(arrivals.expovariate(load * INSTANCES), ARRIVAL)]  # when, whose end
+    events: list[tuple[float, int]] = [(arrivals.expovariate(load * INSTANCES), ARRIVAL)]  # moment, kind
     latencies: list[float] = []
     interval = float(knows.split()[1]) if knows.startswith("polled") else 0.0
     if interval:

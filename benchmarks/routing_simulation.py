@@ -1,4 +1,4 @@
-"""The closed loop of benchmarks/routing.py without a network: what theory allows, and what choosing costs."""
+"""Simulates the closed loop of routing.py without a network, and measures the time to choose an instance."""
 
 import heapq
 import math
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from time import thread_time
 
+from benchmarks.report import percentile
 from torchmoor.proxy.routing.kv_aware import KvAware
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.pool import Pool
@@ -19,19 +20,18 @@ CV = 0.5  # of service times: standard deviation / mean
 
 @dataclass(frozen=True)
 class Run:
-    """What users saw: seconds a request, requests a second."""
+    """The results of a run. throughput: requests per second."""
 
     latencies_s: list[float]
     throughput: float
 
     def percentile(self, share: float) -> float:
-        ordered = sorted(self.latencies_s)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return percentile(self.latencies_s, share)
 
 
 @dataclass(eq=False)
 class SimulatedInstance:
-    """Works on `slots` requests at a time, the others wait in their order."""
+    """An instance as the strategies see it. waiting: its queue of user, arrival and service time."""
 
     name: str
     capacity: int
@@ -47,16 +47,16 @@ class SimulatedInstance:
 
 
 def service_time(rng: Random, mean_s: float) -> float:
-    """Lognormal, with the coefficient of variation CV."""
+    """Return a random service time: lognormal, with the coefficient of variation CV."""
     variance = math.log(1 + CV * CV)
     return rng.lognormvariate(math.log(mean_s) - variance / 2, math.sqrt(variance))
 
 
 def simulate(arm: str, users: int, instances: int, *, slots: int = 1, num_requests: int = 200_000) -> Run:
-    """Users who send their next request as soon as the last is answered; a mean service time of 1.
+    """Simulate users who send the next request as soon as the last one is answered; the mean service time is 1.
 
-    arm: random, least_outstanding (this project's own code chooses), or central_queue, which no router can beat
-    without knowing service times in advance: a request is bound when an instance is free.
+    arm: random or least_outstanding, with the proxy's strategies; or central_queue, which assigns a request when an
+    instance is free: the optimum unless service times are known in advance. slots: concurrent requests per instance.
     """
     rng = Random(1)
     is_central = arm == "central_queue"
@@ -108,9 +108,9 @@ def simulate(arm: str, users: int, instances: int, *, slots: int = 1, num_reques
 
 
 def time_to_choose(instances: int, *, num_choices: int = 20_000) -> dict[str, float]:
-    """Measure the CPU microseconds to choose among `instances` at about 70 % load, by strategy.
+    """Measure, for each strategy, the processor time in us to choose among `instances` at about 70 % load.
 
-    What is counted: the choice itself, and keeping the instances in order as requests begin and end.
+    It includes the update of the order of the instances when requests begin and end.
     """
     strategies: dict[str, Strategy] = {
         "RANDOM": RandomChoice(Random(1)),

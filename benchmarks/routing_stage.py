@@ -1,4 +1,4 @@
-"""Users, instances and the proxy of benchmarks/routing.py, each kind in a process of its own, over real sockets."""
+"""Runs the users, instances and proxies of routing.py in separate processes, which communicate over real sockets."""
 
 import asyncio
 import contextlib
@@ -24,12 +24,12 @@ from torchmoor.run.app import Proxy
 
 ARMS = ("random", "least_outstanding", "late_binding")
 PROCESSES = (1, 2, 4)
-UNBOUNDED = 10_000  # the instance's own queue takes what the router sends
+UNBOUNDED = 10_000  # capacity: requests wait in the instance's queue, not in the proxy's
 
 
 @dataclass(frozen=True)
 class Row:
-    """A number of users of a number of instances that take one request at a time."""
+    """A number of users and of instances, which take one request at a time."""
 
     users: int
     instances: int
@@ -40,21 +40,21 @@ class Row:
 
 
 class ServedRequests(asyncio.Protocol):
-    """An instance's connection: each body is the microseconds that its request takes, one after the other."""
+    """A connection of an instance. Each body is the request's service time in microseconds."""
 
     def __init__(self, instance: "ServingInstance") -> None:
         self._instance = instance
         self._data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not one by its bases
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         self._data += data
         head, end, body = self._data.partition(b"\r\n\r\n")
         if not end:
             return
-        if head.startswith(b"GET") or b"x-torchmoor-operation:" in head.lower():  # a probe, or the dashboard asks
+        if head.startswith(b"GET") or b"x-torchmoor-operation:" in head.lower():  # a probe or a status request
             self._data = b""
             self._answer(b"")
             return
@@ -70,7 +70,7 @@ class ServedRequests(asyncio.Protocol):
 
 
 class ServingInstance:
-    """One request at a time; the others wait in the order in which they came."""
+    """An instance that serves one request at a time, in the order of their arrival."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -98,11 +98,11 @@ def serve_instances(num_instances: int, pipe: Connection) -> None:
 
 
 def serve_proxy(rows: Sequence[Row], ports: Sequence[int], processes: int, pipe: Connection) -> None:
-    """Run the proxy and send its port. Each row and arm has an endpoint, all of a row over the same instances."""
+    """Run the proxy and send its port. Each row and arm has an endpoint; the arms of a row share its instances."""
 
     async def serve() -> None:
         endpoints, instances = [], []
-        taken = 0  # ports of the rows before: all rows are asked at once
+        taken = 0  # ports of the rows before: all rows run at the same time
         for row in rows:
             own = ports[taken : taken + row.instances]
             taken += row.instances
@@ -131,7 +131,7 @@ def serve_proxy(rows: Sequence[Row], ports: Sequence[int], processes: int, pipe:
         settings = ProxySettings(
             endpoints=tuple(endpoints),
             listen=ListenSettings(port=0, admin_port=0, processes=processes),
-            # Seldom: the instances are many names of few ports, and always there.
+            # Rare probes: many names share few ports, and the instances never fail.
             health=HealthSettings(ready_interval_s=600, status_interval_s=3600),
         )
         registry = Registry(settings.endpoints)
@@ -146,10 +146,10 @@ def serve_proxy(rows: Sequence[Row], ports: Sequence[int], processes: int, pipe:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[bool]:
-    """Ahead of what else runs on this machine, if that is allowed; the processes started meanwhile too.
+    """Give this process, and those that it starts meanwhile, priority over other work; yield whether that is allowed.
 
-    Users, proxy and instances mostly wait. Where others use all cores, waking up takes longer than choosing does,
-    and what would be measured is the machine's scheduler.
+    Users, proxy and instances mostly wait. When other work uses all cores, waking up takes longer than choosing an
+    instance, so the measurement would show the machine's scheduler instead.
     """
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
@@ -165,7 +165,7 @@ def undisturbed() -> Iterator[bool]:
 
 @contextlib.contextmanager
 def stage(rows: Sequence[Row]) -> Iterator[dict[int, int]]:
-    """Start instances for these rows and a proxy for each number of PROCESSES; yield the proxies' ports by it."""
+    """Start the rows' instances and one proxy for each number of PROCESSES; yield the proxies' ports by that number."""
     context = get_context("spawn")
     with contextlib.ExitStack() as stack:
 
@@ -198,9 +198,9 @@ def ask(
     warm_up_s: float,
     is_roaming: bool = False,
 ) -> dict[Row, Run]:
-    """All users of these rows at once, against one arm; the same users ask the same in every arm.
+    """Run all users of these rows at once against one arm. With the same seed, they send the same in every arm.
 
-    is_roaming: each request comes on a connection of its own, so that any process may get it.
+    is_roaming: each request uses its own connection, so any proxy process may get it.
     """
 
     async def run() -> dict[Row, Run]:

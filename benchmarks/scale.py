@@ -1,27 +1,28 @@
-"""What do 1,000 instances and 1,000,000 open sessions cost? `make bench NAME=scale`
+"""Measures the cost of 1,000 instances and 1,000,000 open sessions, with simulated instances. `make bench NAME=scale`
 
-No such fleet is at hand, so its parts are measured apart, each with the project's own code:
+The parts of such a fleet are measured separately, each with the product's code:
 
-    choosing   1,000,000 sessions are opened through 8 proxies that know nothing of each other, over 1,000 instances
-               that tell their free room every 50 s; then a minute of questions, in the middle of which 50 instances
-               are lost in the same moment, and later come back. Ids, registry and chooser are the real ones, the
-               instances and the clock are simulated.
-    counting   requests without a session, in a closed loop: what it costs that each proxy counts for itself
-    journal    round trips and bytes of real conversations, at a real Valkey and a real SeaweedFS
+    choosing   Clients open 1,000,000 sessions through 8 proxies that share no state, on 1,000 instances that report
+               their free room every 50 s. A minute of questions follows, during which 50 instances are lost at the same
+               moment and come back later. Ids, registry and chooser are the product's; instances and clock are
+               simulated.
+    counting   A closed loop of requests without a session shows the cost of separate counts in each proxy.
+    journal    Real conversations show the round trips to a real Valkey and a real SeaweedFS, and the bytes there.
 
-What to expect: a session costs a proxy no memory (its id says all); only the sessions of lost instances move, and they
-spread; all proxies agree where to; nothing that a session's usual turn does grows with the number of instances.
+Expected: a proxy keeps no memory per session, because the id contains everything. Only sessions of lost instances move,
+they spread over the others, and all proxies agree on their new instances. The cost of an ordinary turn does not grow
+with the number of instances.
 
-    sessions_most_vs_mean      sessions of the fullest instance / of an average one, after the openings
-    turns_unserved             questions for which there was no instance; must be 0
+    sessions_most_vs_mean      sessions of the fullest instance / mean, after the openings
+    turns_unserved             questions without an instance; must be 0
     proxies_disagree           questions that two proxies would have sent to different instances; must be 0
-    strays                     questions of unharmed sessions that were sent elsewhere; must be 0
-    moved_most_vs_mean         moved sessions' questions at the survivor with most of them / at an average one
+    strays                     questions of sessions whose instance works, sent to another one; must be 0
+    moved_most_vs_mean         questions of moved sessions at the survivor with most of them / mean
     p99_lost_vs_before         P99 of turns while instances are gone / before
     proxy_bytes_a_session      memory that a proxy keeps for a session that it has routed
     id_mint_us, id_verify_us, choose_turn_us, choose_failover_us, choose_opening_us     processor time
     counts_apart_p99           P99 of the closed loop with 8 proxies / with one
-    redis_trips_a_turn, redis_bytes_a_session, s3_requests_a_turn, s3_bytes_a_session   beside the picture
+    redis_trips_a_turn, redis_bytes_a_session, s3_requests_a_turn, s3_bytes_a_session   bytes without the image
 """
 
 import tracemalloc
@@ -40,7 +41,7 @@ from torchmoor.wire.session_ids import verify
 
 LARGE = Plan(num_instances=1_000, num_sessions=1_000_000)
 SMALL = Plan(num_instances=40, num_sessions=8_000, room=300, slots=16, num_lost=2, status_interval_s=2.0)
-USERS_PER_INSTANCE, SLOTS = 4, 4  # of the closed loop: as busy as the instances can be
+USERS_PER_INSTANCE, SLOTS = 4, 4  # of the closed loop, which keeps the instances fully busy
 
 
 def main() -> None:
@@ -50,8 +51,8 @@ def main() -> None:
     print(f"opening {plan.num_sessions:,} sessions on {plan.num_instances:,} instances", flush=True)
     fleet.open_sessions()
     times = time_choices(fleet)
-    num_bytes = bytes_a_session(fleet)
-    print("counting apart", flush=True)
+    num_bytes = bytes_per_session(fleet)
+    print("requests without a session, with separate counts", flush=True)
     apart = counts_apart(fleet, num_requests=10_000 if options.quick else 400_000)
     print(f"{plan.duration_s:.0f} s of questions", flush=True)
     outcome = fleet.run()
@@ -88,7 +89,7 @@ def main() -> None:
 
 
 def time_choices(fleet: Fleet) -> dict[str, float]:
-    """Processor time of what one proxy does for a request, in microseconds; nothing of it is kept."""
+    """Measure the processor time, in us, of each thing that a proxy does for a request. Leaves the fleet unchanged."""
     proxy, ids = fleet.proxies[0], fleet.ids[:: max(1, len(fleet.ids) // 20_000)]
     minter = SessionIdMinter(KEYS, "llava-0")
     gone = [name for name in fleet.servers if int(name.rpartition("-")[2]) % 20 == 0]
@@ -102,7 +103,7 @@ def time_choices(fleet: Fleet) -> dict[str, float]:
     micros["choose_failover_us"] = _micros(len(orphans), lambda at: proxy.choose(orphans[at]))
     fleet.set_state(gone, InstanceState.READY)
     micros["choose_opening_us"] = _micros(2_000, lambda at: proxy.open())
-    fleet.tell_rooms()
+    fleet.report_rooms()
     return micros
 
 
@@ -113,8 +114,8 @@ def _micros(number: int, do: Callable[[int], object]) -> float:
     return (thread_time() - began) / number * 1e6
 
 
-def bytes_a_session(fleet: Fleet) -> float:
-    """Return what a proxy's memory grows by for each session whose turn it routes, after it has met every instance."""
+def bytes_per_session(fleet: Fleet) -> float:
+    """Return the growth of a proxy's memory per routed session, after it has routed to every instance."""
     proxy, step = fleet.proxies[-1], max(2, len(fleet.ids) // 20_000)
     for text in fleet.ids[::step]:
         proxy.choose(text)
@@ -131,7 +132,7 @@ def bytes_a_session(fleet: Fleet) -> float:
 
 
 def counts_apart(fleet: Fleet, *, num_requests: int) -> float:
-    """P99 of requests without a session through all proxies, over that through one."""
+    """Return the P99 of requests without a session through all proxies, relative to one proxy."""
     users = USERS_PER_INSTANCE * fleet.plan.num_instances
     one, apart = (
         fleet.ask_closed_loop(num_proxies=number, num_users=users, slots=SLOTS, num_requests=num_requests)
@@ -141,7 +142,7 @@ def counts_apart(fleet: Fleet, *, num_requests: int) -> float:
 
 
 def rows_of(plan: Plan, outcome: Outcome, costs: list[JournalCost]) -> list[dict[str, Any]]:
-    """A row for each part of the minute, then one for each journal as the whole fleet would use it."""
+    """Return a row for each part of the minute, then one for each journal with the load of the whole fleet."""
     rows: list[dict[str, Any]] = []
     for name, phase in outcome.phases.items():
         rows.append(

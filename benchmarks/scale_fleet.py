@@ -1,7 +1,7 @@
-"""A large fleet for benchmarks/scale.py: the project's own choosing, with instances that only count.
+"""Simulates the large fleet of scale.py: the product's registry and chooser, with simulated instances and clock.
 
-Each proxy has its own registry and chooser, and knows nothing of the others, as on several hosts. What is simulated is
-the instances' work and the clock: nothing waits, nothing is sent.
+As on several hosts, each proxy has its own registry and chooser and shares no state with the others. The simulation
+sends nothing and waits for nothing.
 """
 
 import heapq
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from benchmarks.report import percentile
 from benchmarks.routing_simulation import Run, service_time
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.requests.incoming import Caller
@@ -35,12 +36,11 @@ SLOW_START = RecoverySettings(slow_start_s=SLOW_START_S, least_share=0.1)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How large the fleet is and what it does.
+    """The size of the fleet, and its load.
 
-    room: sessions that an instance takes. slots: turns that it works on at a time; more wait there. think_s: between
-    an answer and the session's next question, mean. turn_s, rebuild_s: an instance's time for a turn, mean, and how
-    much longer it takes where the session has to be built again. num_lost instances are gone from lost_at_s to
-    back_at_s, all in the same moment.
+    room: sessions per instance. slots: concurrent turns per instance; further ones wait there. think_s: mean time
+    between an answer and the session's next question. turn_s: mean time of a turn; rebuild_s: additional time if the
+    instance rebuilds the session. num_lost instances are gone from lost_at_s to back_at_s.
     """
 
     num_instances: int
@@ -49,7 +49,7 @@ class Plan:
     room: int = 1500
     slots: int = 48
     openings_s: float = 300.0
-    status_interval_s: float = 50.0  # 1,000 instances, 20 of them asked in a second (HealthSettings.max_status_per_s)
+    status_interval_s: float = 50.0  # of 1,000 instances at 20 per second (HealthSettings.max_status_per_s)
     duration_s: float = 60.0
     think_s: float = 60.0
     turn_s: float = 1.0
@@ -64,7 +64,7 @@ HEAD = message.Request(message.RequestLine(b"POST", b"/", b"", is_http10=False),
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What a proxy chooses for (torchmoor.proxy.dispatch.dispatch_request)."""
+    """A request as the chooser sees it (torchmoor.proxy.dispatch.dispatch_request)."""
 
     session: SessionId | None = None
     opens_session: bool = False
@@ -76,18 +76,18 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Server:
-    """The one instance behind every proxy's own counts: its sessions, and the turns that it works on or that wait."""
+    """A simulated instance, which all proxies share: its sessions, and its running and waiting turns."""
 
     name: str
     num_sessions: int = 0
     num_running: int = 0
-    life: int = 0  # another one after each loss: what it held before is gone
+    life: int = 0  # grows with each loss, which deletes the instance's sessions
     waiting: list["Turn"] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One question. delay_s: the time that its instance needs; the rest until its end it has waited."""
+    """One question. delay_s: the time that its instance works on it; until its end it may also wait."""
 
     session: int
     asked_at: float
@@ -108,7 +108,7 @@ class Proxy:
         self.chooser = Chooser(variant, metrics, Random(seed), binds_late=False, are_journaled=True)
         self.instances: dict[str, Instance] = {}
         names = [f"llava-{number}" for number in range(plan.num_instances)]
-        Random(seed).shuffle(names)  # each proxy has met them in an order of its own
+        Random(seed).shuffle(names)  # each proxy knows them in another order
         for name in names:
             instance = Instance(
                 name=name, endpoint=ENDPOINT, model=ENDPOINT, port=1, capacity=1000, state=InstanceState.READY
@@ -118,14 +118,14 @@ class Proxy:
             self.registry.add(instance)
 
     def choose(self, text: str) -> Instance | None:
-        """Where a session's turn goes, its id having been verified."""
+        """Verify a session id and return the instance for the session's turn."""
         session = verify(text, KEYS, endpoint=ENDPOINT)
         assert session is not None
         choice = self.chooser.choose(Request(session=session))
         return None if choice is None else choice.instance
 
     def open(self) -> Instance | None:
-        """Where a new session goes."""
+        """Return the instance for a new session."""
         request = Request(opens_session=True)
         choice = self.chooser.choose(request)
         if choice is None:
@@ -136,21 +136,23 @@ class Proxy:
 
 @dataclass(slots=True)
 class Phase:
-    """Turns that were asked in one part of the time."""
+    """The turns that began in one part of the time."""
 
     delays_s: list[float] = field(default_factory=list)
     num_rebuilt: int = 0
     num_unserved: int = 0
 
     def percentile(self, share: float) -> float:
-        ordered = sorted(self.delays_s)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return percentile(self.delays_s, share)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """sessions: how many each instance has when all are open. moved: by instance, how many sessions whose own instance
-    was lost were asked for there; strays: sessions of instances that were not lost, and that went elsewhere."""
+    """The results of a simulation.
+
+    sessions: number per instance after all openings. moved: by instance, turns of sessions whose own instance was lost;
+    num_strays: turns of sessions whose own instance works, at another one.
+    """
 
     sessions: Counter[str]
     phases: dict[str, Phase]
@@ -172,20 +174,20 @@ class Fleet:
         self.homes: list[str] = []  # the instance that each id names
 
     def open_sessions(self) -> None:
-        """Open all of them, evenly over `openings_s`; each instance tells its room in its own turn."""
+        """Open all sessions, evenly over `openings_s`, while the instances report their free room in turn."""
         plan = self.plan
         names = list(self.servers)
-        told = 0
+        num_reports = 0
         for number in range(plan.num_sessions):
             now = plan.openings_s * number / plan.num_sessions
             due = int(now / plan.status_interval_s * len(names))
-            while told < due:
-                server = self.servers[names[told % len(names)]]
+            while num_reports < due:
+                server = self.servers[names[num_reports % len(names)]]
                 for proxy in self.proxies:
                     proxy.instances[server.name].take_status(
                         ReportedStatus(session_room=plan.room - server.num_sessions)
                     )
-                told += 1
+                num_reports += 1
             instance = self.proxies[number % plan.num_proxies].open()
             if instance is None:
                 raise SystemExit("the fleet has too little capacity for the sessions")
@@ -194,9 +196,9 @@ class Fleet:
             self.ids.append(self._minters[instance.name].mint(EXPIRES_AT, Caller(ENDPOINT, "")).text)
 
     def ask_closed_loop(self, *, num_proxies: int, num_users: int, slots: int, num_requests: int) -> Run:
-        """Requests without a session, of users who send their next one as soon as the last is answered.
+        """Simulate users who send the next request without a session as soon as the last one is answered.
 
-        Each user has a proxy of their own among the first `num_proxies`. The first tenth is warming up.
+        Each user always uses the same one of the first `num_proxies`. The first tenth of the requests warms up.
         """
         ends: list[tuple[float, int, int, float, Server, Lease]] = []
         waiting: dict[str, deque[tuple[float, int, float, Lease]]] = {name: deque() for name in self.servers}
@@ -238,32 +240,32 @@ class Fleet:
                 lease.release()
         return Run(latencies[num_requests // 10 :], num_requests / now)
 
-    def tell_rooms(self) -> None:
-        """Every instance tells every proxy its free room."""
+    def report_rooms(self) -> None:
+        """Report the free room of each instance to each proxy."""
         for proxy in self.proxies:
             for name, instance in proxy.instances.items():
                 instance.take_status(ReportedStatus(session_room=self.plan.room - self.servers[name].num_sessions))
 
     def set_state(self, names: Sequence[str], state: InstanceState) -> None:
-        """What the probes of every proxy find."""
+        """Set the state of instances in every proxy, as its probes would."""
         for proxy in self.proxies:
             for name in names:
                 proxy.registry.set_state(name, state)
 
     def set_share(self, names: Sequence[str], share: float) -> None:
-        """How much of the usual instances get that have come back."""
+        """Set the share of the usual load that instances get, in every proxy."""
         for proxy in self.proxies:
             for name in names:
                 proxy.instances[name].share = share
                 proxy.registry.refresh(proxy.instances[name])
 
     def run(self) -> Outcome:
-        """A minute of questions, in the middle of which instances are lost."""
+        """Simulate a minute of questions, during which instances are lost and come back."""
         return _Run(self).run()
 
 
 class _Run:
-    """The events of `Fleet.run`, by time."""
+    """The event loop of `Fleet.run`."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -281,7 +283,7 @@ class _Run:
         self.marks = self._marks()
 
     def _marks(self) -> list[tuple[float, str, float]]:
-        """Return when instances go, when they come back, and their share from then on, the last first."""
+        """Return the changes of the lost instances: moment, kind and elapsed time since they are back; latest first."""
         plan = self.plan
         marks = [(plan.lost_at_s, "lost", 0.0), (plan.back_at_s, "back", 0.0)]
         marks += [(plan.back_at_s + step, "share", float(step)) for step in range(1, int(SLOW_START_S) + 1)]
@@ -316,7 +318,7 @@ class _Run:
                 server.num_running = 0
                 waiting, server.waiting = server.waiting, []
                 for turn in waiting:
-                    self._again(now, turn)
+                    self._retry(now, turn)
             return
         if kind == "back":
             self.fleet.set_share(names, share_after(0.0, SLOW_START))
@@ -358,15 +360,15 @@ class _Run:
         else:
             server.waiting.append(turn)
 
-    def _again(self, now: float, turn: Turn) -> None:
-        """Its instance is gone: the proxy asks another one."""
+    def _retry(self, now: float, turn: Turn) -> None:
+        """Send the turn of a lost instance to another one."""
         turn.lease.release()
         self._ask(now, turn.session, turn.asked_at)
 
     def _end(self, now: float, turn: Turn) -> None:
         server = turn.server
         if turn.life != server.life:
-            self._again(now, turn)
+            self._retry(now, turn)
             return
         turn.lease.release()
         self._phase(turn.asked_at).delays_s.append(now - turn.asked_at)

@@ -1,6 +1,6 @@
-"""What a session costs its journal, counted at real servers: a Valkey and a SeaweedFS, behind a real TorchServe.
+"""Counts the operations and bytes of a session's journal, at a real Valkey and SeaweedFS behind a real TorchServe.
 
-Conversations are held over HTTP as users hold them; the servers are asked before and after what they have done.
+Clients hold conversations over HTTP. The servers' counters are read before and after.
 """
 
 import os
@@ -27,8 +27,10 @@ _REQUEST = re.compile(rb"(?:GET|HEAD|PUT|POST|DELETE) /[^ ]* HTTP/1\.1\r\n")
 
 @dataclass(frozen=True, slots=True)
 class JournalCost:
-    """Round trips to the store for an opening, a turn and a close; bytes of a session of NUM_TURNS turns there beside
-    its picture, which other sessions share."""
+    """Round trips to the store for an opening, a turn and a close.
+
+    session_bytes: of a session of NUM_TURNS turns, without its image, which other sessions share.
+    """
 
     store: str
     opening: float
@@ -38,7 +40,7 @@ class JournalCost:
 
 
 def measure_redis(num_sessions: int) -> JournalCost:
-    """Scripts that Valkey has run, and the memory of the keys by its own word."""
+    """Count the scripts that Valkey runs, and the memory of the keys as Valkey reports it."""
     with tempfile.TemporaryDirectory() as folder, run_redis(Path(folder)) as server, server.client() as client:
 
         def count() -> int:
@@ -53,9 +55,9 @@ def measure_redis(num_sessions: int) -> JournalCost:
 
 
 def measure_s3(num_sessions: int) -> JournalCost:
-    """Requests on the wire to SeaweedFS, and the bytes of the objects."""
+    """Count the requests to SeaweedFS, and the bytes of the objects."""
     with tempfile.TemporaryDirectory() as folder, run_s3(Path(folder)) as server:
-        wire = CountingWire(server.port)
+        proxy = CountingProxy(server.port)
 
         def kept() -> int:
             pages = (
@@ -63,9 +65,9 @@ def measure_s3(num_sessions: int) -> JournalCost:
             )
             return sum(item["Size"] for page in pages for item in page.get("Contents", []))
 
-        environment = {**server.environment, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{wire.port}"}
-        with wire, _environment(environment):
-            return _measure("S3", f"s3://{BUCKET}/{PREFIX}", num_sessions, lambda: wire.num_requests, kept)
+        environment = {**server.environment, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{proxy.port}"}
+        with proxy, _environment(environment):
+            return _measure("S3", f"s3://{BUCKET}/{PREFIX}", num_sessions, lambda: proxy.num_requests, kept)
 
 
 def _measure(store: str, url: str, num_sessions: int, count: Callable[[], int], kept: Callable[[], int]) -> JournalCost:
@@ -77,9 +79,9 @@ def _measure(store: str, url: str, num_sessions: int, count: Callable[[], int], 
         counts.append(count())
         for chat in chats:
             for _ in range(NUM_TURNS):
-                asked = chat.ask()
-                if asked.failure:
-                    raise SystemExit(f"a turn failed: {asked}")
+                turn = chat.ask()
+                if turn.failure:
+                    raise SystemExit(f"a turn failed: {turn}")
         counts.append(count())
         session_bytes = kept()
         for chat in chats:
@@ -89,8 +91,8 @@ def _measure(store: str, url: str, num_sessions: int, count: Callable[[], int], 
     return JournalCost(store, opening, turns / NUM_TURNS, close, session_bytes / num_sessions)
 
 
-class CountingWire:
-    """Stands between HTTP clients and a server, and counts the requests that begin."""
+class CountingProxy:
+    """Forwards bytes between HTTP clients and a server, and counts the requests."""
 
     def __init__(self, port: int) -> None:
         self.num_requests = 0
@@ -98,7 +100,7 @@ class CountingWire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
 
-    def __enter__(self) -> "CountingWire":
+    def __enter__(self) -> "CountingProxy":
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
@@ -117,14 +119,14 @@ class CountingWire:
     def _pass_on(self, source: socket.socket, sink: socket.socket, is_request: bool) -> None:
         with source, sink, suppress(OSError):
             while data := source.recv(1 << 16):
-                if is_request and _REQUEST.match(data):  # a client writes its next head when it has the last answer
+                if is_request and _REQUEST.match(data):  # clients do not pipeline, so a head begins a read
                     self.num_requests += 1
                 sink.sendall(data)
 
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables of this process, and of those that it starts meanwhile."""
+    """Set environment variables of this process, and so of the processes that it starts meanwhile."""
     before = dict(os.environ)
     os.environ.update(values)
     try:

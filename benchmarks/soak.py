@@ -1,27 +1,26 @@
-"""Does anything grow, and what do good clients notice of hostile ones? `make bench NAME=soak`
+"""Measures how memory grows, and how much good clients notice of hostile ones. `make bench NAME=soak`
 
-Two instances of the demo model with small budgets and workers of many models, behind one proxy with tokens. Good
-clients hold conversations about pictures (whole and streamed), submit asynchronous requests and ask many models, all
-the time:
+One proxy that requires tokens serves two instances of the demo model, with small budgets, and two of many models. Good
+clients continuously hold conversations about images (whole and streamed), submit asynchronous requests and use many
+models. After a warm-up, each round has these parts:
 
-    warm      not judged
     calm      good clients alone
-    sink      beside them, the kinds of soak_hostile.py send the same to soak_sink.py, which refuses everything at once:
-              what good clients notice now is the hostile clients' own use of the processor
-    hostile   the same kinds at the fleet, from another address and with another token
-    kill      the same; the JVM of one instance is killed. Not judged, but for what is lost
+    sink      also the clients of soak_hostile.py, which send everything to soak_sink.py, a server that refuses it at
+              once; the difference from `calm` is the hostile clients' own use of the processor
+    hostile   the same clients at the fleet, with another address and another token than the good ones
+    kill      the same, and the JVM of one instance is killed; only losses are judged
 
-All but the first are repeated in each round, so that other work on the machine affects them alike.
+The parts are repeated in each round so that other work on the machine affects all of them.
 
-    proxy_growth, jvm_growth, worker_growth      memory in the last two thirds of all `calm` parts, each but the first
-                                                 after a `hostile` one, of the instance that is never killed: median of
-                                                 the last twentieth relative to the first
-    threads_growth                               the same of the three processes' threads, the largest
-    descriptors_left    the proxy's open files when all clients have gone, relative to `calm`
-    p99_vs_calm, p99_vs_sink    the good clients' slowest hundredth in `hostile`, relative to `calm` and to `sink`
-    sessions_lost, turns_lost, async_lost        at the end; an acknowledged turn stands once in the journal
-    wrong               answers of many models that are not the model's
-    left_over           turns, rows and requests in flight when all clients have gone
+    proxy_growth, jvm_growth, worker_growth      memory in the last two thirds of all `calm` parts, of the instance that
+                                                 is never killed: median of the last twentieth relative to the first
+    threads_growth                               the same for the threads of the three processes; the largest
+    descriptors_left    the proxy's open files after all clients have left, relative to `calm`
+    p99_vs_calm, p99_vs_sink    the good clients' P99 in `hostile`, relative to `calm` and to `sink`
+    sessions_lost, turns_lost, async_lost        in the whole run; turns_lost: answered turns that are not in the
+                                                 journal exactly once
+    wrong               answers of many models that come from another model
+    left_over           turns, rows and requests in flight after all clients have left
 """
 
 import os
@@ -34,42 +33,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from benchmarks.async_load import Account, Client
+from benchmarks.async_load import AcceptedRequests, Client
 from benchmarks.failover_load import Conversation, authorization, make_conversations
-from benchmarks.fleet import Fleet, running_fleet
-from benchmarks.report import ROOT, median, parse_options, print_report
-from benchmarks.soak_hostile import Mischief
+from benchmarks.fleet import Fleet, rss_bytes, running_fleet
+from benchmarks.report import ROOT, parse_options, percentile, print_report
+from benchmarks.soak_hostile import HostileClients
 from benchmarks.soak_sink import running_sink
 from scripts.make_minilm import TARGET, make_variants
 
 NUM_CONVERSATIONS = 8
 NUM_MODELS = 4
-TURNS = 12  # of a conversation; the small model is confused by much longer ones
+TURNS = 12  # per conversation; the small model errs in much longer ones
 PAUSE_S = 1.0
 SAMPLE_S = 1.0
-PART_S, QUICK_PART_S = 60.0, 35.0  # of a round, which has PARTS
+PART_S, QUICK_PART_S = 60.0, 35.0  # duration of each part of a round
 PARTS = ("calm", "sink", "hostile", "kill")
 JUDGED = ("calm", "sink", "hostile")
 SETTLE_S = 60.0
-# Small, so that they are full after the warm-up and what grows after that is a leak.
+# So small that they are full after the warm-up: later growth is a leak.
 BUDGETS = {
     "SESSION_MAX_SESSIONS": "64",
     "SESSION_KV_BYTES": str(48 << 20),
     "SESSION_FEATURES_BYTES": str(4 << 20),
     "SESSION_HOST_BYTES": str(8 << 20),
 }
-NUM_MOMENTS = 20  # at which the report has the processes' memory
+NUM_MOMENTS = 20  # at which the report shows the processes' memory
 GOOD_TOKEN, HOSTILE_TOKEN = "good-clients-token", "hostile-clients-token"
 TEXT = b'{"inputs": "A red circle stands to the left of two green squares."}'
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a process has at one moment."""
+    """The resources of a process at one moment."""
 
     at: float
     rss_bytes: int
@@ -79,7 +79,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One good request."""
+    """A request of a good client."""
 
     began: float
     took_s: float
@@ -88,7 +88,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a round. fleet_s, hostile_s: processor time of the fleet and of the hostile clients in it."""
+    """One run of a part. fleet_s, hostile_s: processor time of the fleet and of the hostile clients."""
 
     start: float
     end: float
@@ -100,12 +100,12 @@ class Span:
 
 
 @dataclass
-class Good:
-    """What the good clients did. All of them write to it."""
+class GoodResults:
+    """The results of all good clients, whose threads write to it."""
 
     timed: list[Timed] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    refusals: list[str] = field(default_factory=list)  # of openings, which are tried again
+    refusals: list[str] = field(default_factory=list)  # of openings, which the clients repeat
     num_turns_lost: int = 0
     num_wrong: int = 0
 
@@ -128,36 +128,38 @@ class Watcher(threading.Thread):
         return [getattr(s, column) for s in self.samples[name] if any(span.has(s.at) for span in spans)]
 
     def growth(self, name: str, column: str, spans: "Sequence[Span]") -> float:
-        """Return its median in the last twentieth of the last two thirds of these spans, relative to the first."""
+        """Return the median of a column in the last twentieth of the values, relative to the first twentieth.
+
+        The values are those in these spans, without the first third.
+        """
         values = self.values(name, column, spans)
         values = values[len(values) // 3 :]
         part = max(1, len(values) // 20)
         return median(values[-part:]) / median(values[:part])
 
     def memory_mb(self, name: str) -> list[int]:
-        """Return the process's memory at equal intervals."""
+        """Return the memory of a process at equal intervals."""
         samples = self.samples[name]
         return [each.rss_bytes >> 20 for each in samples[:: max(1, len(samples) // NUM_MOMENTS)]]
 
 
 def sample(pid: int) -> Sample:
     folder = Path(f"/proc/{pid}")
-    pages = int((folder / "statm").read_text().split()[1])
     files, threads = len(os.listdir(folder / "fd")), len(os.listdir(folder / "task"))
-    return Sample(time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE"), files, threads)
+    return Sample(time.monotonic(), rss_bytes(pid), files, threads)
 
 
-def converse(make: "Conversations", good: Good, journal: Path, stop: threading.Event) -> None:
+def converse(conversations: "Conversations", good: GoodResults, journal: Path, stop: threading.Event) -> None:
     """Hold one conversation after the other."""
     while not stop.is_set():
-        chat = make.next()
+        chat = conversations.next()
         while refusal := chat.try_open():
             good.refusals.append(refusal)
             if stop.wait(PAUSE_S):
                 return
-        while len(chat.asked) < TURNS and not stop.is_set():
-            asked = chat.ask()
-            good.timed.append(Timed(asked.began, asked.took_s, asked.failure))
+        while len(chat.turns) < TURNS and not stop.is_set():
+            turn = chat.ask()
+            good.timed.append(Timed(turn.began, turn.took_s, turn.failure))
             stop.wait(PAUSE_S)
         if not has_survived(chat):
             good.lost.append(chat.id)
@@ -166,17 +168,17 @@ def converse(make: "Conversations", good: Good, journal: Path, stop: threading.E
 
 
 def has_survived(chat: Conversation) -> bool:
-    """Return whether the session still answers rightly. Without an instance it is asked again, as AWS's clients do."""
+    """Return whether the session still gives right answers. Repeats a 503, as AWS's clients do."""
     until = time.monotonic() + SETTLE_S
     while not chat.is_alive():
-        if not chat.asked[-1].failure.startswith("503") or time.monotonic() > until:
+        if not chat.turns[-1].failure.startswith("503") or time.monotonic() > until:
             return False
         time.sleep(PAUSE_S)
     return True
 
 
 class Conversations:
-    """Makes conversations about one picture after the other. Any thread."""
+    """Makes conversations about one image after the other, for any thread."""
 
     def __init__(self, runtime: str) -> None:
         self._runtime = runtime
@@ -190,8 +192,8 @@ class Conversations:
             return self._ready.pop()
 
 
-def ask_many(runtime: str, good: Good, stop: threading.Event) -> None:
-    """Ask the models in turn; each one's answer stays what it was."""
+def ask_many(runtime: str, good: GoodResults, stop: threading.Event) -> None:
+    """Send requests to the models in turn, and count answers that differ from the model's first one."""
     known: dict[str, bytes] = {}
     number = 0
     while not stop.wait(PAUSE_S):
@@ -218,17 +220,18 @@ def ask_many(runtime: str, good: Good, stop: threading.Event) -> None:
             good.num_wrong += known.setdefault(name, content) != content
 
 
-def submit(runtime: str, account: Account, stop: threading.Event) -> None:
+def submit(runtime: str, accepted: AcceptedRequests, stop: threading.Event) -> None:
+    """Submit asynchronous requests."""
     client = Client(urlsplit(runtime).port or 80, "llava")
     while not stop.wait(PAUSE_S):
         inference_id, result, failure = client.submit(str(uuid4()), **authorization(GOOD_TOKEN))
-        account.failures[inference_id], account.results[inference_id] = failure, result
+        accepted.failures[inference_id], accepted.results[inference_id] = failure, result
 
 
 def main() -> None:
     options = parse_options(__doc__, quick="three minutes instead of an hour", rounds=15)
     if not (TARGET / "config.json").is_file():
-        raise SystemExit(f"there is no {TARGET}; scripts/make_minilm.py makes it")
+        raise SystemExit(f"there is no {TARGET}; run scripts/make_minilm.py")
     part_s = QUICK_PART_S if options.quick else PART_S
     rows, ratios, memory_mb = run(options.rounds, part_s)
     settings = {"rounds": options.rounds, "part_s": part_s, "memory_mb": memory_mb}
@@ -236,7 +239,7 @@ def main() -> None:
 
 
 def run(rounds: int, part_s: float) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[int]]]:
-    """Run the fleet and its clients; return rows, ratios, and each process's memory at equal intervals, in MB."""
+    """Run the fleet and its clients; return rows, ratios, and the memory of each process at equal intervals, in MB."""
     with tempfile.TemporaryDirectory(prefix="tm-soak-") as temporary:
         folder = Path(temporary)
         journal = folder / "journal"
@@ -261,11 +264,11 @@ def soak(
     watched = {"proxy": fleet.pid, "jvm": jvm, "worker": worker}
     stop, over = threading.Event(), threading.Event()
     watcher = Watcher(watched, over)
-    good, account, make = Good(), Account(), Conversations(fleet.runtime)
+    good, accepted, conversations = GoodResults(), AcceptedRequests(), Conversations(fleet.runtime)
     tasks: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
-        *[(converse, (make, good, journal, stop))] * NUM_CONVERSATIONS,
+        *[(converse, (conversations, good, journal, stop))] * NUM_CONVERSATIONS,
         (ask_many, (fleet.runtime, good, stop)),
-        (submit, (fleet.runtime, account, stop)),
+        (submit, (fleet.runtime, accepted, stop)),
     ]
     clients = [threading.Thread(target=task, args=arguments, daemon=True) for task, arguments in tasks]
     began = time.monotonic()
@@ -277,23 +280,23 @@ def soak(
     stop.set()
     for thread in clients:
         thread.join(timeout=120)
-    left_over = wait_for_rest(fleet, account)
+    left_over = wait_for_rest(fleet, accepted)
     gone_at = time.monotonic()
     time.sleep(5 * SAMPLE_S)
     over.set()
     watcher.join()
     rows = [summarize(part, good.timed, spans[part]) for part in JUDGED]
-    calm, aside, loud = (row["p99_s"] for row in rows)
+    p99_s = {row["part"]: row["p99_s"] for row in rows}
     files_left = watcher.values("proxy", "num_files", [Span(gone_at, time.monotonic())])
     ratios = {
         **{f"{name}_growth": watcher.growth(name, "rss_bytes", spans["calm"]) for name in watched},
         "threads_growth": max(watcher.growth(name, "num_threads", spans["calm"]) for name in watched),
         "descriptors_left": median(files_left) / median(watcher.values("proxy", "num_files", spans["calm"])),
-        "p99_vs_calm": loud / calm,
-        "p99_vs_sink": loud / aside,
+        "p99_vs_calm": p99_s["hostile"] / p99_s["calm"],
+        "p99_vs_sink": p99_s["hostile"] / p99_s["sink"],
         "sessions_lost": len(good.lost),
         "turns_lost": good.num_turns_lost,
-        "async_lost": account.missing(),
+        "async_lost": accepted.missing(),
         "wrong": good.num_wrong,
         "left_over": left_over,
     }
@@ -305,27 +308,27 @@ def soak(
 
 
 def run_rounds(fleet: Fleet, sink: str, rounds: int, part_s: float) -> dict[str, list[Span]]:
-    """Run the parts of all rounds; return when each was."""
+    """Run all parts of all rounds; return their spans."""
     spans: dict[str, list[Span]] = {part: [] for part in PARTS}
     for number in range(rounds):
         spans["calm"].append(run_part(fleet, part_s, None))
-        for part, places in (("sink", (sink, sink)), ("hostile", (fleet.runtime, fleet.admin))):
-            mischief = Mischief(*places, HOSTILE_TOKEN)
-            spans[part].append(run_part(fleet, part_s, mischief))
+        for part, urls in (("sink", (sink, sink)), ("hostile", (fleet.runtime, fleet.admin))):
+            hostile = HostileClients(*urls, HOSTILE_TOKEN)
+            spans[part].append(run_part(fleet, part_s, hostile))
             if part == "hostile":
                 os.kill(fleet.processes("llava-1")[0], signal.SIGKILL)
-                spans["kill"].append(run_part(fleet, part_s, mischief))
-            print(f"round {number + 1}, {part}: {mischief.stop()}", flush=True)
+                spans["kill"].append(run_part(fleet, part_s, hostile))
+            print(f"round {number + 1}, {part}: {hostile.stop()}", flush=True)
             wait_until_ready(fleet)
     return spans
 
 
-def run_part(fleet: Fleet, part_s: float, mischief: Mischief | None) -> Span:
+def run_part(fleet: Fleet, part_s: float, hostile: HostileClients | None) -> Span:
     start, fleet_s = time.monotonic(), fleet_cpu_s(fleet)
-    hostile_s = mischief.cpu_s() if mischief is not None else 0.0
+    hostile_s = hostile.cpu_s() if hostile is not None else 0.0
     time.sleep(part_s)
     spent_s = fleet_cpu_s(fleet) - fleet_s
-    return Span(start, time.monotonic(), spent_s, mischief.cpu_s() - hostile_s if mischief is not None else 0.0)
+    return Span(start, time.monotonic(), spent_s, hostile.cpu_s() - hostile_s if hostile is not None else 0.0)
 
 
 def fleet_cpu_s(fleet: Fleet) -> float:
@@ -334,15 +337,15 @@ def fleet_cpu_s(fleet: Fleet) -> float:
 
 
 def wait_until_ready(fleet: Fleet) -> None:
-    """Wait until all instances are ready and idle, as far as good clients leave them idle."""
+    """Wait until all instances are ready, and some seconds more for requests that the hostile clients have left."""
     until = time.monotonic() + SETTLE_S
     while any(each["state"] != "ready" for each in fleet.instances()) and time.monotonic() < until:
         time.sleep(SAMPLE_S)
     time.sleep(5 * SAMPLE_S)
 
 
-def wait_for_rest(fleet: Fleet, account: Account) -> int:
-    """Wait until the instances are idle and the asynchronous requests done; return what is in flight after that."""
+def wait_for_rest(fleet: Fleet, accepted: AcceptedRequests) -> int:
+    """Wait until the instances are idle and the asynchronous requests done; return how many are still in flight."""
     until = time.monotonic() + SETTLE_S
     while True:
         instances = [each for each in fleet.instances() if each["state"] == "ready"]
@@ -351,21 +354,21 @@ def wait_for_rest(fleet: Fleet, account: Account) -> int:
             if each["endpoint"] == "llava":
                 status = fleet.status(each)
                 in_flight += status["turns"]["in_progress"] + status["engine"]["rows"] + status["engine"]["queued"]
-        if (not in_flight and not account.missing()) or time.monotonic() > until:
+        if (not in_flight and not accepted.missing()) or time.monotonic() > until:
             return in_flight
         time.sleep(1.0)
 
 
 def summarize(part: str, timed: Sequence[Timed], spans: Sequence[Span]) -> dict[str, Any]:
     of_part = [each for each in timed if any(span.has(each.began) for span in spans)]
-    took = sorted(each.took_s for each in of_part if not each.failure)
+    took = [each.took_s for each in of_part if not each.failure]
     seconds = sum(span.end - span.start for span in spans)
     return {
         "part": part,
         "requests": len(of_part),
         "failed": sum(bool(each.failure) for each in of_part),
-        "p50_s": took[len(took) // 2],
-        "p99_s": took[len(took) * 99 // 100],
+        "p50_s": percentile(took, 0.5),
+        "p99_s": percentile(took, 0.99),
         "fleet_cores": sum(span.fleet_s for span in spans) / seconds,
         "hostile_cores": sum(span.hostile_s for span in spans) / seconds,
     }

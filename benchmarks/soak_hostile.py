@@ -1,8 +1,8 @@
-"""Clients of soak.py that try to exhaust the fleet: each kind is a thread that repeats its mischief.
+"""Runs the hostile clients of soak.py, which try to exhaust the fleet. Each kind is a thread that repeats its attack.
 
-They are a process of their own, with the lowest priority, so that their work does not take the processor from the fleet
-and from the good clients. What they send is made before they begin. They come from another address than the good
-clients and have another token. Each kind runs every PERIOD_S, or less often if it takes longer.
+The clients run in one separate process of the lowest priority, so that they do not take the processor from the fleet
+and the good clients. Their requests are generated before they start. They use another address and another token than
+the good clients. Each kind attacks every PERIOD_S, or less often if an attack takes longer.
 """
 
 import base64
@@ -29,7 +29,7 @@ from benchmarks.fleet import cpu_of
 ADDRESS = "127.0.0.2"
 NICE = 19
 TIMEOUT_S = 30.0
-HELD_S = 3.0  # how long a silent connection is kept
+HELD_S = 3.0  # duration of a silent connection
 PERIOD_S = 4.0
 LARGE_BODY = b'{"inputs": "' + b"a" * 5_900_000 + b'"}'
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -38,7 +38,7 @@ NUM_SILENT_BODIES = 100
 
 
 class Target:
-    """The fleet, as its hostile clients reach it."""
+    """The fleet as the hostile clients see it."""
 
     def __init__(self, runtime: str, admin: str, token: str) -> None:
         self.runtime, self.admin = runtime, admin
@@ -80,7 +80,7 @@ def pipeline(target: Target) -> None:
 
 
 def send_odd_heads(target: Target) -> None:
-    """Send heads with connection options that have hardly been seen."""
+    """Send heads whose connection options are rarely repeated."""
     with target.connect() as connection:
         for head in random.sample(_odd_heads(), NUM_ODD_HEADS):
             connection.sendall(head)
@@ -89,7 +89,7 @@ def send_odd_heads(target: Target) -> None:
 
 @cache
 def _odd_heads() -> list[bytes]:
-    """16 MB of heads, twice what the proxy remembers at most."""
+    """Return 16 MB of heads, twice as many as the proxy caches."""
     numbers = [iter(range(first, first + 900)) for first in range(10**8, 10**8 + 1_500_000, 1000)]
     options = (",".join(f"x{number}" for number in each) for each in numbers)
     return [f"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: {each}\r\n\r\n".encode() for each in options]
@@ -106,18 +106,18 @@ def hold_bodies(target: Target) -> None:
 
 
 def send_forms(target: Target) -> None:
-    """Send the longest form of empty fields that an instance is sent, and a longer one."""
+    """Send the longest form of empty fields that the proxy forwards, and a longer one."""
     for num_fields in (95_000, 2_900_000):
         target.post(b"a&" * num_fields, content_type="application/x-www-form-urlencoded")
 
 
-def send_large_pictures(target: Target) -> None:
-    """Open a session with a small file that is a very large picture."""
-    target.post(_opening_with_large_picture(), "NEW_SESSION")
+def send_large_images(target: Target) -> None:
+    """Open a session with a small file that decodes to a very large image."""
+    target.post(_opening_with_large_image(), "NEW_SESSION")
 
 
 @cache
-def _opening_with_large_picture() -> bytes:
+def _opening_with_large_image() -> bytes:
     file = io.BytesIO()
     Image.new("RGBA", (7070, 7070)).save(file, "PNG", compress_level=9)
     image = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -125,7 +125,7 @@ def _opening_with_large_picture() -> bytes:
 
 
 def hold_connections(target: Target) -> None:
-    """Open connections to both planes and send nothing, or half a head."""
+    """Open connections to both planes; send half a head on some and nothing on the others."""
     held = [target.connect(url) for url in (target.runtime, target.admin) for _ in range(100)]
     _hold(held[::2], b"GET /ping HT")
     for connection in held[1::2]:
@@ -139,7 +139,7 @@ def forget_sessions(target: Target) -> None:
 
 
 def leave_early(target: Target) -> None:
-    """Ask for streams and leave at the first part."""
+    """Request streams and disconnect after the first part."""
 
     def ask() -> None:
         body = json.dumps({"inputs": "Describe the image.", "parameters": {"max_new_tokens": 200}, "stream": True})
@@ -151,26 +151,26 @@ def leave_early(target: Target) -> None:
 
 
 KINDS: tuple[Callable[[Target], None], ...] = (
-    *(pipeline, send_odd_heads, send_large_bodies, hold_bodies, send_forms, send_large_pictures),
+    *(pipeline, send_odd_heads, send_large_bodies, hold_bodies, send_forms, send_large_images),
     *(hold_connections, forget_sessions, leave_early),
 )
 
 
-class Mischief:
-    """All kinds, or those with these names, in a process of their own, until `stop`."""
+class HostileClients:
+    """The process of the hostile clients, which runs until `stop`. kinds: names; empty: all."""
 
     def __init__(self, runtime: str, admin: str, token: str, kinds: Sequence[str] = ()) -> None:
         command = (sys.executable, "-m", "benchmarks.soak_hostile", runtime, admin, token, *kinds)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        self._process.stdout.readline()  # all that they send is made
+        self._process.stdout.readline()  # until their requests are generated
 
     def cpu_s(self) -> float:
-        """Return the processor time that they have used."""
+        """Return the processor time of the clients so far."""
         return cpu_of([self._process.pid])
 
     def stop(self) -> dict[str, int]:
-        """End them; return how often each kind ran."""
+        """End the process; return the number of attacks of each kind."""
         found: dict[str, int] = json.loads(self._process.communicate(timeout=2 * TIMEOUT_S)[0])
         return found
 
@@ -181,14 +181,14 @@ def main(arguments: Sequence[str]) -> None:
     runtime, admin, token, *names = arguments
     target, stop = Target(runtime, admin, token), threading.Event()
     _odd_heads()
-    _opening_with_large_picture()
+    _opening_with_large_image()
     print("ready", flush=True)
     num_runs = {kind.__name__: 0 for kind in KINDS if not names or kind.__name__ in names}
 
     def repeat(kind: Callable[[Target], None]) -> None:
         while not stop.is_set():
             next_at = time.monotonic() + PERIOD_S
-            with suppress(OSError, HTTPException):  # refusals and broken connections are what the fleet should answer
+            with suppress(OSError, HTTPException):  # the fleet is expected to refuse requests and close connections
                 kind(target)
             num_runs[kind.__name__] += 1
             stop.wait(max(0.0, next_at - time.monotonic()))

@@ -1,7 +1,6 @@
-"""A server for soak.py that takes what hostile clients send and refuses it, so that their own work can be measured.
+"""Serves as the sink of soak.py, which refuses every request at once, so that the hostile clients' own load shows.
 
-It reads whole bodies, answers 400 at the end of each, and does nothing else. Of requests that follow each other on a
-connection without waiting, it answers one per read, as a fleet does whose answers are not read.
+It reads each body, and then answers 400. Of pipelined requests, it answers one per read.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ class Refusing(asyncio.Protocol):
     """One connection."""
 
     def __init__(self) -> None:
-        self._left = 0  # of a body
+        self._left = 0  # bytes of a body
         self._head = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,29 +1,30 @@
-"""What does a streamed token cost beside the engine? `make bench NAME=stream`
+"""Measures the processor time of a streamed token beside the engine, in each process. `make bench NAME=stream`
 
-One instance, long sampled answers in TGI's event stream, 8 and 64 streams in closed loops; processor time a
-token, user and system, of each process:
+One instance serves long sampled answers in TGI's event stream, to 8 and 64 streams in closed loops. Processor time is
+user and system time per token:
 
-    demo       the demo model, with the default settings
-    at once    the same, but each token is sent at once (handler.pump.stream_interval_s 0)
-    32 rows    the same as demo with handler.engine.max_rows 32: 64 streams are two waves
-    free       a table in the model's place, which gives tokens as fast as they are taken
+    demo       the demo model with the default settings
+    at once    the same, but each token is sent immediately (handler.pump.stream_interval_s 0)
+    32 rows    as demo, with handler.engine.max_rows 32: 64 streams run in two waves
+    free       a table instead of the model, which returns tokens as fast as they are read
 
-The engine's thread is the busiest one of the worker. It includes each token's text and JSON.
+The busiest thread of the worker counts as the engine's.
 
-    cpu_ms_a_token_8, cpu_ms_a_token_64   of all processes but the engine's thread, arm demo
+    cpu_ms_a_token_8, cpu_ms_a_token_64   of everything except the engine's thread, arm demo
     cpu_8_vs_at_once                      the first of these, relative to arm `at once`
-    tokens_per_s_demo_64                  tokens a second of 64 streams, arm demo
+    tokens_per_s_demo_64                  tokens per second of 64 streams, arm demo
     tokens_vs_32_rows                     the same, relative to arm `32 rows`
-    tokens_per_s_64                       tokens a second of 64 streams, arm free
+    tokens_per_s_64                       tokens per second of 64 streams, arm free
 """
 
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.fleet import Fleet, Spent, running_fleet
-from benchmarks.report import ROOT, median, parse_options, print_report
+from benchmarks.report import ROOT, parse_options, percentile, print_report
 from benchmarks.stream_load import Counted, run_load
 from torchmoor.fleet.archives import make_contents, write_archive
 
@@ -31,7 +32,7 @@ CHECKPOINT = ROOT / "models" / "tiny-llava"
 STREAMS = (8, 64)
 QUESTION = {
     "inputs": "Describe the image.",
-    "parameters": {"max_new_tokens": 900, "do_sample": True, "temperature": 9.0, "top_k": 500},  # seldom ends early
+    "parameters": {"max_new_tokens": 900, "do_sample": True, "temperature": 9.0, "top_k": 500},  # rarely ends early
     "stream": True,
 }
 DEMO, AT_ONCE, FEW_ROWS, FREE = "demo", "at once", "32 rows", "free"
@@ -45,7 +46,7 @@ ARMS: dict[str, dict[str, str]] = {
 
 def main() -> None:
     options = parse_options(__doc__, quick="one short measurement of each arm", rounds=3)
-    warm_s, seconds = (1.0, 1.0) if options.quick else (8.0, 8.0)  # TorchServe's JVM compiles itself for a while
+    warm_s, seconds = (1.0, 1.0) if options.quick else (8.0, 8.0)  # the JVM compiles meanwhile
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="torchmoor-stream-") as folder:
         store = Path(folder)
@@ -64,7 +65,7 @@ def main() -> None:
 def measure(
     fleet: Fleet, num_streams: int, warm_s: float, seconds: float, question: dict[str, Any] = QUESTION
 ) -> dict[str, Any]:
-    """One load of the fleet: times in ms, processor time by token."""
+    """Load the fleet with streams; return times in ms, and processor time in ms per token."""
     counted, before, after = run_load(
         fleet.runtime, question, num_streams=num_streams, warm_s=warm_s, seconds=seconds, mark=fleet.cpu_times
     )
@@ -87,18 +88,18 @@ def measure(
 
 
 def times(counted: Counted) -> dict[str, float]:
-    """Times to the first part and between parts, in ms."""
-    gaps = sorted(counted.gaps_s)
+    """Return the times to the first part and between parts, in ms."""
+    gaps = counted.gaps_s
     return {
         "ttft_p50_ms": round(median(counted.firsts_s) * 1e3, 1) if counted.firsts_s else 0.0,
-        "gap_p50_ms": round(gaps[len(gaps) // 2] * 1e3, 1) if gaps else 0.0,
-        "gap_p99_ms": round(gaps[len(gaps) * 99 // 100] * 1e3, 1) if gaps else 0.0,
+        "gap_p50_ms": round(percentile(gaps, 0.5) * 1e3, 1) if gaps else 0.0,
+        "gap_p99_ms": round(percentile(gaps, 0.99) * 1e3, 1) if gaps else 0.0,
     }
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     def of(arm: str, streams: int, column: str) -> float:
-        return median([row[column] for row in rows if (row["arm"], row["streams"]) == (arm, streams)])
+        return median([float(row[column]) for row in rows if (row["arm"], row["streams"]) == (arm, streams)])
 
     return {
         "cpu_ms_a_token_8": of(DEMO, 8, "added_ms"),

@@ -1,6 +1,6 @@
-"""A chat handler whose engine costs next to nothing; stream.py measures with it what carrying a token costs.
+"""Serves chat with a table instead of a model, so that stream.py measures the cost of everything else.
 
-Everything but the model's run is the product's: adapter, sessions, scheduler, KV cache, sampler, text, TorchServe.
+All other parts are the product's: sessions, scheduler, KV cache, sampler, detokenizer, pump.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from handlers.chat_entry import ChatHandler
 from handlers.engine.builtin.runner import ModelRunner, StepResult
 from handlers.engine.builtin.scheduler import StepShare
 
-TABLE = [50 + (17 * number) % 400 for number in range(400)]  # token ids, one after the other
+TABLE = [50 + (17 * number) % 400 for number in range(400)]  # the token ids of an answer, in order
 LOGITS = torch.nn.functional.one_hot(torch.tensor(TABLE), 480).float() * 10
 LOGPROBS = LOGITS.log_softmax(dim=-1).amax(dim=-1).tolist()
 
@@ -32,7 +32,7 @@ def run_for_free(
 
 
 class FreeEngineHandler:
-    """The chat handler with a model that is a table."""
+    """The chat handler with a table instead of a model."""
 
     def initialize(self, context: Any) -> None:
         ModelRunner.run = run_for_free

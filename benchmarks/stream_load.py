@@ -1,4 +1,4 @@
-"""The load of stream.py: a fixed number of event streams in closed loops, read by one thread."""
+"""Generates the load of stream.py: one thread reads a fixed number of event streams in closed loops."""
 
 import json
 import selectors
@@ -16,7 +16,7 @@ LAST = b"0\r\n\r\n"  # the last chunk of an answer
 
 @dataclass(slots=True)
 class Counted:
-    """What arrived in one measurement. gaps_s: between parts of a stream; firsts_s: to the first part of an answer."""
+    """Counts of one measurement. gaps_s: between parts of a stream; firsts_s: to the first part of an answer."""
 
     seconds: float = 0.0
     num_tokens: int = 0
@@ -35,7 +35,10 @@ class _Stream:
 def run_load(
     url: str, question: dict[str, Any], *, num_streams: int, warm_s: float, seconds: float, mark: Callable[[], Any]
 ) -> tuple[Counted, Any, Any]:
-    """Keep this many streams open. Return what arrived after the first `warm_s`, and `mark` of its start and end."""
+    """Keep this number of streams open. Return the counts after the first `warm_s`.
+
+    mark: is called at the start and at the end of the measurement; its two results are returned, too.
+    """
     address, body = urlsplit(url), json.dumps(question).encode()
     request = (
         b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

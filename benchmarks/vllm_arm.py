@@ -1,9 +1,9 @@
-"""vLLM as a program of its own, for engine.py: it needs its own versions of torch's neighbours, so its own venv.
+"""Runs vLLM's LLM class for engine.py, as a program, because vLLM needs an environment of its own.
 
     VENV/bin/python benchmarks/vllm_arm.py CHECKPOINT DTYPE
 
 Reads a line of JSON for each task, {"prompts": [[token ids]], "num_new": 64, "is_fresh": true}, and answers with one:
-{"tokens": [[ids]], "cpu_s": 1.5}. is_fresh: forget first what earlier prompts have left in the prefix cache.
+{"tokens": [[ids]], "cpu_s": 1.5}. is_fresh: empty the prefix cache first.
 """
 
 import json
@@ -11,12 +11,12 @@ import os
 import sys
 import time
 
-ANSWERS = os.dup(1)  # vLLM talks on standard output
+ANSWERS = os.dup(1)  # vLLM prints to standard output, which becomes standard error
 os.dup2(2, 1)
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="2",  # GiB
     VLLM_CPU_OMP_THREADS_BIND="nobind",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the engine in this process, so that its time is all here
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",  # runs the engine in this process, whose time is measured
     VLLM_LOGGING_LEVEL="ERROR",
     VLLM_NO_USAGE_STATS="1",
     HF_HUB_OFFLINE="1",
@@ -33,7 +33,7 @@ def main() -> None:
         dtype=dtype,
         max_model_len=4096,
         max_num_seqs=16,
-        enforce_eager=True,  # compilation brings no speed here and delays the start by a minute
+        enforce_eager=True,  # compilation saves no time here, and delays the start by a minute
         enable_prefix_caching=True,
     )
     _answer({"ready": True})

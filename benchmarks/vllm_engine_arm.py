@@ -1,14 +1,14 @@
-"""vLLM's AsyncLLM alone, or behind our sessions, for engine.py; vLLM needs its own versions, so its own venv.
+"""Runs vLLM's AsyncLLM for engine.py, alone or behind torchmoor's sessions; vLLM needs an environment of its own.
 
     VENV/bin/python -m benchmarks.vllm_engine_arm alone|sessions CHECKPOINT DTYPE
 
-Both use vLLM's form for servers: its scheduler and model in a process of their own. Alone, vLLM gets token ids and
-answers with text, as its server would ask it; behind sessions, the chat service opens a session for each question and
-streams the answers in TGI's form, without TorchServe.
+In both arms, scheduler and model run in a separate process. Alone, AsyncLLM gets token ids and returns text, as vLLM's
+server uses it. Behind sessions, the chat service opens a session for each question and streams the answers in TGI's
+form, without TorchServe.
 
 Reads a line of JSON for each task, {"questions": [...], "num_new": 64, "is_followup": false}, and answers with one:
-{"tokens": 512, "cpu_s": 1.5, "ttft_s": [...]}: processor time of this process and its children. A follow-up continues
-the conversations of the task before.
+{"tokens": 512, "cpu_s": 1.5, "ttft_s": [...]}. cpu_s is the processor time of this process and its children. A
+follow-up continues the conversations of the previous task.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from handlers.settings.model import ModelSettings
 from handlers.settings.session import ChatSessionSettings
 from handlers.settings.vllm import VllmSettings
 
-ANSWERS = os.dup(1)  # vLLM talks on standard output
+ANSWERS = os.dup(1)  # vLLM prints to standard output, which becomes standard error
 os.dup2(2, 1)
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", VLLM_LOGGING_LEVEL="ERROR")
-BLOCK_SIZE = 32  # positions that vLLM's prefix cache shares; its default for a CPU, 128, is longer than a question
+BLOCK_SIZE = 32  # positions per block of the prefix cache; the default on a CPU, 128, is longer than a question
 
 
 def make_settings(dtype: str) -> HandlerSettings:
@@ -52,7 +52,7 @@ def cpu_s() -> float:
 
 
 class Alone:
-    """vLLM without us."""
+    """AsyncLLM without torchmoor."""
 
     def __init__(self, settings: HandlerSettings, checkpoint: Path) -> None:
         prepare_environment(settings, None, os.environ)
@@ -104,7 +104,7 @@ class Alone:
 
 
 class Sessions:
-    """vLLM behind the chat service."""
+    """AsyncLLM behind the chat service."""
 
     def __init__(self, settings: HandlerSettings, checkpoint: Path) -> None:
         from handlers.chat.images.loader import ImageLoader
@@ -144,7 +144,7 @@ class Sessions:
 
 
 class Request:
-    """A request to the chat service, whose reply is read as the pump does."""
+    """A request to the chat service; reads its reply as the pump does."""
 
     def __init__(self, service: Any, body: Any, headers: dict[str, str] | None = None) -> None:
         from handlers.requests.incoming import Incoming
@@ -157,7 +157,7 @@ class Request:
         service.start(Incoming(headers or {}, body), self._reply)
 
     def read(self) -> bytes:
-        """Wait for the end, and return the whole body."""
+        """Wait for the end of the reply, and return its body."""
         from handlers.requests.reply import ReplyPieces, WholeReply
 
         body = b""
@@ -165,13 +165,13 @@ class Request:
             self._news.wait()
             self._news.clear()
             while self._reply.has_news():
-                said = self._reply.take(1 << 20)
-                if isinstance(said, WholeReply):
-                    return bytes(said.body)
-                if isinstance(said, ReplyPieces):
+                news = self._reply.take(1 << 20)
+                if isinstance(news, WholeReply):
+                    return bytes(news.body)
+                if isinstance(news, ReplyPieces):
                     self.ttft_s = self.ttft_s or time.perf_counter() - self._begun
-                    body += said.data
-                    if said.is_end:
+                    body += news.data
+                    if news.is_end:
                         return body
 
 

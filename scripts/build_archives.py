@@ -1,7 +1,7 @@
-"""Build the .mar archives of model_store/: handler code, weights and settings in one file each.
+"""Build the .mar archives of model_store/, each with handler code, weights and settings.
 
-python scripts/build_archives.py                 all archives whose checkpoint is there; nothing that is up to date
-python scripts/build_archives.py --only llava    one of them
+python scripts/build_archives.py                 build all archives whose checkpoint exists, unless they are up to date
+python scripts/build_archives.py --only llava    build one of them
 """
 
 import argparse
@@ -18,21 +18,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What goes into one .mar: an entry file, a model-config, a checkpoint directory if it serves only one."""
+    """The contents of one .mar: an entry file, a model-config and, if it serves one model, a checkpoint."""
 
     name: str
     entry: str  # in handlers
     config: str  # in handlers/configs
     checkpoint: str | None  # below the models directory
-    made_by: str | None = None  # the script that makes the checkpoint, where it is not in the repository
-    is_usual: bool = True  # False: built only when it is asked for
+    made_by: str | None = None  # the script that makes a checkpoint which is not in the repository
+    is_default: bool = True  # False: built only with --only
 
 
 ARCHIVES = (
     Archive("llava", "chat_entry.py", "chat.yaml", "tiny-llava"),
     Archive("llm", "chat_entry.py", "chat.yaml", "smollm2", made_by="scripts/make_smollm2.py"),
     Archive("many", "many_entry.py", "many.yaml", None),
-    Archive("chat", "chat_entry.py", "chat.yaml", None, is_usual=False),  # of a checkpoint that lies somewhere else
+    Archive("chat", "chat_entry.py", "chat.yaml", None, is_default=False),  # for a checkpoint outside of the archive
 )
 
 
@@ -57,11 +57,11 @@ def say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=[a.name for a in ARCHIVES], help="build only this archive")
-    parser.add_argument("--models-dir", type=Path, default=ROOT / "models", help="where the checkpoints are")
-    parser.add_argument("--model-store", type=Path, default=ROOT / "model_store", help="where the archives go")
+    parser.add_argument("--models-dir", type=Path, default=ROOT / "models", help="folder of the checkpoints")
+    parser.add_argument("--model-store", type=Path, default=ROOT / "model_store", help="folder of the archives")
     options = parser.parse_args()
     for archive in ARCHIVES:
-        if not archive.is_usual if options.only is None else archive.name not in options.only:
+        if not archive.is_default if options.only is None else archive.name not in options.only:
             continue
         checkpoint = None if archive.checkpoint is None else (options.models_dir / archive.checkpoint).resolve()
         target = options.model_store / f"{archive.name}.mar"

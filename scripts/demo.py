@@ -1,7 +1,7 @@
-"""The main job from beginning to end: `torchmoor up` with two instances, and boto3 talking about pictures.
+"""Demonstrate the main use case: start `torchmoor up` with two instances, and hold conversations about images.
 
-Everything that it shows is checked; the last line of standard output is one line of JSON, and the exit status is 1 if
-anything was wrong.
+The script sends all requests with boto3 and checks all answers. The last line of standard output is one line of JSON;
+the exit status is 1 if anything was wrong.
 
     python scripts/demo.py [--port 8080]
 """
@@ -28,11 +28,11 @@ QUESTIONS_PER_IMAGE = 3
 
 
 class Conversation:
-    """One session, and what it cost."""
+    """A session about one image. open_ms: duration of its opening."""
 
-    def __init__(self, client: Any, picture: Path) -> None:
+    def __init__(self, client: Any, path: Path) -> None:
         self._client = client
-        image = base64.b64encode(picture.read_bytes()).decode()
+        image = base64.b64encode(path.read_bytes()).decode()
         began = time.monotonic()
         answer = client.invoke_endpoint(
             EndpointName=ENDPOINT,
@@ -42,15 +42,15 @@ class Conversation:
         )
         self.open_ms = (time.monotonic() - began) * 1000
         self.id = answer["NewSessionId"].partition(";")[0]
-        say(f"\n{picture.name} ({len(image)} bytes) opened session {self.id[:24]}... on {self.instance}")
+        say(f"\n{path.name} ({len(image)} bytes) opened session {self.id[:24]}... on {self.instance}")
 
     @property
     def instance(self) -> str:
-        """The part of a session id that names the instance."""
+        """The instance that the session id names."""
         return self.id.removeprefix("ts-seq-").split("-", 2)[2].rpartition("-")[0]
 
     def ask(self, question: str) -> tuple[str, float]:
-        """The answer and the milliseconds to its first token, by the handler's receipt."""
+        """Return the answer, and the milliseconds to its first token from the receipt."""
         body = json.dumps({"type": "send_text_prompt", "prompt_text": question})
         answer = self._client.invoke_endpoint(
             EndpointName=ENDPOINT, SessionId=self.id, ContentType="application/json", Body=body
@@ -62,7 +62,7 @@ class Conversation:
         return text, float(receipt["x-torchmoor-ttft-ms"])
 
     def stream(self, question: str) -> tuple[str, float]:
-        """Return the answer, shown as it comes, and the milliseconds to its first byte."""
+        """Print the answer as it arrives; return it, and the milliseconds to its first byte."""
         began, first_ms, text = time.monotonic(), 0.0, ""
         answer = self._client.invoke_endpoint_with_response_stream(
             EndpointName=ENDPOINT,
@@ -98,7 +98,7 @@ def body_size(body: str) -> str:
 
 
 def pick_questions() -> dict[str, list[dict[str, str]]]:
-    """Two sample pictures, each with a few questions and the answers that its card promises."""
+    """Return two sample images, each with a few questions and their right answers."""
     by_image: dict[str, list[dict[str, str]]] = {}
     for item in json.loads((SAMPLES / "questions.json").read_text()):
         by_image.setdefault(item["image"], []).append(item)
@@ -106,14 +106,14 @@ def pick_questions() -> dict[str, list[dict[str, str]]]:
 
 
 def converse(runtime: str) -> dict[str, Any]:
-    """The conversation itself; returns what the last line says."""
+    """Hold the conversations; return the contents of the last line."""
     client = boto3.client(
         "sagemaker-runtime",
         endpoint_url=runtime,
         region_name="us-east-1",
         aws_access_key_id="local",
         aws_secret_access_key="local",
-        config=Config(read_timeout=60, proxies={}),  # no proxy of the environment reaches this machine
+        config=Config(read_timeout=60, proxies={}),  # a proxy of the environment cannot reach this machine
     )
     questions = pick_questions()
     chats = {image: Conversation(client, SAMPLES / image) for image in questions}
@@ -164,7 +164,7 @@ def main() -> int:
     try:
         line = up.stdout.readline()
         if not line:
-            result["error"] = "the fleet did not start; what it said is above"
+            result["error"] = "the fleet did not start; its output is above"
         else:
             result = converse(json.loads(line)["runtime"])
     except (BotoCoreError, ClientError) as error:

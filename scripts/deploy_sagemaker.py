@@ -1,12 +1,12 @@
-"""Deploy an endpoint on SageMaker, look at it, and take it away with all that was made for it.
+"""Deploy an endpoint on SageMaker, show its status, or delete it with all resources that were created for it.
 
-python scripts/deploy_sagemaker.py deploy --config endpoint.yaml             create it, or move it to these settings
+python scripts/deploy_sagemaker.py deploy --config endpoint.yaml             create it, or update it to these settings
 python scripts/deploy_sagemaker.py deploy --config endpoint.yaml --dry-run   print the requests as JSON, send none
 python scripts/deploy_sagemaker.py status --endpoint llava
 python scripts/deploy_sagemaker.py teardown --endpoint llava
 
-Flags go over what the file says; its groups are the parameters of boto3's own operations (docs/sagemaker.md).
-Credentials come from the usual places of AWS's tools. What has been done is not done again.
+Options override the file, whose groups are the parameters of boto3's operations (docs/sagemaker.md). Credentials come
+from the AWS configuration and environment. Each command can be repeated: it skips the steps that are done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, Python looks beside it only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python searches only this file's folder
 
 from scripts.register_autoscaling import Call
 from scripts.sagemaker_deploy.account import Account
@@ -31,7 +31,7 @@ from scripts.sagemaker_deploy.settings import CONCURRENCY, read_deployment, read
 from scripts.sagemaker_deploy.status import NO_ENDPOINT, as_lines, status
 from scripts.sagemaker_deploy.teardown import teardown
 
-# By its name, or an address with a password or a signature in it.
+# A variable whose name suggests a secret, or a URL that contains a password or a signature.
 _SECRET = re.compile(r"^\w*(KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH)\w*=|://\S*@|[?&]\S*(key|token|signature|sig)=", re.I)
 
 
@@ -40,9 +40,9 @@ def main(
     watch: Watch | None = None,
     connect: Callable[[str | None, str | None, str | None], Account] = Account,
 ) -> int:
-    """Returns the exit status: 0 done, 1 failed, 2 not understood, 3 there is no such endpoint.
+    """Run a command. Return the exit status: 0 done, 1 failed, 2 invalid arguments, 3 no such endpoint.
 
-    watch: how to wait; connect: from a region, a profile and an address to an account.
+    watch: how to wait; connect: makes an account from region, profile and endpoint URL.
     """
     options = _parser().parse_args(arguments)
     if watch is None:
@@ -54,8 +54,8 @@ def main(
         return 1
     except KeyboardInterrupt:
         print(
-            "interrupted; SageMaker goes on with what it has begun, `status` tells how it is, and the same command "
-            "again does what comes after, autoscaling for one",
+            "interrupted; SageMaker continues the operation that it has begun. `status` shows its progress; run the "
+            "same command again for the steps after it, such as autoscaling",
             file=sys.stderr,
         )
         return 130
@@ -102,11 +102,11 @@ def _shown(call: Call) -> dict[str, Any]:
     return {**call.parameters, "PrimaryContainer": {**container, "Environment": shown}}
 
 
-def _without_secrets(told: str, container: Mapping[str, Any]) -> str:
-    """AWS repeats in its errors what it does not like."""
+def _without_secrets(message: str, container: Mapping[str, Any]) -> str:
+    """Mask the container's secrets in an error's message, since AWS's errors quote invalid values."""
     for value in sorted(_secrets(container).values(), key=len, reverse=True):
-        told = told.replace(value, "***")
-    return told
+        message = message.replace(value, "***")
+    return message
 
 
 def _secrets(container: Mapping[str, Any]) -> dict[str, str]:
@@ -115,7 +115,7 @@ def _secrets(container: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _overlay(values: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the file's groups with the flags that were given laid over them. Raises SettingsError."""
+    """Return the file's groups, overridden by the given options. Raises SettingsError."""
     values = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
     for path, value in (
         ("EndpointName", options.endpoint),
@@ -173,52 +173,58 @@ def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--config", type=Path, metavar="FILE", help="a YAML file of settings")
-    common.add_argument("--endpoint", metavar="NAME")
-    common.add_argument("--region")
-    common.add_argument("--profile", help="of the AWS configuration")
-    common.add_argument("--endpoint-url", help="of a server that stands for AWS")
-    common.add_argument("--timeout", type=_seconds, default=3600, metavar="SECONDS", help="how long to wait (3600)")
-    common.add_argument("--poll", type=_seconds, default=10, metavar="SECONDS", help="between two looks (10)")
+    common.add_argument("--endpoint", metavar="NAME", help="name of the endpoint")
+    common.add_argument("--region", help="default: the region of the AWS configuration")
+    common.add_argument("--profile", help="profile of the AWS configuration")
+    common.add_argument("--endpoint-url", help="URL of an emulated AWS")
+    common.add_argument("--timeout", type=_seconds, default=3600, metavar="SECONDS", help="longest wait (3600)")
+    common.add_argument("--poll", type=_seconds, default=10, metavar="SECONDS", help="between two status requests (10)")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    status = commands.add_parser("status", parents=[common], help="how an endpoint does, and what belongs to it")
-    status.add_argument("--json", action="store_true")
-    remove = commands.add_parser("teardown", parents=[common], help="delete the endpoint and all that was made for it")
-    remove.add_argument("--yes", action="store_true", help="do not ask")
-    _add_deploy_flags(commands.add_parser("deploy", parents=[common], help="create an endpoint, or change it"))
+    status = commands.add_parser("status", parents=[common], help="show an endpoint's state and resources")
+    status.add_argument("--json", action="store_true", help="print one line of JSON")
+    remove = commands.add_parser("teardown", parents=[common], help="delete an endpoint and all resources made for it")
+    remove.add_argument("--yes", action="store_true", help="do not ask for confirmation")
+    _add_deploy_flags(commands.add_parser("deploy", parents=[common], help="create or update an endpoint"))
     return parser
 
 
 def _add_deploy_flags(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--dry-run", action="store_true", help="print the requests as JSON and send none")
     model = flags.add_argument_group("model")
-    model.add_argument("--image", metavar="URI", help="in ECR; scripts/build_and_push.sh prints it")
-    model.add_argument("--role", metavar="ARN", help="as which the instances act")
-    model.add_argument("--model-data", metavar="S3", help="an archive, or the prefix of several")
-    model.add_argument("--multi-model", action="store_true", help="any archive below the prefix, by TargetModel")
-    model.add_argument("--env", action="append", metavar="NAME[=VALUE]", help="of the container")
-    model.add_argument("--subnet", action="append", metavar="ID", help="of a VPC, with --security-group")
-    model.add_argument("--security-group", action="append", metavar="ID")
+    model.add_argument("--image", metavar="URI", help="image in ECR, as scripts/build_and_push.sh prints it")
+    model.add_argument("--role", metavar="ARN", help="role of the instances")
+    model.add_argument("--model-data", metavar="S3", help="an archive, or a prefix of archives")
+    model.add_argument(
+        "--multi-model", action="store_true", help="serve any archive below the prefix, selected by TargetModel"
+    )
+    model.add_argument(
+        "--env", action="append", metavar="NAME[=VALUE]", help="environment of the container; without =VALUE, from here"
+    )
+    model.add_argument("--subnet", action="append", metavar="ID", help="subnet of a VPC; requires --security-group")
+    model.add_argument("--security-group", action="append", metavar="ID", help="security group of the VPC")
     variant = flags.add_argument_group("instances")
-    variant.add_argument("--instance-type", metavar="TYPE")
-    variant.add_argument("--instances", type=int, metavar="N", help="(1)")
-    variant.add_argument("--routing", metavar="STRATEGY", help="(LEAST_OUTSTANDING_REQUESTS)")
+    variant.add_argument("--instance-type", metavar="TYPE", help="such as ml.g5.xlarge")
+    variant.add_argument("--instances", type=int, metavar="N", help="initial number of instances (1)")
+    variant.add_argument("--routing", metavar="STRATEGY", help="routing strategy (LEAST_OUTSTANDING_REQUESTS)")
     variant.add_argument("--startup-timeout", type=int, metavar="SECONDS", help="until /ping answers (900)")
     variant.add_argument("--download-timeout", type=int, metavar="SECONDS", help="of the model data (1200)")
-    queue = flags.add_argument_group("asynchronous inference; such an endpoint takes InvokeEndpointAsync alone")
-    queue.add_argument("--async-output", metavar="S3", help="where results go")
-    queue.add_argument("--async-failure", metavar="S3", help="where failures go")
-    queue.add_argument("--success-topic", metavar="ARN", help="of SNS")
-    queue.add_argument("--error-topic", metavar="ARN", help="of SNS")
-    queue.add_argument("--max-concurrent", type=int, metavar="N", help="requests at once in an instance")
+    queue = flags.add_argument_group("asynchronous inference; such an endpoint accepts only InvokeEndpointAsync")
+    queue.add_argument("--async-output", metavar="S3", help="prefix of results")
+    queue.add_argument("--async-failure", metavar="S3", help="prefix of failures")
+    queue.add_argument("--success-topic", metavar="ARN", help="SNS topic of results")
+    queue.add_argument("--error-topic", metavar="ARN", help="SNS topic of failures")
+    queue.add_argument("--max-concurrent", type=int, metavar="N", help="concurrent requests per instance")
     scaling = flags.add_argument_group("autoscaling")
-    scaling.add_argument("--min", type=int, metavar="N", help="MinCapacity; 0 only where requests wait in a queue")
+    scaling.add_argument("--min", type=int, metavar="N", help="MinCapacity; 0 only for asynchronous endpoints")
     scaling.add_argument("--max", type=int, metavar="N", help="MaxCapacity")
-    scaling.add_argument("--target-concurrent-requests", type=float, metavar="N", help="real-time: for each model (4)")
+    scaling.add_argument(
+        "--target-concurrent-requests", type=float, metavar="N", help="real-time endpoints: requests per model (4)"
+    )
     update = flags.add_argument_group("updates")
-    update.add_argument("--canary-percent", type=int, metavar="N", help="move so much of the capacity first")
-    update.add_argument("--canary-wait", type=int, default=300, metavar="SECONDS", help="and the rest after (300)")
-    update.add_argument("--rollback-alarm", action="append", metavar="NAME", help="go back if this alarm goes off")
+    update.add_argument("--canary-percent", type=int, metavar="N", help="first move this percentage of the capacity")
+    update.add_argument("--canary-wait", type=int, default=300, metavar="SECONDS", help="before the rest moves (300)")
+    update.add_argument("--rollback-alarm", action="append", metavar="NAME", help="roll back if this alarm fires")
 
 
 def _confirm(question: str) -> bool:

@@ -1,7 +1,7 @@
-"""What build_and_push.sh asks of ECR, through boto3, so that no other tool of AWS's is needed.
+"""Send the requests of build_and_push.sh to ECR with boto3, so that the script does not need the AWS CLI.
 
 python scripts/ecr.py registry              print this account's registry
-python scripts/ecr.py create REPOSITORY     make the repository if it is missing
+python scripts/ecr.py create REPOSITORY     create the repository if it does not exist
 python scripts/ecr.py password [ACCOUNT]    print a password for `login --username AWS --password-stdin`
 """
 
@@ -20,16 +20,16 @@ CONFIG = Config(connect_timeout=10, read_timeout=30, retries={"mode": "standard"
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Run a command; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("registry", "create", "password"))
-    parser.add_argument("name", nargs="?", help="a repository, or the account of the registry to log in to")
-    parser.add_argument("--region")
-    parser.add_argument("--profile")
-    parser.add_argument("--endpoint-url", help="of a server that stands for AWS")
+    parser.add_argument("name", nargs="?", help="the repository to create, or the account of the registry to log in to")
+    parser.add_argument("--region", help="default: the region of the AWS configuration")
+    parser.add_argument("--profile", help="profile of the AWS configuration")
+    parser.add_argument("--endpoint-url", help="URL of an emulated AWS")
     options = parser.parse_args(arguments)
     if options.command == "create" and not options.name:
-        parser.error("say which repository")
+        parser.error("name the repository: create REPOSITORY")
     try:
         session = boto3.Session(region_name=options.region or None, profile_name=options.profile or None)
         more = {"endpoint_url": options.endpoint_url or None, "config": CONFIG}
@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> int:
             create(session.client("ecr", **more), options.name)
         else:
             ids = {"registryIds": [options.name]} if options.name else {}
-            [given] = session.client("ecr", **more).get_authorization_token(**ids)["authorizationData"]
-            print(base64.b64decode(given["authorizationToken"]).decode().partition(":")[2])
+            [granted] = session.client("ecr", **more).get_authorization_token(**ids)["authorizationData"]
+            print(base64.b64decode(granted["authorizationToken"]).decode().partition(":")[2])
     except (BotoCoreError, ClientError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 
 def create(ecr: Any, name: str) -> None:
-    """Scanned and encrypted; what is there already stays as it is."""
+    """Create a repository that scans and encrypts images. An existing repository stays unchanged."""
     try:
         ecr.create_repository(
             repositoryName=name,

@@ -1,4 +1,4 @@
-"""Prints the accuracy tables of models/tiny-llava/README.md: whole answers, exact, by question type.
+"""Print the accuracy tables of models/tiny-llava/README.md: the share of exactly right answers by question type.
 
 python scripts/evaluate_tiny_llava.py models/tiny-llava
 """
@@ -15,9 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "models" / "tiny-llava")
-    parser.add_argument("--num", type=int, default=200, help="questions a type, drawings, conversations (default 200)")
-    parser.add_argument("--mistakes", type=int, default=8, help="wrong answers to show a table (default 8)")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
+    parser.add_argument(
+        "--num", type=int, default=200, help="questions per type, drawings, conversations; default: 200"
+    )
+    parser.add_argument("--mistakes", type=int, default=8, help="wrong answers to print per table; default: 8")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads; default: 2")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     evaluate(

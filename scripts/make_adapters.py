@@ -1,9 +1,9 @@
-"""Make LoRA adapters of a checkpoint, for experiments: random ones, so that each gives answers of its own.
+"""Make random LoRA adapters of a checkpoint, for experiments. Each adapter leads to different answers.
 
 python scripts/make_adapters.py --number 200 --to DIR     DIR/adapter-000 ... DIR/adapter-199 for models/smollm2
 python scripts/make_adapters.py --checkpoint models/tiny-llava --number 3 --to DIR
 
-An adapter is a folder as PEFT writes it, and depends on its number alone. Folders that are there already stay.
+An adapter is a folder in PEFT's format, and its number determines its contents. Existing folders are kept.
 """
 
 import argparse
@@ -26,7 +26,7 @@ STRENGTH = 0.15
 
 
 class Layer(NamedTuple):
-    """A linear layer of the checkpoint's decoder. std: of its weights."""
+    """A linear layer of the checkpoint's decoder. std: standard deviation of its weights."""
 
     name: str
     num_outputs: int
@@ -55,7 +55,7 @@ def make_adapters(
     strength: float = STRENGTH,
     projections: Sequence[str] = PROJECTIONS,
 ) -> list[Path]:
-    """Write adapters and return their folders. strength: of an adapter's part of a layer's output."""
+    """Write adapters and return their folders. strength: size of an adapter's output relative to the layer's."""
     layers = read_layers(checkpoint, projections)
     made = []
     for seed in range(number):
@@ -96,13 +96,13 @@ def write_adapter(layers: Sequence[Layer], target: Path, seed: int, rank: int = 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
-    parser.add_argument("--number", type=int, required=True)
-    parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--strength", type=float, default=STRENGTH, help="of an adapter's part of a layer's output")
-    parser.add_argument("--to", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="default: models/smollm2")
+    parser.add_argument("--number", type=int, required=True, help="number of adapters")
+    parser.add_argument("--rank", type=int, default=8, help="default: 8")
+
+    parser.add_argument("--to", type=Path, required=True, help="folder of the adapters")
     options = parser.parse_args()
-    made = make_adapters(options.checkpoint, options.to, options.number, rank=options.rank, strength=options.strength)
+    made = make_adapters(options.checkpoint, options.to, options.number, rank=options.rank)
     print(f"{len(made)} adapters are in {options.to}")
 
 

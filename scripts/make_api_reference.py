@@ -1,4 +1,6 @@
-"""Write docs/api.md: every route of both planes, from what /openapi.json is made of. A test compares them.
+"""Write docs/api.md, which lists every route of both planes, from the definitions of /openapi.json.
+
+A test compares them.
 
 python scripts/make_api_reference.py
 """
@@ -47,7 +49,7 @@ def _section(tag: dict[str, str], paths: dict[str, dict[str, Any]]) -> str:
 
 
 def _fields(route: dict[str, Any]) -> Iterator[str]:
-    """Yield the names of a route's parameters and of its body's fields; required ones in bold."""
+    """Yield the names of a route's parameters and of its body's fields; required fields in bold."""
     for parameter in route["parameters"]:
         if parameter["in"] != "path":
             yield f"`{parameter['name']}`"

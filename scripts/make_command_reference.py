@@ -19,7 +19,7 @@ COLUMNS = 100
 
 
 def walk(command: click.Command, parent: click.Context | None, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the whole name and the help of a command and of its subcommands."""
+    """Yield the full name and the help of a command and of its subcommands."""
     settings = {**command.context_settings, "terminal_width": COLUMNS}
     context = click.Context(command, parent, info_name=name, **settings)
     yield context.command_path, context.get_help()
@@ -40,7 +40,7 @@ def insert(page: str, reference: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"the page has not both {BEGIN} and {END}")
+        raise SystemExit(f"the page needs both {BEGIN} and {END}")
     return f"{before}{begin}\n\n{reference}\n{end}{after}"
 
 

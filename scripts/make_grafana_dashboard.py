@@ -19,7 +19,7 @@ BY_ENDPOINT = 'endpoint=~"$endpoint"'
 
 @dataclass(frozen=True)
 class Panel:
-    """A graph. queries: expression and legend. unit: one of Grafana's units."""
+    """A graph. queries: pairs of expression and legend. unit: one of Grafana's units."""
 
     title: str
     unit: str
@@ -296,11 +296,7 @@ def _endpoint_variable() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the file, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only compare; exit status 1 if they differ")
-    if parser.parse_args().check:
-        raise SystemExit(PAGE.read_text() != render())
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PAGE.write_text(render())
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Make the Helm chart in build/helm/torchmoor: deploy/helm, with the overlays of deploy/kubernetes rendered into it.
+"""Make the Helm chart in build/helm/torchmoor from deploy/helm and the rendered overlays of deploy/kubernetes.
 
 The templates, which adapt the rendered objects to the values, are in deploy/helm/templates; this script copies them.
 
-The chart has no Secrets of the overlays; its values give them. Needs kubectl, which includes kustomize.
+The chart omits the overlays' Secrets; its values define them. Needs kubectl, which includes kustomize.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def find_kubectl() -> str:
 
 
 def render(name: str, kubectl: str) -> str:
-    """Render an overlay without the component of the Secrets."""
+    """Render an overlay without its Secrets."""
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "kubernetes"
         shutil.copytree(KUBERNETES, copy, ignore=shutil.ignore_patterns("generated"))
         kustomization = copy / "overlays" / name / "kustomization.yaml"
         lines = kustomization.read_text().replace(SECRETS, "")
-        kustomization.write_text(lines.replace("components:\nnamespace", "namespace"))  # if it was the only one
+        kustomization.write_text(lines.replace("components:\nnamespace", "namespace"))  # a list that is now empty
         command = [kubectl, "kustomize", str(kustomization.parent)]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
 
@@ -46,11 +46,14 @@ def main() -> None:
     """Write the chart."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build" / "helm" / "torchmoor", help="of the chart, which is replaced"
+        "--folder",
+        type=Path,
+        default=ROOT / "build" / "helm" / "torchmoor",
+        help="folder of the chart, which is replaced; default: build/helm/torchmoor",
     )
     folder = parser.parse_args().folder
     if folder.exists() and not (folder / "Chart.yaml").is_file():
-        parser.error(f"{folder} is not a chart, and would be replaced: name a new folder")
+        parser.error(f"{folder} is not a chart, so it is not replaced: name a new folder")
     kubectl = find_kubectl()
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "deploy" / "helm", folder)

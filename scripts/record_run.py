@@ -1,8 +1,8 @@
-"""Records a command's run in a terminal as an animated SVG: each line appears when it was written.
+"""Record a command's output in a terminal as an animated SVG, in which each line appears as it did in the run.
 
     python scripts/record_run.py --output docs/demo.svg --title "make demo" -- .venv/bin/python scripts/demo.py --port 0
 
-Waits are cut to `--max-wait` seconds. A browser that is asked for less motion shows the whole text at once.
+Long waits are shortened. A browser that prefers reduced motion shows the whole text at once.
 """
 
 import argparse
@@ -17,12 +17,13 @@ from pathlib import Path
 
 COLUMNS = 110
 LINE_HEIGHT, CHARACTER_WIDTH, MARGIN, BAR = 19, 8.43, 16, 34
-HOLD_S = 6.0  # at the end, before it begins again
+MAX_WAIT_S = 1.0  # longer waits between two lines are shortened to this
+HOLD_S = 6.0  # at the end, before the animation repeats
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def record(command: list[str]) -> list[tuple[float, str]]:
-    """Return the command's lines, each with the seconds from the start. Raises SystemExit if it fails."""
+    """Return the command's lines, each with the seconds since the start. Raises SystemExit if the command fails."""
     master, slave = pty.openpty()
     began = time.monotonic()
     process = subprocess.Popen(command, stdout=slave, stderr=slave, stdin=subprocess.DEVNULL, close_fds=True)
@@ -32,7 +33,7 @@ def record(command: list[str]) -> list[tuple[float, str]]:
     while True:
         try:
             data = os.read(master, 4096)
-        except OSError:  # how Linux says that the other side of a terminal is closed
+        except OSError:  # on Linux, the other side of the terminal is closed
             data = b""
         *whole, rest = (rest + data).split(b"\n")
         if not data and rest:  # a last line without an end
@@ -47,16 +48,16 @@ def record(command: list[str]) -> list[tuple[float, str]]:
 
 
 def _clean(line: bytes) -> str:
-    """Return a line as a terminal shows it: what a carriage return has overwritten is gone; cut at the right edge."""
+    """Return a line as a terminal shows it: without overwritten text, and cut at the right edge."""
     text = _ESCAPE.sub("", line.decode(errors="replace")).rstrip("\r").rpartition("\r")[2].expandtabs()
     return text if len(text) <= COLUMNS else text[: COLUMNS - 3] + "..."
 
 
-def draw(lines: list[tuple[float, str]], *, title: str, max_wait_s: float) -> str:
+def draw(lines: list[tuple[float, str]], *, title: str) -> str:
     """Return the SVG."""
     shown_at, before, now = [], 0.0, 0.4
     for at, _ in lines:
-        now += min(at - before, max_wait_s)
+        now += min(at - before, MAX_WAIT_S)
         before = at
         shown_at.append(now)
     total = now + HOLD_S
@@ -87,13 +88,13 @@ def draw(lines: list[tuple[float, str]], *, title: str, max_wait_s: float) -> st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--title", required=True, help="what stands behind the prompt")
-    parser.add_argument("--max-wait", type=float, default=1.0, metavar="SECONDS")
-    parser.add_argument("command", nargs="+")
+    parser.add_argument("--output", type=Path, required=True, help="the SVG file")
+    parser.add_argument("--title", required=True, help="the command that the picture shows after the prompt")
+
+    parser.add_argument("command", nargs="+", help="the command to run")
     options = parser.parse_args()
     lines = record(options.command)
-    options.output.write_text(draw(lines, title=options.title, max_wait_s=options.max_wait))
+    options.output.write_text(draw(lines, title=options.title))
     print(f"{options.output}: {len(lines)} lines", file=sys.stderr)
 
 

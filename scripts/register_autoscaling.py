@@ -1,12 +1,12 @@
 """Register a SageMaker endpoint's scaling policies with Application Auto Scaling, or remove them.
 
-python scripts/register_autoscaling.py --config torchmoor.yaml             all entries of its group Autoscaling
+python scripts/register_autoscaling.py --config torchmoor.yaml             all entries of the file's group Autoscaling
 python scripts/register_autoscaling.py --endpoint llava --variant AllTraffic    the published policies: 0 to 1 instances
 python scripts/register_autoscaling.py --endpoint llava --dry-run          print the requests and send none
 python scripts/register_autoscaling.py --endpoint llava --delete           remove the alarm, the policies and the target
 
-Credentials and region come from the usual places of AWS's tools, AWS_REGION included. May be run again: the same names
-are written over.
+Credentials and region come from the AWS configuration and environment, including AWS_REGION. The script can be run
+again: it overwrites policies and alarms of the same names.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PERIOD_S = 60
 MISSING = (
     "No scaling policy found",
     "No scalable target found",
-)  # AWS's words; servers that stand for it vary the code
+)  # AWS's texts; emulations of AWS use other error codes
 CONFIG = Config(connect_timeout=10, read_timeout=30, retries={"mode": "standard", "max_attempts": 4})
 
 
@@ -57,7 +57,7 @@ class Call:
 
 
 def register(endpoint: str, variant: str, settings: ScalingSettings) -> Iterator[Call]:
-    """Return the requests that register a variant's limits and policies, in order: a policy before its alarm."""
+    """Yield the requests that register a variant's limits and policies, each policy before its alarm."""
     names = {
         "ServiceNamespace": NAMESPACE,
         "ResourceId": resource_of(endpoint, variant),
@@ -106,7 +106,7 @@ def register(endpoint: str, variant: str, settings: ScalingSettings) -> Iterator
 
 
 def delete(endpoint: str, variant: str) -> Iterator[Call]:
-    """Return the requests that undo `register`, in the opposite order."""
+    """Yield the requests that undo `register`, in reverse order."""
     names = {
         "ServiceNamespace": NAMESPACE,
         "ResourceId": resource_of(endpoint, variant),
@@ -120,7 +120,7 @@ def delete(endpoint: str, variant: str) -> Iterator[Call]:
 
 
 def _metric(name: str, endpoint: str) -> dict[str, Any]:
-    """CloudWatch has these metrics by endpoint."""
+    """Return the description of an endpoint's metric in CloudWatch."""
     return {
         "MetricName": name,
         "Namespace": "AWS/SageMaker",
@@ -129,20 +129,20 @@ def _metric(name: str, endpoint: str) -> dict[str, Any]:
 
 
 def _policy_name(metric: str, endpoint: str, variant: str) -> str:
-    """Also the alarm's, whose names are an account's and not an endpoint's."""
+    """Return the name of a policy and its alarm. It contains the endpoint, since alarms are unique per account."""
     return f"{metric}-{endpoint}-{variant}"
 
 
 def send(calls: Iterable[Call], client_of: Callable[[str], Any], *, skips_missing: bool) -> list[str]:
-    """Send the requests, by a service's client; returns what was done.
+    """Send the requests; return a line for each.
 
-    skips_missing: what is not there is none to be removed.
+    client_of: returns the client of a service. skips_missing: ignore that something to delete does not exist.
     """
     done: list[str] = []
     policy_arn = ""
     for call in calls:
         parameters = call.parameters
-        if call.operation == "put_metric_alarm":  # which policy it is for only that one's answer tells
+        if call.operation == "put_metric_alarm":  # its policy's ARN is in the previous answer
             parameters = {**parameters, "AlarmActions": [policy_arn]}
         try:
             answer = getattr(client_of(call.service), call.operation)(**parameters)
@@ -172,36 +172,36 @@ def read_file(path: Path) -> dict[tuple[str, str], ScalingSettings]:
             for variant in config["ProductionVariants"]:
                 variants[name, variant["VariantName"]] = None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is not a configuration: `torchmoor serve --check` says what is wrong") from error
+        raise ConfigError(f"{path} is not a valid configuration: `torchmoor serve --check` explains why") from error
     return read_autoscaling(content["Autoscaling"], variants)
 
 
 def _check_names(endpoint: str, variant: str) -> None:
-    """Raise ConfigError for names that SageMaker does not allow, which Application Auto Scaling's model accepts."""
+    """Raise ConfigError for names that SageMaker refuses but the model of Application Auto Scaling accepts."""
     for key, name in (("EndpointName", endpoint), ("VariantName", variant)):
-        shape = input_shape("sagemaker", "DescribeEndpoint").members["EndpointName"]  # a variant's has the same pattern
+        shape = input_shape("sagemaker", "DescribeEndpoint").members["EndpointName"]  # variants have the same pattern
         check_constraints(name, shape, key)
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit status."""
+    """Register or delete the policies; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, metavar="FILE", help="a configuration file with a group Autoscaling")
-    parser.add_argument("--endpoint", help="one endpoint, instead of a file")
-    parser.add_argument("--variant", default="AllTraffic")
+    parser.add_argument("--endpoint", help="configure this endpoint by options instead of a file")
+    parser.add_argument("--variant", default="AllTraffic", help="(default: AllTraffic)")
     parser.add_argument("--min", type=int, default=0, metavar="N", help="MinCapacity (default: 0)")
     parser.add_argument("--max", type=int, default=1, metavar="N", help="MaxCapacity (default: 1)")
-    parser.add_argument("--target", type=float, default=5.0, help="requests for each instance (default: 5.0)")
+    parser.add_argument("--target", type=float, default=5.0, help="target backlog per instance (default: 5.0)")
     parser.add_argument("--scale-in-cooldown", type=int, default=600, metavar="SECONDS", help="(default: 600)")
     parser.add_argument("--scale-out-cooldown", type=int, default=300, metavar="SECONDS", help="(default: 300)")
     parser.add_argument("--delete", action="store_true", help="remove what was registered")
     parser.add_argument("--dry-run", action="store_true", help="print the requests and send none")
-    parser.add_argument("--region")
-    parser.add_argument("--endpoint-url", help="of a server that stands for AWS")
+    parser.add_argument("--region", help="default: the region of the AWS configuration")
+    parser.add_argument("--endpoint-url", help="URL of an emulated AWS")
     options = parser.parse_args(arguments)
     if (options.config is None) is (options.endpoint is None):
         parser.error("give either --config or --endpoint")
-    # boto3 itself does not read AWS_REGION, which AWS's other tools take first.
+    # boto3 ignores AWS_REGION, which takes precedence in AWS's other tools.
     region = options.region or os.environ.get("AWS_REGION") or None
     aws = partial(boto3.client, region_name=region, endpoint_url=options.endpoint_url, config=CONFIG)
     client_of = cache(aws)

@@ -1,7 +1,7 @@
 """Run `make test` several times beside busy processes, and count the failures of each test.
 
-make test-repeat [N=10] runs it. It exits with 1 if any run had a failure. After each run it prints how long the others
-will take.
+make test-repeat [N=10] runs it. It exits with 1 if a run had a failure. After each run it prints how long the remaining
+ones will take.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_BUSY = 4
-BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # it ends with this process
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # ends when this process has ended
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=int, help="how many times")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="more arguments for pytest")
+    parser.add_argument("runs", type=int, help="number of runs")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments for pytest")
     options = parser.parse_args()
     failures: Counter[str] = Counter()
     num_failed_runs = 0
@@ -35,7 +35,7 @@ def main() -> int:
             num_failed_runs += bool(failed)
             failures.update(failed)
             minutes, num_left = (time.monotonic() - started) / 60, options.runs - number
-            rest = f"; the other {num_left} take about {num_left * minutes:.0f} min" if num_left else ""
+            rest = f"; the remaining {num_left} take about {num_left * minutes:.0f} min" if num_left else ""
             print(
                 f"run {number} of {options.runs}: {', '.join(failed) or 'no failure'}, {minutes:.1f} min{rest}",
                 flush=True,
@@ -65,7 +65,7 @@ def run_tests(report: Path, arguments: list[str]) -> list[str]:
 
 
 def failed_tests(report: Path) -> list[str]:
-    """Return the tests that have a failure or an error in a JUnit report, each once."""
+    """Return the distinct tests with a failure or an error in a JUnit report."""
     cases = ET.parse(report).iter("testcase")
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     return list(dict.fromkeys(f"{case.get('classname')}::{case.get('name')}" for case in failed))

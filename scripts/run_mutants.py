@@ -1,7 +1,8 @@
 """Change one expression at a time in the modules that hold the product together, and run their unit tests.
 
-make mutants [NAME=session_ids] [EVERY=5] runs it. A mutant that no test fails for is printed, with its line: the tests
-miss a rule there, or the change has no effect. No file is changed: each mutant is a process that imports it.
+make mutants [NAME=session_ids] [EVERY=5] runs it. It prints each mutant for which no test fails, with its line: either
+the tests miss a rule there, or the change has no effect. Files stay unchanged: each mutant is imported in a process of
+its own.
 """
 
 import argparse
@@ -21,12 +22,12 @@ from tempfile import TemporaryFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 120  # for the tests of one mutant; it ends mutants that loop without end
+TIMEOUT_S = 120  # for the tests of one mutant, which may loop without end
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Modules, and the tests that must notice a change of them, as pytest's arguments."""
+    """Modules to change. tests: pytest's arguments for the tests that must detect the changes."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
@@ -110,7 +111,7 @@ class Mutant:
 
 
 def make_mutants(module: str) -> Iterator[Mutant]:
-    """Make each mutant of a module: a comparison, an operator, a number, a condition or a raise is another."""
+    """Make each mutant of a module, with another comparison, operator, number, condition, return or raise."""
     original = ast.parse((ROOT / module).read_text(encoding="utf-8"))
     for number, node in enumerate(ast.walk(original)):
         for variant in range(_num_changes(node)):
@@ -126,7 +127,7 @@ def make_mutants(module: str) -> Iterator[Mutant]:
 
 
 def _num_changes(node: ast.AST) -> int:
-    """Return how many changes there are of a node."""
+    """Return the number of possible changes of a node."""
     if isinstance(node, ast.Compare):
         return len(node.ops)
     if isinstance(node, ast.BoolOp | ast.IfExp | ast.Raise):
@@ -143,7 +144,7 @@ def _num_changes(node: ast.AST) -> int:
 
 
 def _change(node: ast.AST, variant: int) -> None:
-    """Change a node in place."""
+    """Apply one of a node's changes in place."""
     if isinstance(node, ast.Compare):
         node.ops[variant] = SWAPPED[type(node.ops[variant])]()
     elif isinstance(node, ast.BoolOp | ast.BinOp):
@@ -166,12 +167,15 @@ def _short(source: str) -> str:
 
 
 def run_tests(tests: tuple[str, ...], mutant: Mutant | None, report: int | None = None) -> int:
-    """Run tests in a process of their own, which imports the mutant. Return its status; LIMIT_S ends it."""
+    """Run tests in a process of their own, which imports the mutant, and return its exit status.
+
+    report: a file descriptor that gets the names of the imported modules. SIGALRM ends the process after TIMEOUT_S.
+    """
     if pid := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     status = 3
     try:
-        signal.alarm(LIMIT_S)
+        signal.alarm(TIMEOUT_S)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(nowhere, number)
@@ -195,7 +199,7 @@ def _import_instead(path: Path, tree: ast.Module) -> None:
 
 
 def import_libraries(subject: Subject) -> None:
-    """Run the tests once without a mutant, and import the libraries that they use, so that each mutant need not."""
+    """Run the tests once without a mutant, and import the libraries that they use, so that mutants need not do so."""
     own = ("torchmoor", "handlers", "tests", "scripts", "benchmarks", "__main__")
     with TemporaryFile() as report:
         check(subject, report.fileno())
@@ -207,8 +211,8 @@ def import_libraries(subject: Subject) -> None:
     check(subject)
 
 
-def is_noticed(subject: Subject, mutant: Mutant) -> bool:
-    """Return whether a test fails, or one or their conftest.py cannot be imported, or they do not end."""
+def is_detected(subject: Subject, mutant: Mutant) -> bool:
+    """Return whether a test fails, cannot be imported, or does not end."""
     status = run_tests(subject.tests, mutant)
     if status > pytest.ExitCode.INTERRUPTED and status != pytest.ExitCode.USAGE_ERROR:
         raise SystemExit(f"{mutant}: pytest ended with {status}")
@@ -216,18 +220,20 @@ def is_noticed(subject: Subject, mutant: Mutant) -> bool:
 
 
 def check(subject: Subject, report: int | None = None) -> None:
-    """Raise SystemExit unless the tests pass as the modules are."""
+    """Raise SystemExit unless the tests pass without a mutant."""
     if status := run_tests(subject.tests, None, report):
         raise SystemExit(f"the tests end with {status} without a mutant: {' '.join(subject.tests)}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(SUBJECTS), help=f"of: {', '.join(SUBJECTS)}")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth mutant only")
+    parser.add_argument(
+        "names", nargs="*", default=list(SUBJECTS), help=f"subjects; default: all of {', '.join(SUBJECTS)}"
+    )
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="run only every Nth mutant")
     options = parser.parse_args()
     if unknown := set(options.names) - SUBJECTS.keys():
-        parser.error(f"there is no {', '.join(sorted(unknown))}, but: {', '.join(SUBJECTS)}")
+        parser.error(f"unknown subject {', '.join(sorted(unknown))}; known: {', '.join(SUBJECTS)}")
     if options.every < 1:
         parser.error(f"--every must be at least 1, not {options.every}")
     os.chdir(ROOT)
@@ -238,10 +244,10 @@ def main() -> int:
         mutants = [each for module in subject.modules for each in make_mutants(module)][:: options.every]
         num_missed = 0
         for mutant in mutants:
-            if not is_noticed(subject, mutant):
+            if not is_detected(subject, mutant):
                 num_missed += 1
                 print(mutant, flush=True)
-        print(f"{name}: {len(mutants) - num_missed} of {len(mutants)} mutants were noticed", flush=True)
+        print(f"{name}: {len(mutants) - num_missed} of {len(mutants)} mutants were detected", flush=True)
         num_left += num_missed
     return 1 if num_left else 0
 

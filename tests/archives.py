@@ -1,4 +1,4 @@
-"""Archives of tests that start no TorchServe."""
+"""Write small archives for tests that start no TorchServe."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""A process that can open no further file descriptor."""
+"""Prevent the test's process from opening further file descriptors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STANDARD_STREAMS = 3
 
 @contextmanager
 def without_free_descriptors() -> Iterator[None]:
-    """Lower this process's limit so far that each new descriptor exceeds it; open ones can still be used.
+    """Lower this process's limit so that each new descriptor exceeds it; open descriptors remain usable.
 
     A descriptor that another thread closes makes no room: the standard streams have all numbers below the limit.
     """

@@ -1,4 +1,4 @@
-"""Request heads for tests that do not parse bytes."""
+"""Make request heads for tests that do not parse bytes."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -37,12 +37,12 @@ BUILD_TIMEOUT_S = 1500
 
 
 class Podman:
-    """The engine. It skips the test where podman cannot work; in CI that is a failure."""
+    """Runs podman and buildah. Skips the test on a machine without them; in CI it fails the test."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         require(*PROGRAMS)
         if os.geteuid() != 0:
-            missing("containers are made by root here")
+            missing("containers need root here")
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         (folder / "storage.conf").write_text(
@@ -85,7 +85,7 @@ class Podman:
     ) -> str:
         """Build the Dockerfile unchanged on plain Debian and return the image's name.
 
-        make_base: makes another base image of plain Debian's, and returns its name.
+        make_base: derives a base image from the image of plain Debian, and returns its name.
         """
         words = [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
         wheels = os.environ.get("PIP_FIND_LINKS", "")

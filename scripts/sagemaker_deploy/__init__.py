@@ -1,1 +1,1 @@
-"""What deploy_sagemaker.py is made of."""
+"""The parts of deploy_sagemaker.py."""

@@ -1,4 +1,4 @@
-"""The one door to AWS: clients with time-outs, checked requests, and errors that say what to do."""
+"""Sends all requests to AWS: makes clients with time-outs, checks requests, and adds advice to errors."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from scripts.sagemaker_deploy.errors import DeployError
 from scripts.sagemaker_deploy.shapes import check
 
 CONFIG = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "max_attempts": 5})
-DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}  # an S3 HEAD has no other code
+DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}  # "403": of a HEAD of S3
 RIGHTS = "docs/sagemaker.md lists the rights that a caller needs"
 
 
 class Account:
-    """An account of AWS in a region, as one of its users or roles."""
+    """An AWS account in a region, used with the rights of the caller."""
 
     def __init__(self, region: str | None = None, profile: str | None = None, endpoint_url: str | None = None) -> None:
-        """endpoint_url: of a server that stands for AWS. Raises DeployError."""
+        """endpoint_url: of an emulated AWS. Raises DeployError."""
         try:
-            # boto3 itself does not read AWS_REGION, which AWS's other tools and build_and_push.sh take first.
+            # boto3 ignores AWS_REGION, which takes precedence in AWS's other tools and in build_and_push.sh.
             region = region or os.environ.get("AWS_REGION") or None
             self._session = boto3.Session(region_name=region, profile_name=profile)
         except ProfileNotFound as error:
-            raise DeployError(f"{error}: `aws configure list-profiles` lists those that there are") from error
+            raise DeployError(f"{error}: `aws configure list-profiles` lists the existing profiles") from error
         if self._session.region_name is None:
             raise DeployError("no region: give --region, or set AWS_REGION")
         self.region: str = self._session.region_name
@@ -38,7 +38,7 @@ class Account:
         self._clients: dict[str, Any] = {}
 
     def client(self, service: str) -> Any:
-        """Return a service's client, made once."""
+        """Return the client of a service; each is made once."""
         if service not in self._clients:
             self._clients[service] = self._session.client(service, endpoint_url=self._endpoint_url, config=CONFIG)
         return self._clients[service]
@@ -49,7 +49,7 @@ class Account:
         return str(self.ask("sts", "get_caller_identity")["Arn"])
 
     def ask(self, service: str, operation: str, **parameters: Any) -> Any:
-        """Send one request. Raises DeployError, as AwsError if AWS refused it."""
+        """Send a request and return the answer. Raises AwsError if AWS refuses it, and DeployError otherwise."""
         try:
             return getattr(self.client(service), operation)(**parameters)
         except ClientError as error:
@@ -67,7 +67,7 @@ class Account:
             raise
 
     def send(self, call: Call) -> Any:
-        """Send a request that has been checked. Raises DeployError."""
+        """Check and send a request. Raises DeployError."""
         check(call)
         return self.ask(call.service, call.operation, **call.parameters)
 
@@ -84,8 +84,8 @@ class Account:
 class AwsError(DeployError):
     """AWS refused a request."""
 
-    def __init__(self, told: str, code: str, message: str) -> None:
-        super().__init__(told)
+    def __init__(self, text: str, code: str, message: str) -> None:
+        super().__init__(text)
         self.code = code
         self.message = message
 
@@ -95,7 +95,7 @@ class AwsError(DeployError):
 
     @property
     def is_missing(self) -> bool:
-        """SageMaker says so in its text alone."""
+        """Whether the resource does not exist. SageMaker reports this only in the message."""
         return (
             self.code in ("404", "NoSuchEntity", "NoSuchKey", "NotFound")
             or self.code.endswith(("NotFoundException", "NotFound"))
@@ -104,15 +104,15 @@ class AwsError(DeployError):
 
 
 def translate(error: ClientError) -> AwsError:
-    """Return AWS's error with its remedy."""
+    """Return AWS's error with advice."""
     code, message = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
     operation = error.operation_name
     if code in DENIED:
         advice = RIGHTS
     elif code == "ResourceLimitExceeded":
         advice = (
-            "a quota of this account is used up: take another --instance-type or fewer instances, end what is not "
-            "needed, or ask for more in Service Quotas, Amazon SageMaker, `<type> for endpoint usage`"
+            "a quota of this account is used up: use another --instance-type or fewer instances, delete unneeded "
+            "endpoints, or ask for more in Service Quotas, Amazon SageMaker, `<type> for endpoint usage`"
         )
     elif code in ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"):
         advice = "the credentials are invalid or expired: log in again"
@@ -122,8 +122,8 @@ def translate(error: ClientError) -> AwsError:
         advice = "the image must lie in ECR in this region, and the role must be allowed to pull it"
     else:
         advice = ""
-    told = f"{operation} failed: {message} ({code})"
-    return AwsError(f"{told}\n  {advice}" if advice else told, code, message)
+    text = f"{operation} failed: {message} ({code})"
+    return AwsError(f"{text}\n  {advice}" if advice else text, code, message)
 
 
 def _unreachable(error: BotoCoreError) -> DeployError:

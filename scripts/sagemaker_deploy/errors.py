@@ -1,15 +1,15 @@
-"""Errors of a deployment, whose messages say what to do."""
+"""Defines the errors of a deployment. Their messages say what to do."""
 
 from __future__ import annotations
 
 
 class DeployError(Exception):
-    """Nothing can go on; the text is for a person."""
+    """Raised if a command cannot continue; the message is for the user."""
 
 
 class SettingsError(DeployError):
-    """A flag or the file says something that AWS, or this script, would refuse."""
+    """Raised if an option or the file has a value that AWS or this script refuses."""
 
 
 class EndpointFailed(DeployError):
-    """SageMaker could not create an endpoint, or rolled an update back."""
+    """Raised if SageMaker cannot create an endpoint, or rolls an update back."""

@@ -1,4 +1,4 @@
-"""What an account has of an endpoint: found by name and by the tag that this script puts on all that it makes."""
+"""Finds an endpoint's resources in an account, by name and by the tag of all resources that this script creates."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ AUTOSCALING = "application-autoscaling"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The newest first, of models and configurations."""
+    """The resources of an endpoint. configs, models: names, newest first."""
 
     endpoint: Any | None
-    is_ours: bool  # the endpoint, if there is one
+    is_ours: bool  # whether this script has created the endpoint
     variants: list[str]
     targets: list[Any]  # of Application Auto Scaling
     policies: list[Any]
@@ -36,7 +36,7 @@ def take(account: Account, name: str) -> Inventory:
     endpoint = find_endpoint(account, name)
     configs = list(_owned(account, name, "EndpointConfig"))
     variants = {variant["VariantName"] for variant in (endpoint or {}).get("ProductionVariants", ())}
-    for config in configs:  # an endpoint that is gone may have left its scaling behind
+    for config in configs:  # scaling may outlive its endpoint
         found = account.find(SAGEMAKER, "describe_endpoint_config", EndpointConfigName=config)
         variants |= {variant["VariantName"] for variant in (found or {}).get("ProductionVariants", ())}
     targets, policies = [], []

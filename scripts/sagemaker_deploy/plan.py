@@ -1,8 +1,8 @@
-"""A deployment as requests to AWS: plain functions, nothing is sent.
+"""Converts a deployment to requests to AWS, without sending them.
 
-Models and endpoint configurations cannot be changed, so each is named after its content: `llava-3f9c21d0ab54`. The same
-settings are the same names, and to deploy them twice does nothing; another setting is another name, and the endpoint
-is moved to it.
+Models and endpoint configurations are immutable, so each name contains a hash of its content: `llava-3f9c21d0ab54`. The
+same settings give the same names, so deploying them twice does nothing. Other settings give other names, and the
+endpoint is updated to them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from scripts.sagemaker_deploy.settings import Concurrency, Deployment
 from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, resource_of
 
 SAGEMAKER = "sagemaker"
-OWNER_TAG = "torchmoor:endpoint"  # on all that is made here, with the endpoint's name: teardown takes nothing else
+OWNER_TAG = "torchmoor:endpoint"  # on every created resource, with the endpoint's name: teardown deletes only these
 _DIGITS = 12
 _MAX_NAME = 63
 
 
 def model_call(deployment: Deployment) -> Call:
-    """CreateModel."""
+    """Return the request CreateModel."""
     container = {key: value for key, value in deployment.container.items() if value is not None}
     content = {"ExecutionRoleArn": deployment.role, "PrimaryContainer": container, **deployment.network}
     name = _name(deployment.endpoint, content)
@@ -31,7 +31,7 @@ def model_call(deployment: Deployment) -> Call:
 
 
 def config_call(deployment: Deployment) -> Call:
-    """CreateEndpointConfig, of the model above."""
+    """Return the request CreateEndpointConfig, which names the model of `model_call`."""
     model = model_call(deployment).parameters["ModelName"]
     content: dict[str, Any] = {"ProductionVariants": [{**deployment.variant, "ModelName": model}]}
     if deployment.asynchronous is not None:
@@ -43,15 +43,16 @@ def config_call(deployment: Deployment) -> Call:
 
 
 def create_call(deployment: Deployment) -> Call:
-    """CreateEndpoint."""
+    """Return the request CreateEndpoint."""
     names = _endpoint_names(deployment)
     return Call(SAGEMAKER, "create_endpoint", {**names, "Tags": _tags(deployment)})
 
 
 def update_call(deployment: Deployment) -> Call:
-    """UpdateEndpoint. SageMaker starts new instances, moves the traffic, and keeps the old ones if the new ones fail.
+    """Return the request UpdateEndpoint.
 
-    An endpoint that scales keeps the number of instances that it has come to.
+    SageMaker starts new instances, moves the traffic, and keeps the old instances if the new ones fail. An endpoint
+    with autoscaling keeps its current number of instances.
     """
     parameters: dict[str, Any] = _endpoint_names(deployment)
     if deployment.scaling is not None:
@@ -62,7 +63,7 @@ def update_call(deployment: Deployment) -> Call:
 
 
 def scaling_calls(deployment: Deployment) -> Iterator[Call]:
-    """Return the requests that register the variant with Application Auto Scaling."""
+    """Yield the requests that register the variant with Application Auto Scaling."""
     variant, scaling = str(deployment.variant["VariantName"]), deployment.scaling
     if isinstance(scaling, Concurrency):
         names = {
@@ -72,7 +73,7 @@ def scaling_calls(deployment: Deployment) -> Iterator[Call]:
         }
         limits = {"MinCapacity": scaling.min_capacity, "MaxCapacity": scaling.max_capacity}
         yield Call(AUTOSCALING, "register_scalable_target", {**names, **limits})
-        # One number every 10 s, so a burst is seen within half a minute.
+        # This metric has a value every 10 s, so it shows a burst within half a minute.
         metric = {"PredefinedMetricType": "SageMakerVariantConcurrentRequestsPerModelHighResolution"}
         policy = {
             "PolicyName": f"ConcurrentRequests-{deployment.endpoint}-{variant}",
@@ -89,7 +90,7 @@ def scaling_calls(deployment: Deployment) -> Iterator[Call]:
 
 
 def unscaling_calls(endpoint: str, variant: str) -> Iterator[Call]:
-    """Return the requests that undo `scaling_calls`, for the resources that exist."""
+    """Yield the requests that undo `scaling_calls`, whatever policies the variant has."""
     alarm, *policies, target = delete(endpoint, variant)
     yield alarm
     yield from policies
@@ -104,13 +105,13 @@ def _endpoint_names(deployment: Deployment) -> dict[str, Any]:
 
 
 def _name(endpoint: str, content: Mapping[str, Any]) -> str:
-    # With the endpoint's name, so that two long ones that are cut alike share nothing.
+    # The hash includes the endpoint, since two long names may have the same prefix.
     digest = hashlib.sha256(json.dumps([endpoint, content], sort_keys=True).encode()).hexdigest()[:_DIGITS]
     return f"{name_prefix(endpoint)}{digest}"
 
 
 def name_prefix(endpoint: str) -> str:
-    """Return the prefix of the names of an endpoint's models and configurations. A long endpoint's name is cut."""
+    """Return the prefix of the names of an endpoint's models and configurations. Long names are cut."""
     return endpoint[: _MAX_NAME - _DIGITS - 1].rstrip("-") + "-"
 
 

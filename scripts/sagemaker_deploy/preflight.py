@@ -1,6 +1,6 @@
-"""What SageMaker would find out after ten minutes, asked before anything is made.
+"""Checks role, model data and image before a deployment, because SageMaker reports faults only after ten minutes.
 
-A check that the caller's rights do not permit is noted and does not stop the deployment.
+A check for which the caller lacks rights prints a note and does not stop the deployment.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Say = Callable[[str], None]
 
 
 def look(account: Account, deployment: Deployment, say: Say) -> Deployment:
-    """The deployment with its image named by digest, so that a tag that is pushed again is another deployment.
+    """Run all checks. Return the deployment with its image named by digest.
 
-    Raises DeployError.
+    With the digest, an image that was pushed again under the same tag is a different deployment. Raises DeployError.
     """
     say(f"as {account.caller} in {account.region}")
     _look_at_role(account, deployment.role, say)
@@ -46,7 +46,7 @@ def _look_at_role(account: Account, arn: str, say: Say) -> None:
     except AwsError as error:
         if not error.is_denied:
             raise
-        say(f"note: may not look at {arn}; SageMaker will say if it cannot be used")
+        say(f"note: may not look at {arn}; SageMaker will report it if it cannot be used")
         return
     if found is None or found["Role"]["Arn"] != arn:
         raise DeployError(f"there is no role {arn}; deploy/sagemaker/template.yaml makes one with the least rights")
@@ -74,7 +74,7 @@ def _find_image(account: Account, image: str, say: Say) -> str:
     except AwsError as error:
         if not error.is_denied:
             raise
-        say(f"note: may not look for {image}; SageMaker will say if it is not there")
+        say(f"note: may not look for {image}; SageMaker will report it if it does not exist")
         return image
     if found is None or not found["imageDetails"]:
         raise DeployError(f"{image} is not in ECR: scripts/build_and_push.sh builds and pushes it")
@@ -99,7 +99,7 @@ def _look_at_model_data(account: Account, deployment: Deployment, say: Say) -> N
     except AwsError as error:
         if not error.is_denied:
             raise
-        say(f"note: may not look at {where}; SageMaker will say if it cannot be read")
+        say(f"note: may not look at {where}; SageMaker will report it if it cannot be read")
         return
     if not is_there:
         raise DeployError(f"there is nothing at {where}: put the model there first")

@@ -1,4 +1,4 @@
-"""Waiting for an endpoint, telling how it goes, and why it did not."""
+"""Waits for an endpoint, prints its progress, and explains its failure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scripts.sagemaker_deploy.account import Account, AwsError
 from scripts.sagemaker_deploy.errors import DeployError, EndpointFailed
 
 MOVING = {"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"}
-REPEAT_S = 60.0  # repeat an unchanged line, which shows that the script is alive
+REPEAT_S = 60.0  # interval at which an unchanged line is printed again, to show progress
 NUM_LOG_LINES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """How to wait; a test moves the clock by hand."""
+    """How to wait and report. Tests replace the clock."""
 
     say: Callable[[str], None]
     poll_s: float = 10.0
@@ -28,44 +28,47 @@ class Watch:
 
 
 def find_endpoint(account: Account, name: str) -> Any | None:
-    """DescribeEndpoint's answer, or None. Raises DeployError."""
+    """Return DescribeEndpoint's answer; None if there is no such endpoint. Raises DeployError."""
     return account.find("sagemaker", "describe_endpoint", EndpointName=name)
 
 
 def wait_settled(account: Account, name: str, watch: Watch) -> Any | None:
-    """Wait until the endpoint is not being created, changed or deleted. Return it, or None. Raises DeployError."""
-    start = said_at = watch.clock()
-    said = ""
+    """Wait until the endpoint is not being created, updated or deleted.
+
+    Return it, or None if it does not exist. Raises DeployError.
+    """
+    start = printed_at = watch.clock()
+    printed = ""
     while True:
         endpoint = find_endpoint(account, name)
         now = watch.clock()
         state = "gone" if endpoint is None else describe(endpoint)
-        if state != said or now - said_at >= REPEAT_S:
+        if state != printed or now - printed_at >= REPEAT_S:
             watch.say(f"[{now - start:5.0f} s] {name}: {state}")
-            said, said_at = state, now
+            printed, printed_at = state, now
         if endpoint is None or endpoint["EndpointStatus"] not in MOVING:
             return endpoint
         if now - start >= watch.timeout_s:
             raise DeployError(
-                f"{name} is still {endpoint['EndpointStatus']} after {now - start:.0f} s; SageMaker goes on with it: "
-                f"`deploy_sagemaker.py status --endpoint {name}` says how it is, and the same command again does "
-                "what comes after, autoscaling for one"
+                f"{name} is still {endpoint['EndpointStatus']} after {now - start:.0f} s; SageMaker continues. "
+                f"`deploy_sagemaker.py status --endpoint {name}` shows its progress; run the same command again for "
+                "the steps after it, such as autoscaling"
             )
         watch.sleep(watch.poll_s)
 
 
 def describe(endpoint: Any) -> str:
     """Return the state of an endpoint and of its variants in one line."""
-    told = str(endpoint["EndpointStatus"])
+    text = str(endpoint["EndpointStatus"])
     for variant in endpoint.get("ProductionVariants", ()):
         for status in variant.get("VariantStatus", ()):
             message = f" ({status['StatusMessage']})" if status.get("StatusMessage") else ""
-            told += f", {variant['VariantName']} {status['Status']}{message}"
-    return told
+            text += f", {variant['VariantName']} {status['Status']}{message}"
+    return text
 
 
 def log_group(endpoint: str) -> str:
-    """Return where SageMaker writes what the containers of an endpoint print."""
+    """Return the log group of an endpoint's containers in CloudWatch Logs."""
     return f"/aws/sagemaker/Endpoints/{endpoint}"
 
 

@@ -1,7 +1,7 @@
-"""A deployment made true: what is missing is created, the endpoint is created or moved, and watched until it serves.
+"""Rolls a deployment out: creates missing resources, creates or updates the endpoint, and waits until it serves.
 
-An update that fails leaves the endpoint as it was: SageMaker keeps the old instances until the new ones are healthy,
-and this script keeps the configuration and the model from before, one of each.
+An update that fails leaves the endpoint unchanged: SageMaker keeps the old instances until the new ones are healthy,
+and this script keeps the previous configuration and model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scripts.sagemaker_deploy.shapes import check
 
 
 def planned(deployment: Deployment) -> list[Call]:
-    """Return all requests that a deployment can lead to, each checked. Raises SettingsError."""
+    """Return all requests that a deployment may send, after checking each. Raises SettingsError."""
     calls = [model_call(deployment), config_call(deployment), create_call(deployment), update_call(deployment)]
     calls += scaling_calls(deployment)
     for call in sorted(calls, key=lambda call: call.operation != "create_endpoint"):  # reports a bad name first
@@ -37,12 +37,12 @@ def planned(deployment: Deployment) -> list[Call]:
 
 
 def deploy(account: Account, deployment: Deployment, watch: Watch) -> None:
-    """Returns when the endpoint serves what is asked for. Raises DeployError."""
+    """Roll a deployment out; return when the endpoint serves it. Raises DeployError."""
     planned(deployment)
     deployment = look(account, deployment, watch.say)
     name = deployment.endpoint
     if (endpoint := find_endpoint(account, name)) and endpoint["EndpointStatus"] in MOVING:
-        watch.say(f"{name} is {endpoint['EndpointStatus']}; waiting until it is not")
+        watch.say(f"{name} is {endpoint['EndpointStatus']}; waiting for that to end")
         wait_settled(account, name, watch)
     before = take(account, name)
     _check_may_change(before, name)
@@ -86,7 +86,7 @@ def _check_may_change(before: Inventory, name: str) -> None:
 
 
 def _ensure(account: Account, deployment: Deployment, watch: Watch) -> str:
-    """Model and configuration, made if they are not there. Returns the configuration's name."""
+    """Create model and configuration unless they exist. Return the configuration's name."""
     model, config = model_call(deployment), config_call(deployment)
     for call, key, operation in (
         (model, "ModelName", "describe_model"),
@@ -105,7 +105,7 @@ def _send(account: Account, call: Call, watch: Watch) -> None:
 
 
 def _update(account: Account, deployment: Deployment, before: Inventory, watch: Watch) -> None:
-    """An update that is refused leaves the endpoint serving, and it must not serve without its scaling."""
+    """Update the endpoint. If AWS refuses that, the endpoint keeps serving, so its scaling is registered again."""
     try:
         _send(account, update_call(deployment), watch)
     except DeployError as error:
@@ -117,20 +117,20 @@ def _update(account: Account, deployment: Deployment, before: Inventory, watch: 
 
 
 def _delete_failed(account: Account, name: str, watch: Watch) -> None:
-    """An endpoint whose creation has failed can only be deleted."""
+    """Delete an endpoint whose creation has failed, since it allows nothing else."""
     account.ask(SAGEMAKER, "delete_endpoint", EndpointName=name)
     wait_settled(account, name, watch)
 
 
 def _unscale(account: Account, before: Inventory, name: str, watch: Watch) -> None:
-    """Application Auto Scaling forbids an update that changes the instance type, and does not scale meanwhile."""
+    """Remove autoscaling before an update, because it would forbid a change of the instance type."""
     for variant in before.variants if before.targets else ():
         account.send_scaling(unscaling_calls(name, variant), skips_missing=True)
         watch.say(f"autoscaling of {variant} is off while the endpoint is updated")
 
 
 def _scale(account: Account, deployment: Deployment, before: Inventory, watch: Watch) -> None:
-    """Also after an update that was taken back: the variant is there, and its limits are those that are asked for."""
+    """Register autoscaling, or remove it if the deployment has none. Also runs after an update was rolled back."""
     if deployment.scaling is None:
         for target in before.targets:
             variant = str(target["ResourceId"].rpartition("/")[2])
@@ -152,7 +152,7 @@ def _why(endpoint: Any | None, name: str, config: str) -> str:
 
 
 def _prune(account: Account, name: str, previous: Any | None, config: str, watch: Watch) -> None:
-    """Of older configurations and models only those before these stay, to go back to."""
+    """Delete configurations and models, except the current and the previous ones."""
     kept = {config} | ({previous["EndpointConfigName"]} if previous is not None else set())
     now = take(account, name)
     models = set()

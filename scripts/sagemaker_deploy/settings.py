@@ -1,6 +1,6 @@
-"""What is to be deployed: read from flags and a file, checked, and nothing else.
+"""Reads and checks the settings of a deployment, from options and a file.
 
-The file's groups are the parameters of boto3's own operations, so that AWS's documentation is theirs too.
+The file's groups are the parameters of boto3's operations, so AWS's documentation describes them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import ConfigError
 
 VARIANT = "AllTraffic"
-CONCURRENCY = "TargetConcurrentRequests"  # of a real-time endpoint's group Autoscaling
-DEFAULT_CONCURRENCY = 4.0  # requests that a model of an instance has at once, before there should be another
-# A checkpoint of 15 GB is fetched and loaded in less; AWS's own limits are an hour.
+CONCURRENCY = "TargetConcurrentRequests"  # key of the group Autoscaling, for real-time endpoints
+DEFAULT_CONCURRENCY = 4.0  # concurrent requests per model and instance; scale out above it
+# A checkpoint of 15 GB takes less time to download and load; AWS allows up to an hour.
 DOWNLOAD_TIMEOUT_S, STARTUP_TIMEOUT_S = 1200, 900
 _KEYS = {
     *("EndpointName", "ExecutionRoleArn", "PrimaryContainer", "VpcConfig", "EnableNetworkIsolation"),
@@ -31,7 +31,7 @@ _CONCURRENCY_KEYS = {"MinCapacity", "MaxCapacity", CONCURRENCY}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concurrency:
-    """Scaling of a real-time endpoint: as many instances as keep each model's requests at a number."""
+    """Scaling of a real-time endpoint to a target number of concurrent requests per model and instance."""
 
     min_capacity: int
     max_capacity: int
@@ -68,14 +68,14 @@ class Deployment:
 
     @property
     def model_data(self) -> str | None:
-        """Where in S3 the model lies, or None for an image that brings its own."""
+        """The model's location in S3; None for an image that contains the model."""
         source = self.container.get("ModelDataSource", {}).get("S3DataSource", {})
         found = self.container.get("ModelDataUrl", source.get("S3Uri"))
         return None if found is None else str(found)
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return a file's groups, unchecked but for their names. Raises SettingsError."""
+    """Return a file's groups; checks only their names. Raises SettingsError."""
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -89,7 +89,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def read_deployment(values: Mapping[str, Any]) -> Deployment:
-    """Return a file's groups, flags already laid over them. Raises SettingsError."""
+    """Return the deployment of a file's groups, which options have overridden already. Raises SettingsError."""
     endpoint = values.get("EndpointName")
     if not endpoint:
         raise SettingsError("no endpoint: give --endpoint NAME, or EndpointName in the file")
@@ -132,9 +132,9 @@ def read_deployment(values: Mapping[str, Any]) -> Deployment:
 
 
 def _complete(container: dict[str, Any]) -> dict[str, Any]:
-    """With the mode said to SageMaker, which asks for models by it, and to the container, which serves them by it."""
+    """Return the container with its mode, which SageMaker reads, and the variable by which the container knows it."""
     for name, value in _mapping(container, "Environment").items():
-        if not isinstance(value, str):  # botocore would say so too, and show a password that is a number
+        if not isinstance(value, str):  # botocore's error would show the value, which may be a password
             raise SettingsError(f"PrimaryContainer.Environment.{name} must be text: put it into quotes")
     completed = {"Mode": "SingleModel", **container}
     if completed["Mode"] == "MultiModel":
@@ -145,7 +145,10 @@ def _complete(container: dict[str, Any]) -> dict[str, Any]:
 def _read_scaling(
     values: Mapping[str, Any], endpoint: str, variant: Mapping[str, Any], *, is_asynchronous: bool
 ) -> ScalingSettings | Concurrency | None:
-    """By backlog where requests wait in a queue, by requests at once where they do not: AWS has no other's metric."""
+    """Read the scaling: an asynchronous endpoint scales by backlog, a real-time endpoint by concurrent requests.
+
+    AWS has only this one metric for each kind of endpoint.
+    """
     given = _mapping(values, "Autoscaling")
     if not given:
         return None

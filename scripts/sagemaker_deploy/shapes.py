@@ -1,7 +1,7 @@
-"""Requests held against botocore's own service model, before anything is sent.
+"""Checks requests against botocore's service model before any is sent.
 
-botocore's validator knows types, required members and lower limits. Upper limits, patterns and enumerations are in the
-model too, but AWS alone checks them, when half of the work is done; so they are checked here as well.
+botocore's validator checks types, required members and lower limits. Upper limits, patterns and enumerations are also
+in the model, but only AWS checks them, when half of the deployment is done. So this module checks them, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scripts.sagemaker_deploy.errors import SettingsError
 
 
 def check(call: Call) -> None:
-    """Raises SettingsError with every fault of a request's parameters."""
+    """Raise SettingsError with all faults of a request's parameters, if there are any."""
     model = _service(call.service)
     names = {xform_name(name): name for name in model.operation_names}
     shape = model.operation_model(names[call.operation]).input_shape
@@ -47,8 +47,8 @@ def _faults(value: Any, shape: Shape, where: str) -> Iterator[str]:
         yield from _limits(len(value), "characters", shape, where)
         choices, pattern = shape.metadata.get("enum"), shape.metadata.get("pattern")
         if choices and value not in choices:
-            told = ", ".join(choices) if len(choices) <= 12 else "those that this boto3 knows"
-            yield f"{where} must be one of {told}, not {value!r}"
+            known = ", ".join(choices) if len(choices) <= 12 else "those that this boto3 knows"
+            yield f"{where} must be one of {known}, not {value!r}"
         elif pattern and not _matches(pattern, value):
             yield f"{where} must look like {pattern}, not {value!r}"
     elif shape.type_name in ("integer", "long", "float", "double"):
@@ -62,7 +62,7 @@ def _limits(number: float, unit: str, shape: Shape, where: str) -> Iterator[str]
 
 
 def _matches(pattern: str, value: str) -> bool:
-    """Some of AWS's patterns are Java's and not Python's; those say nothing here."""
+    """Return whether a value matches a pattern of AWS; True if Python cannot compile the pattern, which is Java's."""
     try:
         return re.fullmatch(pattern, value, re.DOTALL) is not None
     except re.error:

@@ -1,4 +1,4 @@
-"""How an endpoint does, as one record: for people, and as JSON."""
+"""Describes an endpoint's state and resources as one record, printed as text or JSON."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def _variant(variant: Any, config: Any) -> dict[str, Any]:
 
 
 def as_lines(record: dict[str, Any]) -> list[str]:
-    """Return the record as text, without what is missing."""
+    """Return the record as lines of text, without empty values."""
     lines = []
     for key, value in record.items():
         if value in (None, [], ""):
             continue
         items = value if isinstance(value, list) else [value]
         for item in items:
-            told = ", ".join(f"{k} {v}" for k, v in item.items() if v is not None) if isinstance(item, dict) else item
-            lines.append(f"{key.replace('_', ' ')}: {told}")
+            text = ", ".join(f"{k} {v}" for k, v in item.items() if v is not None) if isinstance(item, dict) else item
+            lines.append(f"{key.replace('_', ' ')}: {text}")
     return lines

@@ -1,4 +1,4 @@
-"""Taking an endpoint away with all that was made for it, in the order in which nothing is left without its owner."""
+"""Deletes an endpoint and all resources made for it, each before the resources that it refers to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripts.sagemaker_deploy.progress import MOVING, Watch, log_group, wait_set
 
 
 def teardown(account: Account, name: str, watch: Watch, may: Callable[[str], bool]) -> None:
-    """Returns when nothing is left, or when there was nothing. may: asks a person. Raises DeployError."""
+    """Delete everything, and return when nothing is left. may: asks the user a question. Raises DeployError."""
     found = take(account, name)
     if found.endpoint is not None and not found.is_ours:
         raise DeployError(f"this script has not made the endpoint {name}; delete it with what made it")
@@ -28,7 +28,7 @@ def teardown(account: Account, name: str, watch: Watch, may: Callable[[str], boo
         watch.say(f"autoscaling of {variant}: removed")
     if found.endpoint is not None:
         _delete_endpoint(account, name, found, watch)
-    # SageMaker loses sight of what an endpoint costs when its configuration goes first.
+    # An endpoint needs its configuration until it is deleted: without it, SageMaker cannot account for its cost.
     for config in found.configs:
         account.find(SAGEMAKER, "delete_endpoint_config", EndpointConfigName=config)
         watch.say(f"delete_endpoint_config: {config}")
@@ -52,7 +52,7 @@ def listed(found: Inventory, name: str) -> list[str]:
 
 def _delete_endpoint(account: Account, name: str, found: Inventory, watch: Watch) -> None:
     state = None if found.endpoint is None else found.endpoint["EndpointStatus"]
-    if state in MOVING:  # SageMaker refuses to delete what it is still making
+    if state in MOVING:  # SageMaker refuses to delete an endpoint before that
         endpoint = wait_settled(account, name, watch)
         if endpoint is None:
             return

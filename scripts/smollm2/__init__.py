@@ -1,1 +1,1 @@
-"""What make_smollm2.py is made of."""
+"""The parts of make_smollm2.py."""

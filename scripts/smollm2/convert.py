@@ -1,7 +1,7 @@
-"""A GGUF file of the Llama family to a Hugging Face checkpoint: safetensors, tokenizer, chat template.
+"""Converts a GGUF file of the Llama family to a Hugging Face checkpoint: safetensors, tokenizer, chat template.
 
-transformers can read GGUF too, but needs another package for it, takes a minute of CPU for what takes seconds here,
-refuses to save what it has read, and leaves the digits of SmolLM2's tokenizer together.
+transformers can read GGUF too, but it needs another package, takes a minute instead of seconds, cannot save the model
+that it has read, and does not split digits as SmolLM2's tokenizer does.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
 
 SPECIAL = 3  # GGUF's type of a control token
-# GGUF's names of a layer's tensors, and transformers'.
+# The tensors of a layer: GGUF's names, and those of transformers.
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -31,9 +31,9 @@ OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", 
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write the checkpoint into the new folder `target`, weights as float16.
+    """Write the checkpoint into the new folder `target`, with weights in float16.
 
-    The file's weights are of 4 and 8 bits with float16 scales: float16 holds them to 1/2000, bfloat16 to 1/250.
+    The file has weights of 4 and 8 bits with float16 scales. float16 represents them to 1/2000, bfloat16 to 1/250.
     """
     reader = GGUFReader(source)
     config = make_config(reader)
@@ -80,9 +80,9 @@ def make_generation_config(reader: GGUFReader) -> GenerationConfig:
 
 
 def make_tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
-    """Return the byte-level BPE of the file; each digit is a token of its own, as SmolLM2 was trained."""
+    """Return the file's byte-level BPE. Each digit is a separate token, as in SmolLM2's training."""
     if (kind := field(reader, "tokenizer.ggml.pre")) != "smollm":
-        raise ValueError(f"a tokenizer of kind smollm was expected, not {kind}")
+        raise ValueError(f"the tokenizer must be of kind smollm, not {kind}")
     tokens: list[str] = field(reader, "tokenizer.ggml.tokens")
     kinds: list[int] = field(reader, "tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ")) for merge in field(reader, "tokenizer.ggml.merges")]
@@ -110,7 +110,7 @@ def make_tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
 
 
 def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, torch.Tensor]:
-    """transformers' names, float16."""
+    """Return the weights in float16, by the names of transformers."""
     weights = {}
     for tensor in reader.tensors:
         values = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
@@ -123,7 +123,7 @@ def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, torch.Ten
 
 
 def translate(name: str) -> str:
-    """transformers' name of a tensor. Raises KeyError for one that no Llama has."""
+    """Return the name of a tensor in transformers. Raises KeyError if Llama has no such tensor."""
     if name.startswith("blk."):
         _, layer, part, kind = name.split(".")
         return f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}"
@@ -132,6 +132,6 @@ def translate(name: str) -> str:
 
 
 def unpermute(weights: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """GGUF rotates neighbouring values of a head, transformers its two halves: put the rows back in that order."""
+    """Reorder the rows of each head: GGUF's rotary embedding pairs neighbouring rows, transformers pairs its halves."""
     rows, columns = weights.shape
     return weights.reshape(num_heads, rows // num_heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

@@ -1,1 +1,1 @@
-"""Training of models/tiny-llava: scenes, conversations, model, optimizer, stages, evaluation."""
+"""The training of models/tiny-llava: scenes, conversations, model, optimizer, stages, evaluation."""

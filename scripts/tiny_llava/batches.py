@@ -1,4 +1,4 @@
-"""Training batches, each made from its own seed, so that no number of worker processes changes them."""
+"""Makes training batches, each from its own seed, so that they do not depend on the number of worker processes."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -23,10 +23,11 @@ P_SECOND_IMAGE = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """What a stage's batches hold.
+    """The contents of a stage's batches.
 
-    num_turns 0 means pictures only. With is_dialogue each turn sees those before it; without, each sees the
-    picture alone, as if it were the first, which is how most people ask.
+    num_turns: 0 means images only. dialogue_share: the share of batches in which each turn sees the turns before it; in
+    the others each turn sees only the image, like the first question of most users. easy_steps: number of first steps
+    with easy scenes.
     """
 
     num_scenes: int
@@ -38,9 +39,10 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """pixels (B, 3, 112, 112) uint8; labels (B, Q, P) and boxes (B, P, 4) for the teacher.
+    """One batch of B images and N conversations.
 
-    The rest is (N, L) and absent for pictures only.
+    pixels: (B, 3, 112, 112) uint8; labels: (B, Q, P) and boxes: (B, P, 4), for the teacher. The other tensors are
+    (N, L), or None without conversations.
     """
 
     pixels: Tensor
@@ -53,7 +55,7 @@ class Batch:
 
 
 class Transcript:
-    """The tokens of one conversation as it grows: ids, targets, segment and position of each token."""
+    """A growing conversation: id, target, segment and position of each token."""
 
     def __init__(self, encode: "Encoder") -> None:
         self.encode = encode
@@ -80,7 +82,7 @@ class Transcript:
 
 
 class Encoder:
-    """Text to token ids, remembered, since the sentences are few."""
+    """Converts texts to token ids, with a cache, since the sentences are few."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -95,7 +97,7 @@ class Encoder:
 
 
 def separate_turns(rng: random.Random, scene: Scene, encode: Encoder, plan: BatchPlan) -> Transcript:
-    """Turns that see the picture and not each other: segment 0 is the picture, each turn has its own."""
+    """Make a transcript whose turns see the image but not each other: the image is segment 0, each turn another one."""
     transcript = Transcript(encode)
     prefix = [encode.bos, encode.user] + [encode.image] * NUM_PATCHES
     transcript.add(prefix, segment=0, start=0)
@@ -105,16 +107,16 @@ def separate_turns(rng: random.Random, scene: Scene, encode: Encoder, plan: Batc
 
 
 def dialogue(rng: random.Random, scenes: list[Scene], encode: Encoder, plan: BatchPlan) -> Transcript:
-    """One conversation, in which a second picture may follow the first; all of it is segment 0."""
+    """Make a transcript of one conversation, in which a second image may follow; all of it is segment 0."""
     transcript = Transcript(encode)
     transcript.add([encode.bos], segment=0, start=0)
     for scene in scenes:
-        picture = [encode.image] * NUM_PATCHES
+        image = [encode.image] * NUM_PATCHES
         for turn in converse(rng, scene, max(2, plan.num_turns // len(scenes)), mixture=plan.mixture):
             text = encode(typed(rng, turn.text))
-            question = [encode.user, *(text + picture if rng.random() < P_IMAGE_LAST else picture + text)]
+            question = [encode.user, *(text + image if rng.random() < P_IMAGE_LAST else image + text)]
             transcript.add_turn(question, turn.answer, segment=0, start=len(transcript.ids))
-            picture = []
+            image = []
     return transcript
 
 
@@ -124,7 +126,7 @@ def padded(rows: list[list[int]], filler: int) -> Tensor:
 
 
 class Batches(Dataset[Batch]):
-    """Batch i is made from (seed, i) alone."""
+    """The batches of a stage; batch i depends only on the seed and i."""
 
     def __init__(self, plan: BatchPlan, tokenizer: PreTrainedTokenizerFast, *, seed: str, num_steps: int) -> None:
         self.plan, self.encode, self.seed, self.num_steps = plan, Encoder(tokenizer), seed, num_steps
@@ -168,7 +170,7 @@ def one_thread(_worker: int) -> None:
 
 
 def load(batches: Batches, first_step: int = 0) -> Iterator[Batch]:
-    """Return the batches in order, drawn by a process of their own."""
+    """Return the batches in order, made by another process."""
     steps = range(first_step, len(batches))
     return iter(
         DataLoader(

@@ -1,4 +1,4 @@
-"""Tokenizer, processor and untrained model: stock transformers classes, and how they are saved together."""
+"""Builds tokenizer, processor and untrained model from transformers' classes, and saves them as a checkpoint."""
 
 import copy
 import random
@@ -36,7 +36,7 @@ CHAT_TEMPLATE = (ROOT / "models" / "tiny-llava" / "chat_template.jinja").read_te
 
 
 def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE in which nearly each word of the conversations is one token, capitalized or not."""
+    """Train a byte-level BPE in which almost every word of the conversations is one token, capitalized or not."""
     rng = random.Random(seed)
     corpus = [*GREETINGS, *GREETINGS.values(), *OFF_TOPIC, OFF_TOPIC_ANSWER]
     for _scene in range(3000):
@@ -71,7 +71,7 @@ def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
-    """The image is squashed to a square, whatever its shape: no crop, so nothing at the border is lost."""
+    """Build a processor that squashes each image to a square. It does not crop, so nothing at the border is lost."""
     side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     image_processor = CLIPImageProcessorPil(
         size=side, crop_size=side, do_center_crop=False, image_mean=[0.5] * 3, image_std=[0.5] * 3
@@ -88,7 +88,7 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
-    """An untrained LLaVA of 2.4 million parameters. ReLU in the vision tower: a third less time a step."""
+    """Build an untrained LLaVA of 2.4 million parameters. ReLU in the vision tower saves a third of a step's time."""
     vision = CLIPVisionConfig(
         hidden_size=VISION_WIDTH,
         intermediate_size=VISION_INNER,
@@ -126,7 +126,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGenera
 
 
 def save_checkpoint(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
-    """Write model (float16), processor and generation config beside the folder, then move each file in."""
+    """Write model (float16), processor and generation config to a temporary folder, then move each file to `folder`."""
     staging = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(staging, ignore_errors=True)
     tokenizer = processor.tokenizer
@@ -139,6 +139,6 @@ def save_checkpoint(model: LlavaForConditionalGeneration, processor: LlavaProces
     processor.save_pretrained(staging)
     folder.mkdir(parents=True, exist_ok=True)
     for path in staging.iterdir():
-        path.chmod(0o644)  # safetensors makes its file private
+        path.chmod(0o644)  # safetensors creates private files
         path.replace(folder / path.name)
     staging.rmdir()

@@ -1,4 +1,4 @@
-"""Several turns about one scene: questions, questions about "it", greetings, and sloppy typing."""
+"""Makes conversations about a scene: questions, follow-ups about "it", greetings, and sloppy typing."""
 
 import random
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ OFF_TOPIC = (
     "How are you?", "Write a poem.", "What is the capital of France?", "Why is the sky blue?",
 )  # fmt: skip
 OFF_TOPIC_ANSWER = "I can only talk about the shapes in your image."
-# How often each kind is drawn; a scene does not settle every kind, so the shares of the questions differ.
+# Weights of the kinds when drawing. A scene does not allow every kind, so the shares of the questions differ.
 EVEN_MIXTURE: Mapping[str, float] = {
     "color": 14,
     "shape": 14,
@@ -33,7 +33,7 @@ EVEN_MIXTURE: Mapping[str, float] = {
     "background": 3,
     "absent": 5,
 }
-# For the second half: more of what is learned last.
+# For the last stage, with more of the kinds that are learned last.
 HARD_MIXTURE: Mapping[str, float] = {
     "color": 14,
     "shape": 14,
@@ -67,7 +67,7 @@ def ask_other_noun(rng: random.Random) -> Question:
 
 
 def ask_about_it(rng: random.Random, thing: Thing) -> Question | None:
-    """Return a question that only the turn before makes clear."""
+    """Return a question that refers to the thing of the previous turn; None if it has no certain answer."""
     kind = rng.choice(("color", "shape", "position", "size"))
     match kind:
         case "color":
@@ -86,7 +86,7 @@ def ask_about_it(rng: random.Random, thing: Thing) -> Question | None:
 
 
 def typed(rng: random.Random, text: str) -> str:
-    """As people type: British spelling, short forms, no capitals, no question mark."""
+    """Return the text as users may type it: with British spelling, short forms, or without capitals or punctuation."""
     if rng.random() < 0.12:
         text = text.replace("color", "colour")
     if rng.random() < 0.08:
@@ -102,7 +102,7 @@ def typed(rng: random.Random, text: str) -> str:
 
 
 def sample_question(rng: random.Random, scene: Scene, mixture: Mapping[str, float]) -> Question:
-    """Return a question of a random kind that the scene settles."""
+    """Return a question of a random kind that the scene allows."""
     while True:
         question = ask(rng, scene, rng.choices(list(mixture), list(mixture.values()))[0])
         if question is not None:
@@ -117,7 +117,7 @@ def converse(
     p_follow: float = 0.3,
     mixture: Mapping[str, float] = EVEN_MIXTURE,
 ) -> list[Question]:
-    """A conversation of num_turns questions and answers; with p_follow 0 each turn stands alone."""
+    """Return a conversation of num_turns questions and answers. p_follow: share of questions about "it"."""
     turns: list[Question] = []
     subject: Thing | None = None
     while len(turns) < num_turns:

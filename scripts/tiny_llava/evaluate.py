@@ -1,6 +1,6 @@
-"""Accuracy by question type of a saved checkpoint, the whole answer exact, greedy decoding.
+"""Measures a checkpoint's accuracy by question type: the share of greedy answers that are exactly right.
 
-The checkpoint is loaded by AutoProcessor and AutoModelForImageTextToText alone, as a user would.
+Loads the checkpoint only with AutoProcessor and AutoModelForImageTextToText, as a user would.
 """
 
 import random
@@ -38,7 +38,7 @@ def assistant(text: str) -> Message:
 
 @dataclass(frozen=True)
 class Case:
-    """One question to put to the model: its type, pictures, conversation so far and the right answer."""
+    """One question for the model: its type, images, conversation so far, and the right answer."""
 
     type: str
     images: list[Image.Image]
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass
 class Score:
-    """Right and asked by type, and the wrong answers."""
+    """Numbers of right answers and of questions by type, and the wrong answers."""
 
     right: Counter[str]
     asked: Counter[str]
@@ -69,7 +69,7 @@ class Examinee:
 
     @torch.inference_mode()
     def answer(self, cases: Sequence[Case]) -> list[str]:
-        """One answer a case, in order; cases of like length share a batch."""
+        """Return an answer per case, in order. Cases of similar length share a batch."""
         order = sorted(range(len(cases)), key=lambda i: len(str(cases[i].messages)))
         answers = [""] * len(cases)
         for start in range(0, len(order), BATCH_SIZE):
@@ -94,7 +94,7 @@ class Examinee:
 
 
 def single_turn_cases(num_per_kind: int) -> list[Case]:
-    """Held-out scenes of the training renderer, one question each."""
+    """Return held-out scenes of the training renderer, with one question each."""
     rng = random.Random(HELD_OUT_SEED)
     cases = []
     for kind in KINDS:
@@ -103,14 +103,14 @@ def single_turn_cases(num_per_kind: int) -> list[Case]:
             scene = sample_scene(rng)
             question = ask(rng, scene, kind)
             if question is not None:
-                picture = render(scene, rng)
-                cases.append(Case(kind, [picture], [user(question.text, has_image=True)], question.answer))
+                image = render(scene, rng)
+                cases.append(Case(kind, [image], [user(question.text, has_image=True)], question.answer))
                 num_found += 1
     return cases
 
 
 def plain_cases(num_drawings: int) -> list[Case]:
-    """Return the independent drawings."""
+    """Return the questions about the plain drawings."""
     return [
         Case(item.type, [item.image], [user(item.question, has_image=True)], item.answer)
         for item in plain_items(num_drawings, PLAIN_SEED)
@@ -118,7 +118,7 @@ def plain_cases(num_drawings: int) -> list[Case]:
 
 
 def second_image_cases(num_conversations: int) -> list[Case]:
-    """Two right turns about one picture, then the first question about another."""
+    """Return conversations of two correct turns about one image, then a question about another image."""
     rng = random.Random(HELD_OUT_SEED + 1)
     cases = []
     for _conversation in range(num_conversations):
@@ -133,18 +133,18 @@ def second_image_cases(num_conversations: int) -> list[Case]:
 
 
 def score_dialogues(examinee: Examinee, num_conversations: int) -> Score:
-    """Five turns a conversation, with the model's own answers as the history."""
+    """Score conversations of five turns, whose histories contain the model's answers."""
     rng = random.Random(HELD_OUT_SEED + 2)
     scenes = [sample_scene(rng) for _conversation in range(num_conversations)]
-    pictures = [render(scene, rng) for scene in scenes]
+    images = [render(scene, rng) for scene in scenes]
     turns = [converse(rng, scene, NUM_TURNS, p_follow=0.5) for scene in scenes]
     histories: list[list[Message]] = [[] for _scene in scenes]
     score = Score(Counter(), Counter(), [])
     for number in range(NUM_TURNS):
         cases = []
-        for picture, history, asked in zip(pictures, histories, turns, strict=True):
+        for image, history, asked in zip(images, histories, turns, strict=True):
             history.append(user(asked[number].text, has_image=number == 0))
-            cases.append(Case(f"turn {number + 1}", [picture], list(history), asked[number].answer))
+            cases.append(Case(f"turn {number + 1}", [image], list(history), asked[number].answer))
         for case, history, given in zip(cases, histories, examinee.answer(cases), strict=True):
             history.append(assistant(given))
             score.asked[case.type] += 1

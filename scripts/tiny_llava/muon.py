@@ -1,8 +1,8 @@
-"""Muon: momentum whose matrices are orthogonalized before each step; it learns in about half the steps.
+"""Implements the optimizer Muon: momentum with orthogonalized matrices. Training needs about half of the steps.
 
-torch.optim.Muon does the iteration in bfloat16, which is slow on a CPU without bfloat16 instructions;
-this one stays in float32 and treats all matrices of one shape in one batch.
-Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers"; the scale that lets it share AdamW's
+torch.optim.Muon iterates in bfloat16, which is slow on a CPU without bfloat16 instructions. This implementation uses
+float32 and processes all matrices of the same shape in one batch.
+Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers". The scale with which Muon and AdamW can share a
 learning rate is from Liu et al. 2025, "Muon is scalable for LLM training".
 """
 
@@ -17,7 +17,7 @@ NUM_ITERATIONS = 5
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """(N, rows, columns) each replaced by about U V^T of its singular value decomposition."""
+    """Return an approximation of U V^T of each matrix's singular value decomposition. matrices: (N, rows, columns)."""
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.size(1) > matrices.size(2)
     x: Tensor = matrices.mT if is_tall else matrices
@@ -29,7 +29,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For the matrices of hidden layers only; give AdamW the embeddings, norms, biases and heads."""
+    """Optimizes the matrices of hidden layers only. Use AdamW for embeddings, norms, biases and heads."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The ways each question is asked. A repeated one is likelier; {image} is "image" or "picture"."""
+"""Lists the phrasings of each question. A repeated phrasing is more likely; {image} is "image" or "picture"."""
 
 import random
 
@@ -135,5 +135,5 @@ ABSENT = (
 
 
 def phrase(rng: random.Random, phrasings: tuple[str, ...], **words: str) -> str:
-    """One of the phrasings, filled in."""
+    """Return a random phrasing with its words filled in."""
     return rng.choice(phrasings).format(image=rng.choice(("image", "image", "picture")), **words)

@@ -1,7 +1,7 @@
-"""Plain drawings made as a stranger would make them, with questions: the independent test set.
+"""Makes the independent test set: plain drawings like those of users, with questions.
 
-Shares no code with the training renderer: named Pillow colors, whole-pixel ellipse, rectangle and polygon
-calls at the size of the file, no supersampling, common image sizes, and a trip through a file format.
+Shares no code with the training renderer. It uses Pillow's named colors, ellipses, rectangles and polygons of whole
+pixels at the size of the file, without supersampling, and common image sizes and file formats.
 """
 
 import io
@@ -42,7 +42,7 @@ MAX_TRIES = 200
 
 @dataclass(frozen=True)
 class Mark:
-    """A shape in whole pixels: the center and half the width of its box."""
+    """A shape in whole pixels. x, y: its center; radius: half the width of its box."""
 
     color: str
     kind: str
@@ -97,7 +97,7 @@ def put(pen: ImageDraw.ImageDraw, mark: Mark, fill: str) -> None:
 
 
 def through_format(image: Image.Image, name: str) -> Image.Image:
-    """Return the picture as it comes back from a file of this format."""
+    """Return the image after saving it in a file format and reading it again."""
     if name in ("RGBA", "P"):
         return image.convert(name)
     file = io.BytesIO()
@@ -109,7 +109,7 @@ def through_format(image: Image.Image, name: str) -> Image.Image:
 
 
 def draw_plain(rng: random.Random) -> Drawing:
-    """One to four shapes, 8 to 60 % of the image's width, anywhere; a single one is often in the middle."""
+    """Draw one to four shapes of 9 to 60 % of the image's width, anywhere. A single shape is often in the center."""
     width, height = rng.choice(SIZES)
     background = rng.choice(("white", "white", "white", "gray", "black"))
     image = Image.new("RGB", (width, height), BACKGROUNDS[background])
@@ -134,7 +134,7 @@ def draw_plain(rng: random.Random) -> Drawing:
 
 
 def spot_of(mark: Mark, image: Image.Image) -> str | None:
-    """Return the phrase for a mark's place; None within 4 % of a border between thirds."""
+    """Return the phrase for a mark's position; None within 4 % of a border between thirds."""
     spots = []
     for part, whole, names in ((mark.y, image.height, ROWS), (mark.x, image.width, COLUMNS)):
         share = 3 * part / whole
@@ -158,7 +158,7 @@ def counted(number: int, word: str) -> str:
 
 
 def quiz(drawing: Drawing, rng: random.Random) -> Iterator[tuple[str, str, str]]:
-    """Type, question and answer of each plain question that this drawing settles."""
+    """Yield type, question and answer of each question that has one right answer for this drawing."""
     marks, image = drawing.marks, drawing.image
     mark = rng.choice(marks)
     kinds, colors = [m.kind for m in marks], [m.color for m in marks]

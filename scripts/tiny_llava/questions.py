@@ -1,7 +1,7 @@
-"""One question about a scene and its one right answer, for each kind of question.
+"""Makes questions about a scene, each with its only right answer, with one function for each kind of question.
 
-A function a kind; it returns None if the scene does not settle the answer (two circles and "What color is
-the circle?", a center on the border between two cells). Nothing here knows of turns, tokens or pixels.
+A function returns None if the scene does not determine the answer, for example for "What color is the circle?" with two
+circles. Knows nothing of turns, tokens or pixels.
 """
 
 import random
@@ -39,7 +39,7 @@ HALF_MARGIN = 0.06
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, its answer, and the thing that "it" means afterwards, if any."""
+    """A question and its answer. subject: the thing that "it" means in a follow-up, if any."""
 
     kind: str
     text: str
@@ -79,7 +79,7 @@ def has_only_color(scene: Scene, thing: Thing) -> bool:
 
 
 def pick_named(rng: random.Random, scene: Scene) -> tuple[Thing, str] | None:
-    """Return a thing and a name that means it alone; the full name is the likeliest."""
+    """Return a thing and a name that fits no other thing, most often its full name; None if there is none."""
     thing = rng.choice(scene.things)
     names = [thing.name] if sum(o.name == thing.name for o in scene.things) == 1 else []
     if has_only_shape(scene, thing):
@@ -119,7 +119,7 @@ def ask_identity(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def name_for_search(rng: random.Random, scene: Scene, form: str) -> str:
-    """Return a noun that may be there; its color and its shape each often are, though not together."""
+    """Return a noun that may be in the scene. Often only its color or only its shape occurs there."""
     thing = rng.choice(scene.things)
     color = rng.choice([o.color for o in scene.things] if rng.random() < 0.5 else list(COLORS))
     shape = rng.choice([o.shape for o in scene.things] if rng.random() < 0.5 else SHAPES)
@@ -132,12 +132,12 @@ def name_for_search(rng: random.Random, scene: Scene, form: str) -> str:
 
 
 def ask_existence(rng: random.Random, scene: Scene) -> Question:
-    """Half the answers are no, and most of those are near misses."""
+    """Ask whether a thing exists. Half of the answers are no, mostly about things similar to existing ones."""
     wants_yes = rng.random() < 0.5
     form = rng.choice(("shape", "color", "name", "name"))
     held = [{"shape": o.shape, "color": o.color, "name": o.name}[form] for o in scene.things]
     noun = rng.choice(held)
-    for _attempt in range(20):  # a scene may hold all shapes: then the answer stays yes
+    for _attempt in range(20):  # if the scene has all shapes, the answer stays yes
         if wants_yes or noun not in held:
             break
         noun = name_for_search(rng, scene, form)
@@ -149,7 +149,7 @@ def ask_existence(rng: random.Random, scene: Scene) -> Question:
 
 
 def ask_verify(rng: random.Random, scene: Scene) -> Question | None:
-    """Is the circle red? Is it red or blue?"""
+    """Ask to verify a color: "Is the circle red?", "Is it red or blue?"."""
     thing = rng.choice(scene.things)
     if not has_only_shape(scene, thing):
         return None
@@ -174,7 +174,7 @@ def ask_count(rng: random.Random, scene: Scene) -> Question:
 
 
 def ask_count_kind(rng: random.Random, scene: Scene) -> Question:
-    """How many of a color, a shape, or both; the answer may be none."""
+    """Ask for the number of things of a color, a shape, or both, which may be zero."""
     color, shape = rng.choice([(o.color, o.shape) for o in scene.things])
     if rng.random() < 0.25:
         color, shape = rng.choice(list(COLORS)), rng.choice(SHAPES)
@@ -212,7 +212,7 @@ def ask_size(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def things_on_side(scene: Scene, where: str) -> list[Thing] | None:
-    """Return the things in one half of the image; None if one is too near the middle line to say."""
+    """Return the things in one half of the image; None if a thing is too close to the middle line."""
     axis, is_far = SIDES[where]
     positions = [(o.x, o.y)[axis] for o in scene.things]
     if any(abs(position - 0.5) < HALF_MARGIN for position in positions):
@@ -221,7 +221,7 @@ def things_on_side(scene: Scene, where: str) -> list[Thing] | None:
 
 
 def ask_what_at(rng: random.Random, scene: Scene) -> Question | None:
-    """What is in one half of the image, in a corner, or in the center."""
+    """Ask for the thing in one half of the image, in a corner, or in the center."""
     hits: list[Thing] | None
     if rng.random() < 0.5:
         where = rng.choice(list(SIDES))
@@ -239,7 +239,7 @@ def ask_what_at(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def ask_describe(rng: random.Random, scene: Scene) -> Question | None:
-    """The things row by row."""
+    """Ask for a description, which lists the things row by row."""
     if not scene.has_certain_cells:
         return None
     things = sorted(((o.cell, o) for o in scene.things if o.cell is not None), key=lambda pair: pair[0])
@@ -256,7 +256,7 @@ def ask_background(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def ask_absent(rng: random.Random, scene: Scene) -> Question | None:
-    """A question about something that is not there is answered so."""
+    """Ask about a thing that does not exist; the answer says so."""
     absent_shapes = [shape for shape in SHAPES if all(o.shape != shape for o in scene.things)]
     absent_colors = [color for color in COLORS if all(o.color != color for o in scene.things)]
     if not absent_shapes:
@@ -284,5 +284,5 @@ KINDS: dict[str, Asker] = {
 
 
 def ask(rng: random.Random, scene: Scene, kind: str) -> Question | None:
-    """A question of this kind, or None if the scene does not settle one."""
+    """Return a question of this kind, or None if the scene does not determine the answer."""
     return KINDS[kind](rng, scene)

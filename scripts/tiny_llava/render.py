@@ -1,6 +1,6 @@
-"""Draws a scene with Pillow, at any resolution and with the marks that file formats leave.
+"""Draws scenes with Pillow, at random resolutions and with the artifacts of file formats.
 
-Owns the pixels; the labels come from the scene. The last step is the processor's own resize.
+Knows nothing of labels, which come from the scene. The last step is the processor's resize.
 """
 
 import io
@@ -18,7 +18,7 @@ Point = tuple[float, float]
 
 
 def outline_of(shape: str, rng: random.Random) -> list[Point]:
-    """Return the corners of a shape in a box from -1 to 1, y down; the circle has none and is not asked for."""
+    """Return the corners of a shape in a box from -1 to 1, with y down. Raises ValueError for a circle."""
     match shape:
         case "square":
             return [(-1, -1), (1, -1), (1, 1), (-1, 1)]
@@ -57,7 +57,7 @@ def draw_thing(draw: ImageDraw.ImageDraw, thing: Thing, size: tuple[int, int], r
 
 
 def sample_resolution(scene: Scene, rng: random.Random) -> tuple[int, int]:
-    """Width and height in pixels; large enough that the smallest thing keeps its shape."""
+    """Return width and height in pixels, large enough for the shape of the smallest thing to be visible."""
     side = math.exp(rng.uniform(math.log(64), math.log(300)))
     smallest = min(math.sqrt(thing.width * thing.height) for thing in scene.things)
     side = max(side, MIN_THING_PX / smallest)
@@ -65,7 +65,7 @@ def sample_resolution(scene: Scene, rng: random.Random) -> tuple[int, int]:
 
 
 def degrade(image: Image.Image, rng: random.Random) -> Image.Image:
-    """Return what a JPEG, a GIF or a palette file does to a picture; most pictures pass unchanged."""
+    """Return the image with the artifacts of a JPEG or of a palette, or, for most images, unchanged."""
     kind = rng.random()
     if kind < 0.25:
         buffer = io.BytesIO()
@@ -77,7 +77,7 @@ def degrade(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 def render(scene: Scene, rng: random.Random) -> Image.Image:
-    """Return the scene as an RGB picture of its own resolution."""
+    """Return the scene as an RGB image of a random resolution."""
     width, height = sample_resolution(scene, rng)
     scale = rng.choice((1, 1, 1, 2, 3)) if width * height < 30_000 else rng.choice((1, 1, 2))
     image = Image.new("RGB", (width * scale, height * scale), scene.background_rgb)
@@ -90,5 +90,5 @@ def render(scene: Scene, rng: random.Random) -> Image.Image:
 
 
 def render_input(scene: Scene, rng: random.Random) -> Image.Image:
-    """The picture as the processor hands it to the model: squashed to a square with bicubic resampling."""
+    """Return the image as the processor prepares it: squashed to a square with bicubic resampling."""
     return render(scene, rng).resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC)

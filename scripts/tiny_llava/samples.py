@@ -1,6 +1,6 @@
-"""The sample pictures and questions beside the checkpoint, which the demo and the tests ask.
+"""Draws the checkpoint's sample images with their questions, which the demo and the tests use.
 
-Plain Pillow drawings, not the training renderer's.
+The images are drawn with Pillow directly, not with the training renderer.
 """
 
 import json
@@ -45,7 +45,7 @@ QUESTIONS: dict[str, tuple[Pair, ...]] = {
 
 
 def draw_samples() -> dict[str, Image.Image]:
-    """Return each sample's picture by file name."""
+    """Return the sample images by file name."""
     images = {
         "red_circle.png": Image.new("RGB", (336, 336), "white"),
         "blue_square_yellow_star.png": Image.new("RGB", (300, 200), "black"),
@@ -81,7 +81,7 @@ def draw_samples() -> dict[str, Image.Image]:
 
 
 def write_samples(folder: Path) -> None:
-    """Write the pictures and questions.json: a list of image, question and right answer."""
+    """Write the images, and questions.json: a list of image, question and right answer."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, image in draw_samples().items():
         image.save(folder / name, optimize=True)

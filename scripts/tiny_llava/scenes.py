@@ -1,8 +1,8 @@
-"""What a scene is: shapes at free places on a plain background, with the labels that are certain.
+"""Makes scenes: shapes that do not overlap on a plain background, with the labels that are certain.
 
-Coordinates are fractions of the image's width and height, so they survive the processor's squash to a
-square. A label near the border between two answers (a third of the image, small or large) is None, and
-nothing is asked about it. Nothing here knows of pixels or of language.
+Coordinates are fractions of the image's width and height, so the processor's squash to a square does not change them. A
+label close to the border between two answers (a third of the image; small or large) is None, and no question asks for
+it. Knows nothing of pixels or of language.
 """
 
 import math
@@ -16,7 +16,7 @@ SHAPES = ("circle", "square", "triangle", "star", "cross")
 SIZES = ("small", "large")
 CELLS = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
 
-# Several shades a name: pure RGB, CSS and plotting palettes. A scene mixes two of them and adds jitter.
+# The shades of each color: pure RGB, and those of CSS and plotting palettes. A scene mixes two and adds jitter.
 COLORS: dict[str, tuple[RGB, ...]] = {
     "red": ((255, 0, 0), (214, 39, 40), (220, 20, 60), (200, 0, 0), (230, 60, 50)),
     "green": ((0, 128, 0), (0, 255, 0), (44, 160, 44), (50, 205, 50), (34, 139, 34), (60, 180, 75)),
@@ -60,7 +60,7 @@ MIN_CENTER_DISTANCE = 0.16
 
 
 def third(position: float) -> int | None:
-    """0, 1 or 2: the third of the image that a coordinate lies in; None close to a border."""
+    """Return the third of the image in which a coordinate lies: 0, 1 or 2; None close to a border."""
     for border in (1 / 3, 2 / 3):
         if abs(position - border) < CELL_MARGIN:
             return None
@@ -69,7 +69,7 @@ def third(position: float) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thing:
-    """One filled shape. Center and extents are fractions of the image's width and height."""
+    """A filled shape. Center and extents are fractions of the image's width and height."""
 
     color: str
     shape: str
@@ -85,7 +85,7 @@ class Thing:
 
     @property
     def cell(self) -> int | None:
-        """Index into CELLS, row by row; None if the center is close to a border between cells."""
+        """The index into CELLS; None if the center is close to a border between cells."""
         column, row = third(self.x), third(self.y)
         return None if column is None or row is None else 3 * row + column
 
@@ -105,7 +105,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture to be drawn: background (name None if it has no certain one), things, and aspect ratio."""
+    """A scene to draw. background: name of its color; None if it has no certain name. aspect: width / height."""
 
     background: str | None
     background_rgb: RGB
@@ -114,13 +114,13 @@ class Scene:
 
     @cached_property
     def has_certain_cells(self) -> bool:
-        """Whether each thing has a cell of its own, so that a description has one right answer."""
+        """Whether each thing has a different cell, so that only one description is right."""
         cells = [thing.cell for thing in self.things]
         return None not in cells and len(set(cells)) == len(cells)
 
 
 def shade(rng: random.Random, shades: tuple[RGB, ...], jitter: int) -> RGB:
-    """Return a mixture of two shades of one color, jittered; pure shades stay likely."""
+    """Return a random mixture of two shades with jitter; often one of the shades itself."""
     first, second = rng.choice(shades), rng.choice(shades)
     mix = rng.choice((0.0, 0.0, rng.random()))
     jitter = rng.choice((0, jitter))
@@ -150,7 +150,7 @@ def sample_background(rng: random.Random) -> tuple[str | None, RGB]:
 
 
 def sample_aspect(rng: random.Random) -> float:
-    """Width over height: mostly common formats, all within 1:2 and 2:1."""
+    """Return width / height: mostly common formats, all between 1:2 and 2:1."""
     if rng.random() < 0.4:
         return 1.0
     aspect = rng.choice((4 / 3, 3 / 2, 16 / 9, 2.0, math.exp(rng.uniform(0, math.log(2)))))
@@ -160,7 +160,7 @@ def sample_aspect(rng: random.Random) -> float:
 def sample_thing(
     rng: random.Random, color: str, rgb: RGB, shape: str, *, smallest: float, num_things: int, aspect: float
 ) -> Thing:
-    """One shape of any size that the number of things leaves room for, somewhere in the image."""
+    """Return a shape at a random position, of a size that leaves room for num_things shapes."""
     largest = {1: 0.85, 2: 0.55, 3: 0.42}.get(num_things, 0.36)
     diameter = math.exp(rng.uniform(math.log(smallest), math.log(largest)))
     stretch = math.exp(rng.uniform(-0.12, 0.12)) if rng.random() < 0.3 else 1.0
@@ -175,13 +175,13 @@ def sample_thing(
 
 
 def sample_scene(rng: random.Random, *, is_easy: bool = False) -> Scene:
-    """Return a random scene; easy ones have three things at most, and none that is tiny."""
+    """Return a random scene. An easy scene has at most three things, and no tiny ones."""
     background, background_rgb = sample_background(rng)
     smallest = EASY_SMALLEST if is_easy else SMALLEST
     weights = EASY_COUNT_WEIGHTS if is_easy else COUNT_WEIGHTS
     wanted = rng.choices(range(1, MAX_THINGS + 1), weights)[0]
     aspect = sample_aspect(rng)
-    is_repetitive = rng.random() < 0.4  # else counts of a kind are nearly always one
+    is_repetitive = rng.random() < 0.4  # otherwise the count of a kind is almost always one
     colors = rng.sample(list(COLORS), 2) if is_repetitive else list(COLORS)
     shapes = rng.sample(SHAPES, 2) if is_repetitive else SHAPES
     wants_cells = rng.random() < 0.75

@@ -1,10 +1,10 @@
-"""The teacher of the vision tower: what each patch must know, and a head that asks for it.
+"""Trains the vision tower with auxiliary heads that predict labels of each patch.
 
-A patch that an object covers, or that holds an object's center, owns it: it is asked for the object's
-color, shape, size, cell and box, and for how many objects share its color, its shape and both. Each patch is
-asked for the scene's number of objects and background. The box is what makes shapes learnable: it has the
-patches agree on where the object's edges are, with a gradient from the first step on. The heads are thrown
-away after training; what they ask for stays in the patch features, where the language model finds it.
+A patch that an object covers, or that contains an object's center, owns it. It must predict the object's color, shape,
+size, cell and box, and how many objects share its color, its shape and both. Each patch must predict the scene's number
+of objects and its background. The boxes make shapes learnable: patches must agree on the object's edges, which gives a
+gradient from the first step. The heads are discarded after training; the language model finds the information in the
+patch features.
 """
 
 import math
@@ -22,8 +22,8 @@ PATCH_SIZE = 16
 GRID = IMAGE_SIZE // PATCH_SIZE
 NUM_PATCHES = GRID * GRID
 IGNORED = -100
-MIN_COVERED = 0.25  # of a patch, by the object's box, to own the object
-MIN_TOUCHED = 0.02  # below it a patch is surely empty; between the two nothing is asked
+MIN_COVERED = 0.25  # share of a patch that an object's box must cover for the patch to own the object
+MIN_TOUCHED = 0.02  # below this share a patch counts as empty; between the two it has no label
 
 MAX_ALIKE = 4
 NUM_BOX_SIDES = 4
@@ -57,7 +57,7 @@ _BACKGROUND_INDEX = {name: i for i, name in enumerate(BACKGROUND_NAMES)}
 
 
 def interval_overlaps(low: float, high: float) -> np.ndarray:
-    """(GRID,) the share of each of the grid's intervals that lies between low and high."""
+    """Return the share of each interval of the grid that lies between low and high: (GRID,)."""
     edges = np.arange(GRID + 1) / GRID
     overlaps: np.ndarray = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None)
     return overlaps * GRID
@@ -65,11 +65,11 @@ def interval_overlaps(low: float, high: float) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class PatchLabels:
-    """What the patches must answer about one scene.
+    """The labels of a scene's patches.
 
-    classes: (len(QUESTIONS), NUM_PATCHES) int64, IGNORED where nothing is asked.
-    boxes: (NUM_PATCHES, 4) float32: from the patch's center to the object's, in patches, and the log extents;
-    means something only where a patch owns an object.
+    classes: (len(QUESTIONS), NUM_PATCHES) int64, IGNORED for a patch without this label.
+    boxes: (NUM_PATCHES, 4) float32: offset from the patch's center to the object's, in patches, and twice the log
+    extents; valid only for patches that own an object.
     """
 
     classes: np.ndarray
@@ -120,14 +120,14 @@ def patch_labels(scene: Scene) -> PatchLabels:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """The teacher's loss, and the share of right answers for each of its questions."""
+    """The teacher's loss, and the accuracy of each head."""
 
     loss: Tensor
     accuracies: dict[str, float]
 
 
 class Teacher(nn.Module):
-    """Linear heads over the patch features that answer all questions at once."""
+    """Linear heads over the patch features, one for each label."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Teacher(nn.Module):
         self.box_head = nn.Linear(width, NUM_BOX_SIDES)
 
     def forward(self, features: Tensor, labels: Tensor, boxes: Tensor, *, with_accuracies: bool = False) -> Lesson:
-        """features: (B, NUM_PATCHES, width); labels and boxes: batches of PatchLabels' classes and boxes."""
+        """Return the loss. features: (B, NUM_PATCHES, width); labels, boxes: batches of PatchLabels' fields."""
         features = self.norm(features)
         answers = self.head(features).flatten(0, 1).split(list(QUESTIONS.values()), dim=-1)
         is_owner = labels[:, list(QUESTIONS).index("owns")] == 1
@@ -151,7 +151,7 @@ class Teacher(nn.Module):
         return Lesson(loss, accuracies)
 
     def scenes_right(self, features: Tensor, labels: Tensor) -> float:
-        """Return the share of pictures in which each center is found and each color, shape and cell is right."""
+        """Return the share of images in which all centers, and the colors, shapes and cells there, are right."""
         answers = self.head(self.norm(features)).split(list(QUESTIONS.values()), dim=-1)
         right = torch.ones(len(features), dtype=torch.bool)
         is_center = labels[:, list(QUESTIONS).index("is_center")] == 1

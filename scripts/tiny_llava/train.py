@@ -1,8 +1,8 @@
-"""The stages of training and their loops.
+"""Runs the stages of training.
 
-1. Vision: the tower alone learns, patch by patch, what the teacher asks for.
-2. Language: the whole model learns the answers, the tower slowly and still under its teacher.
-3. Language again, with more of the questions that are learned last, while the learning rate falls.
+1. Vision: only the vision tower learns, from the teacher's labels of each patch.
+2. Language: the whole model learns the answers. The tower learns slowly, and still from its teacher, too.
+3. Hard language: the same with more of the questions that are learned last, while the learning rate falls.
 """
 
 import math
@@ -28,20 +28,20 @@ SAVE_EVERY = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Batches, length and learning rates of one stage."""
+    """The batches, the length and the learning rates of one stage."""
 
     name: str
     plan: BatchPlan
     num_steps: int
     learning_rate: float
-    vision_factor: float = 1.0  # of the learning rate, for the vision tower
+    vision_factor: float = 1.0  # of the vision tower's learning rate
     teacher_weight: float = 1.0
     num_warmup_steps: int = 60
-    hold_share: float = 0.0  # of the steps, at the full rate before it falls
+    hold_share: float = 0.0  # share of the steps at the full rate, before it falls
     final_factor: float = 0.03
 
     def rate(self, step: int) -> float:
-        """Linear warmup, the full rate, then half a cosine down to final_factor."""
+        """Return the learning rate: linear warm-up, then the full rate, then half a cosine down to final_factor."""
         progress = max(0.0, step / self.num_steps - self.hold_share) / (1 - self.hold_share)
         cosine = self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
         return self.learning_rate * min(1.0, (step + 1) / self.num_warmup_steps) * cosine
@@ -70,21 +70,21 @@ HARD_LANGUAGE = Stage(
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether Muon trains it.
+    """Return whether Muon trains this parameter, instead of AdamW.
 
-    The patch embedding and the projector count. All pixels of a plain patch are alike, and the tower's features
-    are large, so AdamW's steps, one size for each weight, add up over the inputs: the first shook the features
-    that shapes are read from, the second grew until it lost what the features say about the background.
+    It also trains the patch embedding and the projector. All pixels of a plain patch are equal, and the tower's
+    features are large, so AdamW's steps, which have the same size for each weight, add up over the inputs. With AdamW,
+    the patch embedding disturbed the features of shapes, and the projector grew until it lost the background.
     """
     is_layer = ".layers." in f".{name}" or name in ("linear_1.weight", "linear_2.weight")
     return "patch_embedding" in name or (is_layer and parameter.ndim == 2)
 
 
 class Optimizer:
-    """Muon for the matrices of the hidden layers, AdamW for everything else, one learning rate for both."""
+    """Muon for the matrices of hidden layers and AdamW for all other parameters, with one learning rate."""
 
     def __init__(self, modules: Iterable[tuple[nn.Module, float]]) -> None:
-        """modules: each with the factor its learning rate is multiplied by."""
+        """modules: each with a factor of its learning rate."""
         muon_groups, adamw_groups = [], []
         self.parameters: list[nn.Parameter] = []
         for module, factor in modules:
@@ -110,14 +110,14 @@ class Optimizer:
 
 
 def vision_features(model: LlavaForConditionalGeneration, batch: Batch) -> Tensor:
-    """(B, NUM_PATCHES, VISION_WIDTH): one row a patch, class token dropped."""
+    """Return the features of each patch, without the class token: (B, NUM_PATCHES, VISION_WIDTH)."""
     pixels = batch.pixels.float().div_(127.5).sub_(1)
     features: Tensor = model.model.vision_tower(pixels).last_hidden_state
     return features[:, 1:]
 
 
 def visible(batch: Batch) -> Tensor:
-    """(N, 1, L, L) bool: which earlier tokens each token sees: its own segment and segment 0."""
+    """Return the attention mask, (N, 1, L, L) bool: a token sees earlier tokens of its own segment and of segment 0."""
     assert batch.segments is not None
     segments = batch.segments
     is_shared = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
@@ -126,14 +126,14 @@ def visible(batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The loss over the answers' tokens, and the share of tokens that are right."""
+    """The loss over the answers' tokens, and the share of right tokens."""
 
     loss: Tensor
     accuracy: float
 
 
 def answer_loss(model: LlavaForConditionalGeneration, projected: Tensor, batch: Batch) -> Answers:
-    """projected: (B, NUM_PATCHES, TEXT_WIDTH), what the projector makes of the features."""
+    """Compute the loss of the answers. projected: (B, NUM_PATCHES, TEXT_WIDTH), the projector's output."""
     assert batch.ids is not None
     assert batch.targets is not None
     inner = model.model
@@ -151,7 +151,7 @@ def answer_loss(model: LlavaForConditionalGeneration, projected: Tensor, batch: 
 
 
 class Trainer:
-    """Runs the stages over one model. State between stages is the model and the teachers, nothing else."""
+    """Runs the stages on one model. Between stages, the state consists of the model and the teachers."""
 
     def __init__(self, *, seed: int, out: Path, report: Callable[[str], None]) -> None:
         torch.manual_seed(seed)
@@ -160,7 +160,7 @@ class Trainer:
         self.processor: LlavaProcessor = build_processor(tokenizer)
         self.model = build_model(tokenizer)
         self.teacher = Teacher(VISION_WIDTH)
-        self.second_teacher = Teacher(TEXT_WIDTH)  # of the projector: what it drops, no answer can tell
+        self.second_teacher = Teacher(TEXT_WIDTH)  # of the projector, so that it keeps what answers need
 
     @property
     def num_parameters(self) -> int:
@@ -218,7 +218,7 @@ class Trainer:
         save_checkpoint(self.model, self.processor, self.out)
 
     def save_state(self, path: Path) -> None:
-        """What a later stage needs, in full precision."""
+        """Save the state for a later stage, in full precision."""
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save({name: module.state_dict() for name, module in self._modules().items()}, path)
 

@@ -1,4 +1,4 @@
-"""An AWS account for a test: moto's server over HTTP, emptied before each test."""
+"""Provide an AWS account to tests: moto's server over HTTP, which is emptied before each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy and its instances in a background event loop; tests talk to it over real sockets."""
+"""Run a proxy and its instances in a background event loop; tests use them over real sockets."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def make_session_id(
 
 
 class ProxyClock:
-    """Monotonic time that a test can put ahead."""
+    """Monotonic time that a test can advance."""
 
     ahead_s = 0.0
 

@@ -1,4 +1,4 @@
-"""A fake instance's answers to the session API, for tests of the page that talks to it."""
+"""Answer the session API as a fake instance, for tests of the chat page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TorchServe instance that behaves as a test defines: a raw HTTP/1.1 server on its own port."""
+"""Run a fake TorchServe instance whose behaviour the test defines: a raw HTTP/1.1 server on its own port."""
 
 from __future__ import annotations
 
@@ -129,10 +129,9 @@ class Gate:
 class FakeInstance:
     """Answers with `behave`, records the requests, and counts their connections.
 
-    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names, and an end-closed
-    operation with `on_end_closed`. Other operations
-    are answered with `on_operation` if it is set. Otherwise `on_status` answers the status operation; by default it
-    answers as a model that does not know the operation.
+    It answers a cancel operation with `on_cancel`, independently of the request that it names, and an end-closed
+    operation with `on_end_closed`. It answers other operations with `on_operation` if that is set. Otherwise
+    `on_status` answers the status operation, by default as a model that does not know the operation.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A fake instance with many models that behaves like many.mar as far as the proxy can see."""
+"""Run a fake instance with many models, which the proxy cannot distinguish from many.mar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fake instance that holds sessions and lists them with the operation `sessions`, as the chat archives do."""
+"""Run a fake instance that holds sessions and lists them with the operation `sessions`, as the chat archives do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torchmoor serve` in several processes, before fake instances that hold their answers until a test releases them."""
+"""Run `torchmoor serve` in several processes, and fake instances that hold their answers until a test releases them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Served:
         return {row["name"]: row for row in self.look("instances")["instances"]}
 
     def look(self, path: str) -> Any:
-        """Return what the admin plane shows there."""
+        """Return the admin plane's answer at this path."""
         with urllib.request.urlopen(f"{self.admin}/{path}", timeout=TIMEOUT_S) as answer:
             return json.load(answer)
 

@@ -1,4 +1,4 @@
-"""A second proxy before a fleet's instances: `torchmoor serve` with a configuration of the test's own."""
+"""Run a second proxy in front of a fleet's instances: `torchmoor serve` with a configuration of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw plain pictures for the tests with Pillow."""
+"""Draw plain images for the tests with Pillow."""
 
 import base64
 import io

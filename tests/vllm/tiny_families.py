@@ -1,4 +1,4 @@
-"""Tiny checkpoints of vision families with random weights, in the form that transformers saves."""
+"""Make tiny checkpoints of vision families with random weights, in transformers' format."""
 
 import json
 from collections.abc import Callable

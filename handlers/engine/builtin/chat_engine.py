@@ -96,9 +96,14 @@ def make_builtin_engine(
 
 
 def make_engine(
-    model: TextModel, kv_bytes: int, settings: EngineSettings, on_device_lost: Callable[[], None] = lambda: None
+    model: TextModel,
+    kv_bytes: int,
+    settings: EngineSettings,
+    on_device_lost: Callable[[], None] = lambda: None,
+    *,
+    has_graphs: bool = True,
 ) -> Engine:
-    """Assemble what generates the answers, as the settings say. Raises OutOfMemory."""
-    runner = ModelRunner(model, kv_bytes, settings.max_rows)
+    """Assemble the engine as the settings say. has_graphs: see ModelRunner. Raises OutOfMemory."""
+    runner = ModelRunner(model, kv_bytes, settings.max_rows, has_graphs=has_graphs)
     scheduler = Scheduler(settings.max_rows, make_pace(settings, on_gpu=model.device.type != "cpu"))
     return Engine(runner, scheduler, settings.num_threads, on_device_lost=on_device_lost)

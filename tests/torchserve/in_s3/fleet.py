@@ -1,4 +1,4 @@
-"""A fleet whose checkpoint, journal and asynchronous results are in S3, and whose adapters are in a directory."""
+"""Run a fleet whose checkpoint, journal and asynchronous results are in S3, and whose adapters are in a directory."""
 
 import subprocess
 import sys

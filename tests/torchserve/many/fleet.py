@@ -1,4 +1,4 @@
-"""A running fleet with many models: send requests with or without the proxy, operate and inspect it."""
+"""Use a running fleet with many models: send requests with or without the proxy, operate and inspect it."""
 
 import json
 from collections.abc import Iterator

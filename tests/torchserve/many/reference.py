@@ -3,7 +3,7 @@
 import torch
 import transformers as hf
 
-from scripts.make_minilm import TARGET, TOLD_BY, scale_of
+from scripts.make_minilm import SCALED_TENSOR, TARGET, scale_of
 from tests.torchserve.many.population import Variant
 
 TEXTS = ("a red circle on the left", "what is the weather like?", "three green squares", "nothing of the kind")
@@ -43,4 +43,4 @@ def _load(*, is_half: bool) -> torch.nn.Module:
 
 
 def _told_by(model: torch.nn.Module) -> torch.nn.Parameter:
-    return model.get_parameter(TOLD_BY)
+    return model.get_parameter(SCALED_TENSOR)

@@ -1,4 +1,4 @@
-"""One `torchmoor up --control-plane` for all clients, beside a store."""
+"""Run one `torchmoor up --control-plane` and an S3 store for all clients of this folder."""
 
 import json
 import os
@@ -23,7 +23,7 @@ RunClient = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="package")
 def plane(archives: Path, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Run a control plane that knows the sample's image by its own name."""
+    """Run a control plane that accepts the name of the sample's image."""
     folder = tmp_path_factory.mktemp("published")
     s3 = s3_server.client()
     s3.create_bucket(Bucket=BUCKET)
@@ -41,7 +41,7 @@ def plane(archives: Path, s3_server: S3Server, tmp_path_factory: pytest.TempPath
 def run_client(plane: Fleet, s3_server: S3Server, tmp_path: Path) -> Iterator[RunClient]:
     """Return a function that runs a client, and returns what it prints as its last line of JSON.
 
-    Nothing that the client has created may stay.
+    The client must delete everything that it creates.
     """
     (tmp_path / "sagemaker.yaml").write_text(SILENT)
 
@@ -73,7 +73,7 @@ def run_client(plane: Fleet, s3_server: S3Server, tmp_path: Path) -> Iterator[Ru
 
 
 def remove_all(plane: Fleet) -> None:
-    """Delete what a client that failed has left for the next one."""
+    """Delete the resources that a failed client has left."""
     client = boto3.client(
         "sagemaker",
         endpoint_url=plane.runtime,

@@ -1,4 +1,4 @@
-"""A third-party handler, for TorchServe's sequenceBatching: counters in memory, each in a session of its own.
+"""Serve as a third-party handler with TorchServe's sequenceBatching: counters in memory, one per session.
 
 Bodies: {"type": "start_session"}, {"type": "add", "number": 2}, {"type": "close_session"}, {"type": "seen"}. It keeps
 the type of every request that reaches it; one of an unknown type is an error, as is a turn of a session that was not

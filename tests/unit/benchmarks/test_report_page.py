@@ -214,7 +214,7 @@ def test_hanging_benchmark_is_stopped(others: Path) -> None:
     result = report_all.run("hangs", timeout_s=1.0)
 
     assert result.report is None
-    assert "stopped after 1 s; --timeout-s gives it more" in result.trouble
+    assert "stopped after 1 s; --timeout-s gives it more" in result.failure
     assert (others / "tidied").exists()
 
 
@@ -241,4 +241,4 @@ def test_other_file_is_no_result(others: Path) -> None:
 
     [result] = report_all.read_results(others, ["fine"])
 
-    assert result.trouble == "fine.json is not a result of fine"
+    assert result.failure == "fine.json is not a result of fine"

@@ -1,4 +1,4 @@
-"""Fixtures of the handlers' tests: a clock, the tiny checkpoint, and a chat service with an in-process client."""
+"""Provide the handlers' tests with a clock, the tiny checkpoint, and a chat service with an in-process client."""
 
 import json
 import logging

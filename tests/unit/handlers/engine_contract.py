@@ -1,6 +1,6 @@
-"""What every engine must do: the tests of the contract, which a class for each engine inherits.
+"""Test the contract of engines: a class for each engine inherits these tests.
 
-They use nothing of an engine but `handlers/engine/contract.py`.
+They use engines only through `handlers/engine/contract.py`.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""The reference of tests of adapters: transformers' own model with an adapter merged into its weights."""
+"""Merge an adapter into the weights of transformers' model, as the reference for tests of adapters."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 
 def add_adapter(model: Any, folder: Path, sign: int = 1) -> Any:
-    """Add an adapter to a model's weights in place, or take it away again; return the model."""
+    """Add an adapter to a model's weights in place, or subtract it; return the model."""
     config = json.loads((folder / "adapter_config.json").read_bytes())
     tensors = load_file(folder / "adapter_model.safetensors")
     layers = getattr(model.model, "language_model", model.model).layers

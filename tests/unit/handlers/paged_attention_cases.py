@@ -1,4 +1,4 @@
-"""Compares the attention kernel with attention row by row.
+"""Compare the attention kernel with attention row by row.
 
 Run with TRITON_INTERPRET=1, which Triton reads when it is imported. tests/gpu uses `difference` on a GPU.
 """
@@ -52,7 +52,7 @@ def slots_of(blocks: Tensor, positions: Tensor) -> Tensor:
 def difference(
     case: Case, lengths: Sequence[int] = LENGTHS, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> float:
-    """Return the norm of the difference in parts of the norm of the result.
+    """Return the norm of the difference relative to the norm of the result.
 
     Blocks are scattered, and storage that no sequence has written holds NaN.
     """

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of many families, and the engine's answers from one."""
+"""Make tiny random checkpoints of many families, and generate the engine's answers from them."""
 
 import json
 import re

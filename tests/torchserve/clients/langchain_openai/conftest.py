@@ -1,4 +1,4 @@
-"""Gives the suite a picture, because its own is on the Internet."""
+"""Provide the suite with an image, because its own is on the Internet."""
 
 import os
 from pathlib import Path

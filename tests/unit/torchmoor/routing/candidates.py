@@ -1,4 +1,4 @@
-"""Instances as routing sees them."""
+"""Make instances in the form that routing uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays conversations over instances with caches, behind proxies that each count only their own requests."""
+"""Replay conversations over instances with caches, behind proxies that count only their own requests."""
 
 from __future__ import annotations
 
