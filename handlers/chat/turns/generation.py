@@ -107,9 +107,11 @@ class Generation:
                 return
             self._is_admitted = True
             self._parts.admission.enter()
-        self._preparation = self._submit(
-            self._parts.threads_for(self._reply, is_slow=is_slow, line=line), self._prepare
-        )
+        preparation = self._submit(self._parts.threads_for(self._reply, is_slow=is_slow, line=line), self._prepare)
+        with self._lock:
+            self._preparation, error = preparation, self._stopped
+        if error is not None and preparation is not None and preparation.cancel():  # `stop` did not find it
+            self.fail(error)
 
     def _submit(self, submit: Submit, action: Callable[[], None]) -> Future[None] | None:
         try:
