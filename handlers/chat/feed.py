@@ -84,12 +84,13 @@ class AnswerFeed:
         for follower in tuple(self._followers):
             follower.reply.announce()
 
-    def add(self, tokens: Sequence[Token]) -> None:
-        """Add tokens, which are not the last."""
+    def add(self, form: FollowedForm, tokens: Sequence[Token]) -> None:
+        """Add tokens, which are not the last, unless another attempt has begun to generate the answer. form: theirs."""
         with self._lock:
-            if self._form is not None:
-                for token in tokens:
-                    self._form.note(token)
+            if self._form is not form:
+                return
+            for token in tokens:
+                form.note(token)
             for follower in self._followers:
                 follower.reply.write(b"".join(follower.form.token(token, None) for token in tokens))
 

@@ -158,8 +158,8 @@ class Generation:
             if self._prompt is None:
                 self._begun = time.monotonic()
                 self._parts.counters.observe("queue", self._begun - self._received)
-                self._writer.begin_feed()
                 self._prompt = self._compose()
+                self._writer.begin_feed()  # not before: an attempt that finds the answer recorded begins none
                 self._writer.receipt |= self._prompt.receipt
                 self._raise_if_stopped()
             if self._adapter.must_wait(self._prompt.adapter):

@@ -59,7 +59,7 @@ def test_followers_get_the_events_of_the_stored_response(texts: list[str], data:
     join(0)
     feed.begin(form, lambda: None)
     for place, token in enumerate(tokens[:-1], 1):
-        feed.add([token])
+        feed.add(form, [token])
         join(place)
     join(len(tokens))
     stored = end(feed, form, tokens[-1])
@@ -74,13 +74,15 @@ def test_a_second_attempt_repeats_no_event(texts: list[str], data: st.DataObject
     """The client has some events of the first one, and gets the others when the second one has caught up."""
     tokens = [make_token(i, text) for i, text in enumerate(texts)]
     feed, reply = AnswerFeed(), make_reply()
+    first, second = make_form(), make_form()
+    num_first = data.draw(st.integers(0, len(tokens) - 1))
     feed.follow(reply, make_form(), -1, {})
-    feed.begin(make_form(), lambda: None)
-    feed.add(tokens[: data.draw(st.integers(0, len(tokens) - 1))])
+    feed.begin(first, lambda: None)
+    feed.add(first, tokens[:num_first])
 
-    second = make_form()
     feed.begin(second, lambda: None)
-    feed.add(tokens[:-1])
+    feed.add(first, tokens[num_first:-1])  # by a thread that was late
+    feed.add(second, tokens[:-1])
 
     stored = end(feed, second, tokens[-1])
 
@@ -112,7 +114,7 @@ def test_an_answer_that_another_instance_has_stored_repeats_no_event() -> None:
     answer, response = elsewhere.record(summarise(tokens[-1:]))
     feed.follow(reply, make_form(), -1, {})
     feed.begin(form, lambda: None)
-    feed.add(tokens[:2])
+    feed.add(form, tokens[:2])
 
     form.restore(answer, response)
     feed.end(tokens[-1])
