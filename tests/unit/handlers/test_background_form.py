@@ -1,5 +1,6 @@
 """A response in the background as clients follow it: each gets every event once, from wherever it begins."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hypothesis import given
@@ -130,3 +131,14 @@ def test_a_client_that_has_left_is_forgotten() -> None:
     feed.begin(form, lambda: None)
 
     assert end(feed, form, Token(0, "x", 0.0, False))
+
+
+def test_readers_are_woken_without_the_lock_of_the_feed() -> None:
+    """They may use the feed before they return, as does a reader that is at work on another thread."""
+    feed, form = AnswerFeed(), make_form()
+    with ThreadPoolExecutor(1) as threads:
+        reply = PendingReply(lambda: threads.submit(feed.add, form, []).result(30))
+        feed.follow(reply, make_form(), -1, {})
+        feed.begin(form, lambda: None)
+
+        assert end(feed, form, make_token(0, "x")) == take(reply)
