@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from handlers.chat.turns.placed_images import PlacedImages
 from handlers.chat.turns.turn import Turn
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
@@ -238,6 +239,27 @@ def test_a_cancel_before_its_turn_waits_ends_it_too(
     assert talk.run(response_id).wait().error == "ResponseCancelled"
     hold.release()
     assert (asked.wait().status, talk.said()) == (200, ["two"])
+
+
+def test_a_cancel_before_its_picture_is_used_ends_it(
+    make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The picture stays as long as the turn needs it, although the conversation has forgotten it."""
+    talk = Talk(make_client())
+    response_id = talk.queue(about(red))
+    pin = PlacedImages.pin
+
+    def pin_late(*args: Any) -> Any:
+        talk.send(f"POST responses/{response_id}/cancel").wait()
+        return pin(*args)
+
+    monkeypatch.setattr(PlacedImages, "pin", pin_late)
+
+    assert talk.run(response_id).wait().error == "ResponseCancelled"
+    assert talk.state(response_id) == "cancelled"
+    (session,) = talk.client.service.store.snapshot()
+    assert (session.pending_images, session.images) == ([], [])
+    assert len(talk.client.service.images) == 0
 
 
 def test_a_cancel_at_another_worker_wins_over_an_answer(
