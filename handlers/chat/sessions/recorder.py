@@ -172,10 +172,11 @@ class SessionRecorder:
     def copy(self, source: Session, num_entries: int, target: Session) -> None:
         """Record a session's first entries in a new session, which shares the images and KV blocks of the source.
 
-        Hold both sessions. Raises InvalidRequest, SessionLost, JournalUnavailable.
+        Hold both sessions. Raises InvalidRequest, Overloaded, SessionLost, JournalUnavailable.
         """
         with source.recording:
             entries, images = entries_of(source, num_entries), iter(list(source.images))
+        self._store.check_chars(sum(event.num_chars for event in entries))
         for event in entries:
             own = list(islice(images, len(event.images)))
             encoded = [] if self._journal is None else [self.fetch(source, image.digest) for image in own]
@@ -199,8 +200,7 @@ class SessionRecorder:
 
     def read_image(self, session: Session, image: Image) -> bytes:
         """Return the bytes of one of the session's images. Raises SessionLost, JournalUnavailable."""
-        encoded = self._images.find_encoded(image)
-        return self.fetch(session, image.digest) if encoded is None else encoded
+        return self._images.find_encoded(image) or self.fetch(session, image.digest)
 
     def add(self, session: Session, event: Event, encoded: Sequence[bytes]) -> None:
         """Record a turn without a generated answer, whose images the session already holds. Raises as `record` does."""
