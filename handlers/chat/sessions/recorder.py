@@ -160,8 +160,7 @@ class SessionRecorder:
         images: list[Image] = []
         try:
             for name in names:
-                encoded = self.fetch(session, name)
-                images.append(self._images.take_in(session.scope, encoded, is_recorded=True))
+                images.append(self._images.take_in(session.scope, self.fetch(session, name), is_recorded=True))
             self._store.add_images(session, images, are_recorded=True)
         except BaseException:
             for image in images:
@@ -209,10 +208,14 @@ class SessionRecorder:
             self._apply_turn(session, event)
 
     def fetch(self, session: Session, digest: str) -> bytes:
-        """Read the encoded bytes of one of the session's images. Raises SessionLost, JournalUnavailable."""
+        """Read the encoded bytes of one of its images. Raises SessionClosed, SessionLost, JournalUnavailable."""
         assert self._journal is not None
         with self._translated(session.id.text):
-            return self._journal.get_image(session.id.text, digest)
+            try:
+                return self._journal.get_image(session.id.text, digest)
+            except FileNotFoundError:
+                self.is_known(session.id.text)  # raises SessionClosed if another worker has closed it meanwhile
+                raise
 
     def record(self, session: Session, event: Event, encoded_images: Sequence[bytes] = ()) -> None:
         """Write the images of an event, then the event.
@@ -286,15 +289,12 @@ class SessionRecorder:
         name: the request's, by `name_request`. The question is compared too, because a client may use one id for all
         its requests.
         """
-        for event in reversed(session.replays):
-            if event.kind == "turn" and (event.invocation_id, event.question) == (name, question):
-                return event
-        return None
+        turns = (event for event in reversed(session.replays) if event.kind == "turn")
+        return next((each for each in turns if (each.invocation_id, each.question) == (name, question)), None)
 
     def has_added(self, session: Session, invocation_id: str, images: tuple[str, ...]) -> bool:
         """Return True if this request has already added these images. Call `catch_up` first."""
-        done = (event for event in session.replays if event.kind == "images")
-        return any((event.invocation_id, event.images) == (invocation_id, images) for event in done)
+        return any((e.kind, e.invocation_id, e.images) == ("images", invocation_id, images) for e in session.replays)
 
     def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
         """Return the session for an opening: `session`, or the one that the same request has opened before.

@@ -262,6 +262,26 @@ def test_a_cancel_before_its_picture_is_used_ends_it(
     assert len(talk.client.service.images) == 0
 
 
+def test_a_conversation_that_is_deleted_while_its_picture_is_read_is_not_known(
+    make_client: Any, journal: DirectoryJournal, red: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker has read that the conversation has the picture, but not yet the picture itself."""
+    talk = Talk(make_client(instance="llava-0", journal=journal))
+    assert talk.ask(about(red)).wait().status == 200
+    elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
+    get_image = journal.get_image
+
+    def get_late(session_id: str, image: str) -> bytes:
+        assert talk.send(f"DELETE conversations/{talk.id}").wait().status == 200
+        return get_image(session_id, image)
+
+    monkeypatch.setattr(journal, "get_image", get_late)
+    asked = elsewhere.ask("hello").wait()
+
+    assert (asked.status, asked.json["error"]["code"]) == (404, "not_found")
+    assert elsewhere.client.service.counters.get("journal_failures") == 0
+
+
 def test_a_cancel_at_another_worker_wins_over_an_answer(
     make_client: Any, endless_llava: Any, journal: DirectoryJournal
 ) -> None:
