@@ -97,8 +97,7 @@ class SessionRecorder:
         """Return True if the session has a journal. Raises SessionClosed, SessionLost, JournalUnavailable."""
         if self._journal is None:
             return False
-        first = self._read_first(session_id)
-        if first is not None and first.kind == "close":
+        if (first := self._read_first(session_id)) is not None and first.kind == "close":
             raise SessionClosed()
         return first is not None
 
@@ -208,8 +207,9 @@ class SessionRecorder:
             self._apply_turn(session, event)
 
     def fetch(self, session: Session, digest: str) -> bytes:
-        """Read the encoded bytes of one of its images. Raises SessionClosed, SessionLost, JournalUnavailable."""
-        assert self._journal is not None
+        """Read the encoded bytes of one of its images. Raises the SessionGone family, JournalUnavailable."""
+        if self._journal is None:  # the session had the image until it ended
+            raise session.end or SessionLost()
         with self._translated(session.id.text):
             try:
                 return self._journal.get_image(session.id.text, digest)

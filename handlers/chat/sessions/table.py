@@ -271,3 +271,5 @@ class SessionTable:
         for image in (*session.images, *session.pending_images):
             self.images.release(image, is_kept=keeps_features)
         session.images, session.pending_images = [], []
+        for queued in tuple(session.queued.values()):  # another thread may add one
+            queued.images = []

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.turns.placed_images import PlacedImages
 from handlers.chat.turns.turn import Turn
 from handlers.journal.directory import DirectoryJournal
@@ -280,6 +281,29 @@ def test_a_conversation_that_is_deleted_while_its_picture_is_read_is_not_known(
 
     assert (asked.status, asked.json["error"]["code"]) == (404, "not_found")
     assert elsewhere.client.service.counters.get("journal_failures") == 0
+
+
+@pytest.mark.parametrize("has_queued", [True, False])
+def test_items_that_come_as_an_operator_closes_their_conversation_are_refused(
+    make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch, *, has_queued: bool
+) -> None:
+    """Without a journal, too, where the close frees the pictures that they bring, and those of other requests."""
+    talk = Talk(make_client())
+    (session,) = talk.client.service.store.snapshot()
+    close = {operations.ACTION: operations.CLOSE, operations.SESSION: session.hash}
+    if has_queued:
+        talk.queue(about(red))
+    add = SessionRecorder.add
+
+    def add_late(*args: Any) -> None:
+        assert talk.client.call(close, {wire.OPERATION: operations.SESSIONS}).status == 200
+        add(*args)
+
+    monkeypatch.setattr(SessionRecorder, "add", add_late)
+    added = talk.send(f"POST conversations/{talk.id}/items", {"items": about(red)}).wait()
+
+    assert (added.status, added.json["error"]["code"]) == (404, "not_found")
+    assert len(talk.client.service.images) == 0
 
 
 def test_a_cancel_at_another_worker_wins_over_an_answer(
