@@ -76,7 +76,7 @@ class StoredResponses:
                     event = session.find_turn(place.number)
                     queued = session.queued.get(place.number) if event is None else None
                     if queued is not None:
-                        event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
+                        event = queued.shown(is_running=session.turn in queued.turns)
                     if event is None or not event.response or place.number in session.deleted:
                         raise unknown_response(response_id, param)
                     if queued is None and not event.answer:  # items that a client has added

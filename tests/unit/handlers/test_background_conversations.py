@@ -12,6 +12,7 @@ from handlers.chat.turns.turn import Turn
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import Hold, data_url
+from tests.waiting import wait_until
 from torchmoor.wire import background, operations
 from torchmoor.wire import headers as wire
 from torchmoor.wire.response_ids import read_conversation_id, read_response_id
@@ -219,6 +220,24 @@ def test_a_cancel_stops_its_own_turn_and_no_other(make_client: Any, endless_llav
     assert (cancelled["status"], waiting.wait().error) == ("cancelled", "ResponseCancelled")
     hold.release()
     assert (asked.wait().status, talk.said()) == (200, ["two"])
+
+
+def test_a_cancel_stops_all_attempts(make_client: Any, endless_llava: Any) -> None:
+    """The one that generates the answer does not go on to its end because another one has come."""
+    talk = Talk(make_client(endless_llava))
+    response_id = talk.queue("one", max_output_tokens=1500)
+    hold = Hold(endless_llava)
+    attempts = [talk.run(response_id) for _ in range(2)]
+    hold.wait()
+    wait_until(lambda: talk.client.service.store.count_waiting() == 1, "the second attempt waits")
+    assert talk.state(response_id) == "in_progress"
+
+    cancelled = talk.send(f"POST responses/{response_id}/cancel").wait().json
+    hold.release()
+
+    assert cancelled["status"] == "cancelled"
+    assert [each.wait().error for each in attempts] == ["ResponseCancelled"] * 2
+    assert endless_llava.num_steps < 100
 
 
 def test_a_cancel_before_its_turn_waits_ends_it_too(
