@@ -84,28 +84,33 @@ class AnswerFeed:
         for follower in tuple(self._followers):
             follower.reply.announce()
 
-    def add(self, tokens: Sequence[Token]) -> None:
-        """Add tokens, which are not the last."""
+    def add(self, form: FollowedForm, tokens: Sequence[Token]) -> None:
+        """Add tokens, which are not the last, unless another attempt has begun to generate the answer. form: theirs."""
         with self._lock:
-            if self._form is not None:
-                for token in tokens:
-                    self._form.note(token)
+            if self._form is not form:
+                return
+            for token in tokens:
+                form.note(token)
             for follower in self._followers:
                 follower.reply.write(b"".join(follower.form.token(token, None) for token in tokens))
 
     def end(self, token: Token) -> None:
         """Add the last token and the end, which the form has."""
-        with self._lock:
-            form, self._form = self._form, None
-            for follower in tuple(self._followers):
-                follower.reply.write(follower.form.end_like(form, token), is_end=True)
+        form = self._form
+        self._end(lambda follower: follower.form.end_like(form, token))
 
     def fail(self, fields: dict[str, Any]) -> None:
         """End an answer that will not be generated. fields: of the response object."""
+        self._end(lambda follower: follower.form.fail(fields))
+
+    def _end(self, encode: Callable[[_Follower], bytes]) -> None:
+        """End the clients' streams. Not under the lock, because their readers may take it while they are woken."""
         with self._lock:
             self._form = None
-            for follower in tuple(self._followers):
-                follower.reply.write(follower.form.fail(fields), is_end=True)
+            ended = [(follower.reply, encode(follower)) for follower in self._followers]
+            self._followers = []
+        for reply, data in ended:
+            reply.write(data, is_end=True)
 
     def stop(self, error: HandlerError) -> None:
         """Let the readers break the clients' streams: the session has ended. Takes no lock."""

@@ -4,10 +4,11 @@ import hashlib
 from collections.abc import Sequence
 
 from handlers.chat.messages import ImageReference
+from handlers.errors import InvalidRequest
 
 
 def identify(*parts: object) -> str:
-    """Return a text that identifies parts of a request's content: equal only for equal parts."""
+    """Return a text that identifies parts of a request's content: equal only for equal parts. Raises InvalidRequest."""
     content = hashlib.sha256()
     for part in parts:
         data = _bytes_of(part)
@@ -20,7 +21,10 @@ def _bytes_of(part: object) -> bytes:
     """Return a part's bytes; of an image, its own: its `repr` would take several times their memory."""
     if isinstance(part, bytes):
         return part
-    return part.encode(errors="surrogatepass") if isinstance(part, str) else repr(part).encode()
+    try:
+        return part.encode(errors="surrogatepass") if isinstance(part, str) else repr(part).encode()
+    except RecursionError:
+        raise InvalidRequest("the request is nested too deeply") from None
 
 
 def name_request(invocation_id: str, images: Sequence[ImageReference]) -> str:

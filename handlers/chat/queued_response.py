@@ -38,7 +38,8 @@ class QueuedResponse:
     """A response in the background that is not yet an entry of its session.
 
     number: of its future entry. event: records its question. feed: the clients of this worker that follow it.
-    ended: if it has ended without an answer, the fields of its object that say why. turn: generates it on this worker.
+    ended: if it has ended without an answer, the fields of its object that say why. turns: the attempts to generate it
+    on this worker; the queue may ask again while one runs.
     Used in conversations only: images: wait for its turn. has_begun: an attempt has read the conversation. is_changed:
     the conversation has changed since then, so another attempt would give another answer.
     """
@@ -47,7 +48,7 @@ class QueuedResponse:
     event: Event
     ended: dict[str, Any] | None = None
     feed: AnswerFeed = field(default_factory=AnswerFeed)
-    turn: QueuedTurn | None = None
+    turns: list[QueuedTurn] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
     has_begun: bool = False
     is_changed: bool = False
@@ -58,14 +59,13 @@ class QueuedResponse:
         return self.number if self.event.entry else 0
 
     def forget(self, turn: QueuedTurn) -> None:
-        """Clear `turn` when this turn has ended."""
-        if self.turn is turn:
-            self.turn = None
+        """Remove an attempt that has ended."""
+        if turn in self.turns:
+            self.turns.remove(turn)
 
     def stop_if_ended(self) -> None:
-        """Stop the turn if the response has ended. Called when it ends, and when its turn is in the session's queue."""
-        turn = self.turn  # another thread may end it
-        if self.ended is not None and turn is not None:
+        """Stop its turns if the response has ended. Called when it ends, and when a turn is in the session's queue."""
+        for turn in tuple(self.turns) if self.ended is not None else ():  # another thread may end one
             turn.stop(ResponseCancelled("this response was cancelled"))
 
     def raise_if_changed(self) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from scripts.build_archives import ARCHIVES
 from torchmoor.errors import LaunchError
+from torchmoor.fleet.archive_checks import check_archives
 from torchmoor.fleet.archives import MANIFEST, ArchiveContents, make_contents, write_archive
-from torchmoor.fleet.launcher import check_archives
 from torchmoor.fleet.torchserve import Launch
 
 ROOT = Path(__file__).parents[2]

@@ -23,14 +23,8 @@ from torchmoor.config.body_heap import inflight_body_bytes
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
-from torchmoor.fleet.archives import (
-    find_fault,
-    find_requirements,
-    has_handler,
-    has_other_handlers,
-    takes_operations,
-    write_archive,
-)
+from torchmoor.fleet.archive_checks import check_archives
+from torchmoor.fleet.archives import find_requirements, takes_operations, write_archive
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.instance_log import (
     describe_exit,
@@ -362,32 +356,6 @@ def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContex
         return nullcontext()
     spec.console_file.unlink(missing_ok=True)
     return spec.console_file.open("ab")
-
-
-def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
-    """Raise LaunchError for an archive that cannot be served; warn once of one with other handlers."""
-    checked: set[Path] = set()
-    for launch in launches:
-        store = launch.store or model_store
-        archive = store / launch.archive
-        if launch.contents is not None or archive in checked:
-            continue
-        if not archive.exists():
-            raise LaunchError(
-                f"there is no {launch.archive} in {store}: serve a checkpoint with torchmoor up FOLDER --name "
-                f"{launch.model}, give the archives' directory with --model-store, or build it with make archives in "
-                "a checkout"
-            )
-        if not has_handler(archive):
-            raise LaunchError(
-                f"{archive} has no handler, because it is a model for an endpoint of many models: serve it with "
-                f"torchmoor up --endpoint many --models {archive.parent}"
-            )
-        if fault := find_fault(archive):
-            raise LaunchError(f"{archive}: {fault}")
-        if has_other_handlers(archive):
-            logger.warning("%s has other handlers than this torchmoor; build it again, unless you want those", archive)
-        checked.add(archive)
 
 
 def _settle(first: asyncio.Future[None], ended: asyncio.Task[None], name: str) -> None:

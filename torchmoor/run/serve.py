@@ -18,9 +18,10 @@ from typing import Any
 from torchmoor.config.file import read_file
 from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.archive_checks import check_archives
 from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
-from torchmoor.fleet.launcher import Launcher, check_archives
+from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.process_commands import reopen_log
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch

@@ -117,7 +117,7 @@ class BackgroundResponses:
             if queued.entry:  # else its session's adapter answers
                 reply.adapter = queued.event.adapter
             turn = self._service.make_turn(session, resume_response(command, queued, session.id.text), reply)
-            queued.turn = turn
+            queued.turns.append(turn)
             reply.on_end(lambda: queued.forget(turn))
             turn.start()
             queued.stop_if_ended()  # a cancel that came before found no turn in the queue

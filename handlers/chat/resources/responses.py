@@ -90,7 +90,7 @@ class StoredResponses:
             elif not event.answer:  # items that a client has added
                 return None
             if queued is not None:
-                event = queued.shown(is_running=queued.turn is not None and queued.turn is session.turn)
+                event = queued.shown(is_running=session.turn in queued.turns)
             if event is None or not event.response or number in session.deleted:
                 return None
         return StoredResponse(session, number, event, queued)

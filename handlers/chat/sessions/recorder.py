@@ -97,8 +97,7 @@ class SessionRecorder:
         """Return True if the session has a journal. Raises SessionClosed, SessionLost, JournalUnavailable."""
         if self._journal is None:
             return False
-        first = self._read_first(session_id)
-        if first is not None and first.kind == "close":
+        if (first := self._read_first(session_id)) is not None and first.kind == "close":
             raise SessionClosed()
         return first is not None
 
@@ -160,8 +159,7 @@ class SessionRecorder:
         images: list[Image] = []
         try:
             for name in names:
-                encoded = self.fetch(session, name)
-                images.append(self._images.take_in(session.scope, encoded, is_recorded=True))
+                images.append(self._images.take_in(session.scope, self.fetch(session, name), is_recorded=True))
             self._store.add_images(session, images, are_recorded=True)
         except BaseException:
             for image in images:
@@ -172,10 +170,11 @@ class SessionRecorder:
     def copy(self, source: Session, num_entries: int, target: Session) -> None:
         """Record a session's first entries in a new session, which shares the images and KV blocks of the source.
 
-        Hold both sessions. Raises InvalidRequest, SessionLost, JournalUnavailable.
+        Hold both sessions. Raises InvalidRequest, Overloaded, SessionLost, JournalUnavailable.
         """
         with source.recording:
             entries, images = entries_of(source, num_entries), iter(list(source.images))
+        self._store.check_chars(sum(event.num_chars for event in entries))
         for event in entries:
             own = list(islice(images, len(event.images)))
             encoded = [] if self._journal is None else [self.fetch(source, image.digest) for image in own]
@@ -199,8 +198,7 @@ class SessionRecorder:
 
     def read_image(self, session: Session, image: Image) -> bytes:
         """Return the bytes of one of the session's images. Raises SessionLost, JournalUnavailable."""
-        encoded = self._images.find_encoded(image)
-        return self.fetch(session, image.digest) if encoded is None else encoded
+        return self._images.find_encoded(image) or self.fetch(session, image.digest)
 
     def add(self, session: Session, event: Event, encoded: Sequence[bytes]) -> None:
         """Record a turn without a generated answer, whose images the session already holds. Raises as `record` does."""
@@ -209,10 +207,15 @@ class SessionRecorder:
             self._apply_turn(session, event)
 
     def fetch(self, session: Session, digest: str) -> bytes:
-        """Read the encoded bytes of one of the session's images. Raises SessionLost, JournalUnavailable."""
-        assert self._journal is not None
+        """Read the encoded bytes of one of its images. Raises the SessionGone family, JournalUnavailable."""
+        if self._journal is None:  # the session had the image until it ended
+            raise session.end or SessionLost()
         with self._translated(session.id.text):
-            return self._journal.get_image(session.id.text, digest)
+            try:
+                return self._journal.get_image(session.id.text, digest)
+            except FileNotFoundError:
+                self.is_known(session.id.text)  # raises SessionClosed if another worker has closed it meanwhile
+                raise
 
     def record(self, session: Session, event: Event, encoded_images: Sequence[bytes] = ()) -> None:
         """Write the images of an event, then the event.
@@ -286,15 +289,12 @@ class SessionRecorder:
         name: the request's, by `name_request`. The question is compared too, because a client may use one id for all
         its requests.
         """
-        for event in reversed(session.replays):
-            if event.kind == "turn" and (event.invocation_id, event.question) == (name, question):
-                return event
-        return None
+        turns = (event for event in reversed(session.replays) if event.kind == "turn")
+        return next((each for each in turns if (each.invocation_id, each.question) == (name, question)), None)
 
     def has_added(self, session: Session, invocation_id: str, images: tuple[str, ...]) -> bool:
         """Return True if this request has already added these images. Call `catch_up` first."""
-        done = (event for event in session.replays if event.kind == "images")
-        return any((event.invocation_id, event.images) == (invocation_id, images) for event in done)
+        return any((e.kind, e.invocation_id, e.images) == ("images", invocation_id, images) for e in session.replays)
 
     def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
         """Return the session for an opening: `session`, or the one that the same request has opened before.

@@ -256,7 +256,7 @@ class SessionTable:
     def _stop(self, session: Session, end: SessionGone) -> None:
         session.end = end
         for queued in tuple(session.queued.values()):  # another thread may add one
-            if queued.turn is None or queued.turn is not session.turn or not isinstance(end, SessionExpired):
+            if session.turn not in queued.turns or not isinstance(end, SessionExpired):
                 queued.end_feed(end)
         logger.info("session ended session_id=%s reason=%s", session.id.text[:24], end.code)
         if session.turn is None:
@@ -272,3 +272,5 @@ class SessionTable:
         for image in (*session.images, *session.pending_images):
             self.images.release(image, is_kept=keeps_features)
         session.images, session.pending_images = [], []
+        for queued in tuple(session.queued.values()):  # another thread may add one
+            queued.images = []

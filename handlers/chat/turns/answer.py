@@ -106,15 +106,19 @@ class AnswerWriter:
         return self._is_begun or self._reply.is_streaming
 
     def begin_feed(self) -> None:
-        """Let clients follow the answer from now on, if they may."""
+        """Let clients follow the answer from now on, if they may. Its form has a restored answer, if there is one."""
         if self._feed is not None:
-            self._feed.begin(cast(FollowedForm, self._form), self._feed_added)
+            self._feed.begin(self._followed_form, self._feed_added)
+
+    @property
+    def _followed_form(self) -> FollowedForm:
+        return cast(FollowedForm, self._form)
 
     def _feed_added(self) -> None:
         """Pass what was added on to the clients that follow."""
         assert self._feed is not None
         with self._encoding:
-            self._feed.add(self._take_added())
+            self._feed.add(self._followed_form, self._take_added())
 
     def read_rest(self) -> tuple[str, list[Token]]:
         """Return the whole text and the tokens that are not streamed yet. Call this after the last token."""
@@ -164,6 +168,7 @@ class AnswerWriter:
         if self._reader is not None:
             parts = [*self._reader.read(rest), *self._reader.finish()]
             summary = replace(summary, message=self._reader.message)
+        self.begin_feed()
         self.end(Token(0, rest, 0.0, False, parts, offset=len(shown), own_text=rest), summary)
 
     def _begin(self) -> None:

@@ -107,9 +107,11 @@ class Generation:
                 return
             self._is_admitted = True
             self._parts.admission.enter()
-        self._preparation = self._submit(
-            self._parts.threads_for(self._reply, is_slow=is_slow, line=line), self._prepare
-        )
+        preparation = self._submit(self._parts.threads_for(self._reply, is_slow=is_slow, line=line), self._prepare)
+        with self._lock:
+            self._preparation, error = preparation, self._stopped
+        if error is not None and preparation is not None and preparation.cancel():  # `stop` did not find it
+            self.fail(error)
 
     def _submit(self, submit: Submit, action: Callable[[], None]) -> Future[None] | None:
         try:
@@ -156,8 +158,8 @@ class Generation:
             if self._prompt is None:
                 self._begun = time.monotonic()
                 self._parts.counters.observe("queue", self._begun - self._received)
-                self._writer.begin_feed()
                 self._prompt = self._compose()
+                self._writer.begin_feed()  # not before: an attempt that finds the answer recorded begins none
                 self._writer.receipt |= self._prompt.receipt
                 self._raise_if_stopped()
             if self._adapter.must_wait(self._prompt.adapter):

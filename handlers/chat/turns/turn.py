@@ -57,7 +57,7 @@ class Turn:
         self._messages: list[dict[str, Any]] = []  # the conversation with the question
         self._num_dropped = 0
         self._own_images: list[ReceivedImage] = []  # received with this question
-        self._new_images: list[Image] = []  # that this question is the first to ask about
+        self._new_images: list[Image] = []  # that this question is the first to ask about; held until the turn is over
         self._images: list[Image] = []  # of the prompt
         self._is_rebuilt = False  # the session has turns that this worker did not compute
         self._generation = Generation(parts, self, session.cache, ask, reply, self._release)
@@ -131,6 +131,8 @@ class Turn:
             self._add_images(self._parts.receiver.receive(session.scope, self._ask.images, self._reply))
         with session.recording:  # waits until another request's change is complete
             self._new_images = session.images_for(self._ask.queued)
+            for image in self._new_images:  # those of a response in the background leave the session with its end
+                self._parts.images.share(image)
             images = [*session.images, *self._new_images]
             self._history = session.messages
             num_images = len(self._new_images)
@@ -290,6 +292,8 @@ class Turn:
         """Remove the images of a question that was not answered, and begin the session's next turn."""
         if self._own_images:
             self._store.drop_unrecorded(self._session)
+        for image in self._new_images:
+            self._parts.images.release(image)
         following = self._store.dequeue(self._session, self)
         if following is not None:
             following.begin()

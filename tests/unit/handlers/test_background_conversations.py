@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.turns.placed_images import PlacedImages
 from handlers.chat.turns.turn import Turn
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import Hold, data_url
+from tests.waiting import wait_until
 from torchmoor.wire import background, operations
 from torchmoor.wire import headers as wire
 from torchmoor.wire.response_ids import read_conversation_id, read_response_id
@@ -219,6 +222,24 @@ def test_a_cancel_stops_its_own_turn_and_no_other(make_client: Any, endless_llav
     assert (asked.wait().status, talk.said()) == (200, ["two"])
 
 
+def test_a_cancel_stops_all_attempts(make_client: Any, endless_llava: Any) -> None:
+    """The one that generates the answer does not go on to its end because another one has come."""
+    talk = Talk(make_client(endless_llava))
+    response_id = talk.queue("one", max_output_tokens=1500)
+    hold = Hold(endless_llava)
+    attempts = [talk.run(response_id) for _ in range(2)]
+    hold.wait()
+    wait_until(lambda: talk.client.service.store.count_waiting() == 1, "the second attempt waits")
+    assert talk.state(response_id) == "in_progress"
+
+    cancelled = talk.send(f"POST responses/{response_id}/cancel").wait().json
+    hold.release()
+
+    assert cancelled["status"] == "cancelled"
+    assert [each.wait().error for each in attempts] == ["ResponseCancelled"] * 2
+    assert endless_llava.num_steps < 100
+
+
 def test_a_cancel_before_its_turn_waits_ends_it_too(
     make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +259,70 @@ def test_a_cancel_before_its_turn_waits_ends_it_too(
     assert talk.run(response_id).wait().error == "ResponseCancelled"
     hold.release()
     assert (asked.wait().status, talk.said()) == (200, ["two"])
+
+
+def test_a_cancel_before_its_picture_is_used_ends_it(
+    make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The picture stays as long as the turn needs it, although the conversation has forgotten it."""
+    talk = Talk(make_client())
+    response_id = talk.queue(about(red))
+    pin = PlacedImages.pin
+
+    def pin_late(*args: Any) -> Any:
+        talk.send(f"POST responses/{response_id}/cancel").wait()
+        return pin(*args)
+
+    monkeypatch.setattr(PlacedImages, "pin", pin_late)
+
+    assert talk.run(response_id).wait().error == "ResponseCancelled"
+    assert talk.state(response_id) == "cancelled"
+    (session,) = talk.client.service.store.snapshot()
+    assert (session.pending_images, session.images) == ([], [])
+    assert len(talk.client.service.images) == 0
+
+
+def test_a_conversation_that_is_deleted_while_its_picture_is_read_is_not_known(
+    make_client: Any, journal: DirectoryJournal, red: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker has read that the conversation has the picture, but not yet the picture itself."""
+    talk = Talk(make_client(instance="llava-0", journal=journal))
+    assert talk.ask(about(red)).wait().status == 200
+    elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
+    get_image = journal.get_image
+
+    def get_late(session_id: str, image: str) -> bytes:
+        assert talk.send(f"DELETE conversations/{talk.id}").wait().status == 200
+        return get_image(session_id, image)
+
+    monkeypatch.setattr(journal, "get_image", get_late)
+    asked = elsewhere.ask("hello").wait()
+
+    assert (asked.status, asked.json["error"]["code"]) == (404, "not_found")
+    assert elsewhere.client.service.counters.get("journal_failures") == 0
+
+
+@pytest.mark.parametrize("has_queued", [True, False])
+def test_items_that_come_as_an_operator_closes_their_conversation_are_refused(
+    make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch, *, has_queued: bool
+) -> None:
+    """Without a journal, too, where the close frees the pictures that they bring, and those of other requests."""
+    talk = Talk(make_client())
+    (session,) = talk.client.service.store.snapshot()
+    close = {operations.ACTION: operations.CLOSE, operations.SESSION: session.hash}
+    if has_queued:
+        talk.queue(about(red))
+    add = SessionRecorder.add
+
+    def add_late(*args: Any) -> None:
+        assert talk.client.call(close, {wire.OPERATION: operations.SESSIONS}).status == 200
+        add(*args)
+
+    monkeypatch.setattr(SessionRecorder, "add", add_late)
+    added = talk.send(f"POST conversations/{talk.id}/items", {"items": about(red)}).wait()
+
+    assert (added.status, added.json["error"]["code"]) == (404, "not_found")
+    assert len(talk.client.service.images) == 0
 
 
 def test_a_cancel_at_another_worker_wins_over_an_answer(

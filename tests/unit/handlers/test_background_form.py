@@ -1,5 +1,6 @@
 """A response in the background as clients follow it: each gets every event once, from wherever it begins."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hypothesis import given
@@ -59,7 +60,7 @@ def test_followers_get_the_events_of_the_stored_response(texts: list[str], data:
     join(0)
     feed.begin(form, lambda: None)
     for place, token in enumerate(tokens[:-1], 1):
-        feed.add([token])
+        feed.add(form, [token])
         join(place)
     join(len(tokens))
     stored = end(feed, form, tokens[-1])
@@ -74,13 +75,15 @@ def test_a_second_attempt_repeats_no_event(texts: list[str], data: st.DataObject
     """A client that has events of the first attempt gets only the others, once the second attempt has caught up."""
     tokens = [make_token(i, text) for i, text in enumerate(texts)]
     feed, reply = AnswerFeed(), make_reply()
+    first, second = make_form(), make_form()
+    num_first = data.draw(st.integers(0, len(tokens) - 1))
     feed.follow(reply, make_form(), -1, {})
-    feed.begin(make_form(), lambda: None)
-    feed.add(tokens[: data.draw(st.integers(0, len(tokens) - 1))])
+    feed.begin(first, lambda: None)
+    feed.add(first, tokens[:num_first])
 
-    second = make_form()
     feed.begin(second, lambda: None)
-    feed.add(tokens[:-1])
+    feed.add(first, tokens[num_first:-1])  # by a thread that was late
+    feed.add(second, tokens[:-1])
 
     stored = end(feed, second, tokens[-1])
 
@@ -112,7 +115,7 @@ def test_an_answer_that_another_instance_has_stored_repeats_no_event() -> None:
     answer, response = elsewhere.record(summarise(tokens[-1:]))
     feed.follow(reply, make_form(), -1, {})
     feed.begin(form, lambda: None)
-    feed.add(tokens[:2])
+    feed.add(form, tokens[:2])
 
     form.restore(answer, response)
     feed.end(tokens[-1])
@@ -128,3 +131,14 @@ def test_a_client_that_has_left_is_forgotten() -> None:
     feed.begin(form, lambda: None)
 
     assert end(feed, form, Token(0, "x", 0.0, False))
+
+
+def test_readers_are_woken_without_the_lock_of_the_feed() -> None:
+    """They may use the feed before they return, as does a reader that is at work on another thread."""
+    feed, form = AnswerFeed(), make_form()
+    with ThreadPoolExecutor(1) as threads:
+        reply = PendingReply(lambda: threads.submit(feed.add, form, []).result(30))
+        feed.follow(reply, make_form(), -1, {})
+        feed.begin(form, lambda: None)
+
+        assert end(feed, form, make_token(0, "x")) == take(reply)

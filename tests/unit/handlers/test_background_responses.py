@@ -1,6 +1,8 @@
 """Responses in the background: a request that comes twice, and clients that follow when the session ends."""
 
+import json
 import re
+import threading
 from contextlib import closing
 from io import BytesIO
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from handlers.chat.feed import AnswerFeed
 from tests.unit.handlers.test_chat_cancel import PATIENT, SilentServer
 from tests.unit.handlers.test_chat_service import Hold
 from torchmoor.wire import background
@@ -73,6 +76,85 @@ def test_another_attempt_has_the_same_ids_of_calls(make_client: Any, endless_lla
     (call,) = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}"}).json["output"]
     assert call["type"] == "function_call"
     assert set(re.findall(rb'"call_id": ?"([^"]+)"', following.wait().body)) == {call["call_id"].encode()}
+
+
+def test_an_attempt_that_waits_for_another_leaves_its_stream_whole(
+    make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds the answer recorded, and both attempts succeed, although it begins before the first one's last event."""
+    client = make_client(endless_llava)
+    body = {"model": "llava", "background": True, "input": "hello", "max_output_tokens": 8}
+    response_id = client.call(body, {wire.RESOURCE: "POST responses"}).json["id"]
+    following = client.send({}, {wire.RESOURCE: f"GET responses/{response_id}?stream=true"})
+    run = {wire.RESOURCE: background.run_resource(response_id), wire.INVOCATION_ID: "one-id"}
+    hold, has_begun, has_ended = Hold(endless_llava), threading.Event(), threading.Event()
+    begin, end = AnswerFeed.begin, AnswerFeed.end
+
+    def begin_early(feed: AnswerFeed, *args: Any) -> None:
+        begin(feed, *args)
+        has_begun.set()
+        assert has_ended.wait(30)
+
+    def end_late(feed: AnswerFeed, *args: Any) -> None:
+        monkeypatch.setattr(AnswerFeed, "end", end)
+        assert has_begun.wait(30)
+        end(feed, *args)
+        has_ended.set()
+
+    attempts = [client.send({}, run) for _ in range(2)]
+    hold.wait()
+    monkeypatch.setattr(AnswerFeed, "begin", begin_early)
+    monkeypatch.setattr(AnswerFeed, "end", end_late)
+    hold.release()
+
+    assert [each.wait().status for each in attempts] == [200, 200]
+    shown = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}"}).json
+    events = [json.loads(line[6:]) for line in following.wait().body.splitlines() if line.startswith(b"data: {")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert (events[-1]["type"], events[-1]["response"]) == ("response.incomplete", shown)
+
+
+def test_a_token_of_an_earlier_attempt_that_is_read_late_counts_once(
+    make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that reads it for a client passes it on when the next attempt has begun."""
+    client = make_client(endless_llava)
+    body = {"model": "llava", "background": True, "input": "hello", "max_output_tokens": 8}
+    queued, undisturbed = (client.call(body, {wire.RESOURCE: "POST responses"}).json["id"] for _ in range(2))
+    following = client.send({}, {wire.RESOURCE: f"GET responses/{queued}?stream=true"})
+    hold = Hold(endless_llava, num_steps=3)
+    is_reading, may_add = threading.Event(), threading.Event()
+    begin, add = AnswerFeed.begin, AnswerFeed.add
+
+    def begin_noted(feed: AnswerFeed, *args: Any) -> None:
+        begin(feed, *args)
+        may_add.set()
+
+    def add_late(feed: AnswerFeed, *args: Any) -> None:
+        monkeypatch.setattr(AnswerFeed, "add", add)
+        is_reading.set()
+        assert may_add.wait(30)
+        add(feed, *args)
+
+    first = client.send({}, {wire.RESOURCE: background.run_resource(queued)})
+    hold.wait()
+    monkeypatch.setattr(AnswerFeed, "begin", begin_noted)
+    monkeypatch.setattr(AnswerFeed, "add", add_late)
+    reading = threading.Thread(target=following.read)
+    reading.start()
+    assert is_reading.wait(30)
+    first.reply.cancel()
+    second = client.send({}, {wire.RESOURCE: background.run_resource(queued)})
+    hold.release()
+
+    assert (second.wait().status, following.wait().status) == (200, 200)
+    reading.join()
+    assert client.call({}, {wire.RESOURCE: background.run_resource(undisturbed)}).status == 200
+    texts = [
+        client.call({}, {wire.RESOURCE: f"GET responses/{each}"}).json["output"][0]["content"][0]["text"]
+        for each in (queued, undisturbed)
+    ]
+    assert texts[0] == texts[1]
 
 
 def expire(client: Any, clock: Any, response_id: str) -> None:

@@ -99,6 +99,35 @@ def test_question_that_waits_for_a_thread_is_cancelled_at_once(make_client: Any,
     client.open()
 
 
+def test_turn_that_is_cancelled_while_it_begins_ends(
+    make_client: Any, endless_llava: Any, silent: SilentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client leaves after the turn before it has ended, and its image still waits for a thread."""
+    client = make_client(endless_llava, intake={**PATIENT, "fetch_threads": 1})
+    sid, store = client.open(), client.service.store
+    slow = client.ask(client.open(), "and this?", images=[silent.url], **SHORT)
+    connection = silent.accept()
+    hold = Hold(endless_llava)
+    earlier = client.ask(sid, "first", **SHORT)
+    hold.wait()
+    queued = client.ask(sid, "and this?", images=[silent.url], **SHORT)
+    dequeue = store.dequeue
+
+    def dequeue_before_cancel(session: Any, turn: Any) -> Any:
+        following = dequeue(session, turn)
+        queued.reply.cancel()
+        return following
+
+    monkeypatch.setattr(store, "dequeue", dequeue_before_cancel)
+    hold.release()
+
+    assert (earlier.wait().status, queued.wait().status) == (200, 499)
+    assert client.ask(sid, "next", **SHORT).wait().status == 200
+    slow.reply.cancel()
+    until_hung_up(connection)
+    wait_until(lambda: settled(client)["turns"]["cancelled"] == 2, "both turns are cancelled")
+
+
 @pytest.mark.parametrize("where", ["waiting", "fetching", "generating"])
 def test_turn_past_its_deadline_ends_wherever_it_is(
     make_client: Any, endless_llava: Any, silent: SilentServer, where: str

@@ -532,6 +532,18 @@ def test_grammars_of_tgi_bodies(client: Any, grammar: dict[str, Any], pattern: s
     assert re.fullmatch(pattern, said)
 
 
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    """Although JSON of that depth can still be read."""
+    schema: dict[str, Any] = {}
+    for _ in range(5_000):
+        schema = {"items": schema}
+
+    with pytest.raises(InvalidRequest, match="nested too deeply") as caught:
+        read_schema(schema, "response_format")
+
+    assert caught.value.param == "response_format"
+
+
 @pytest.mark.parametrize(
     ("format", "param"),
     [

@@ -1,10 +1,14 @@
 """Requests are identified by their content, so that only a retry is taken for one."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.chat.identity import identify, name_request
 from handlers.chat.messages import ImageReference, KeptImage
+from handlers.errors import InvalidRequest
 
 TEXTS = st.text(st.characters(), max_size=3)  # with halves of surrogate pairs
 PARTS = st.lists(st.one_of(TEXTS, st.binary(max_size=3), st.tuples(TEXTS)), max_size=3)
@@ -24,3 +28,13 @@ def test_images_name_a_request_with_its_id() -> None:
     assert name_request("id", [kept]) == name_request("id", [KeptImage("a", lambda: b"b")])
     assert name_request("id", []) == "id"
     assert name_request("", [b"a"]) == ""
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    """Although JSON of that depth can still be read."""
+    value: Any = None
+    for _ in range(5_000):
+        value = [value]
+
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        identify(value)

@@ -61,6 +61,20 @@ def test_a_conversation_has_a_bound_in_characters(make_client: ServiceFactory) -
     assert ask(client, f"DELETE conversations/{full}").status == 200
 
 
+def test_branches_count_against_the_bound_of_all_texts(make_client: ServiceFactory) -> None:
+    """One that would exceed it opens no session, and other sessions may still ask."""
+    client = make_client(session={"max_history_chars": 2000, "max_total_history_chars": 5000})
+    source, other = client.open(), client.open()
+    client.answer(source, "a" * 1500, parameters={"max_new_tokens": 1})
+    branch = {"type": "branch_session", "session_id": source, "turns": 1}
+
+    answers = [client.call(branch) for _ in range(4)]
+
+    assert [(answer.status, answer.error) for answer in answers] == [(200, None)] * 2 + [(429, "Overloaded")] * 2
+    assert len(client.service.store) == 4
+    assert client.ask(other, "hello", parameters={"max_new_tokens": 1}).wait().status == 200
+
+
 @pytest.mark.parametrize("body", [{"messages": [{}] * 600}, {"inputs": "," * 1200}, {"type": [[]] * 600}])
 def test_a_body_of_many_values_is_refused_before_it_is_parsed(make_client: ServiceFactory, body: Any) -> None:
     """A body of many values is refused before parsing, which would take many times its bytes.

@@ -9,6 +9,7 @@ from typing import Any, cast
 from torchmoor.config.control import ControlSettings
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.control_operation import TARGET, ControlApi, ControlReply, ControlRequest
+from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.http.call import WAIT, NextStep, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -35,7 +36,7 @@ def test_no_more_run_at_a_time_than_the_limit_allows_whenever_their_bodies_arriv
     async def scenario() -> list[Any]:
         settings = SimpleNamespace(control=ControlSettings(max_requests=1), listen=SimpleNamespace(host="127.0.0.1"))
         dispatchers: Any = SimpleNamespace(settings=settings, observe_reply=lambda *_: None)
-        api = ControlApi(dispatchers, answer, WebPageGuard("127.0.0.1", ()), is_guarded=False)
+        api = ControlApi(dispatchers, answer, WebPageGuard("127.0.0.1", ()), refuse_unknown, is_guarded=False)
         fields = {TARGET: b"SageMaker.ListModels"}
         request: Any = SimpleNamespace(method=b"POST", path=b"/", find=fields.get, body_check=None)
         handle = api.find_handler(b"POST", b"/")
