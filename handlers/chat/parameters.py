@@ -110,6 +110,7 @@ class Parameters(SamplingNumbers):
         convert=tuple,
         openai=("stop",),
     )
+    ignore_eos: bool = _row(is_bool, _FLAG, default=False, openai=("ignore_eos",))  # do not end at end tokens
     return_full_text: bool = _row(is_bool, _FLAG, default=False)  # the question before the answer
     details: bool = _row(is_bool, _FLAG, default=False)
     grammar: GrammarText | None = _row(  # noqa: RUF009 -- frozen, too
@@ -141,8 +142,10 @@ class Parameters(SamplingNumbers):
                 )
 
     def sampling(self, max_new_tokens: int, grammar: Any = None) -> SamplingParams:
-        """Return the engine's parameters. grammar: the compiled one."""
+        """Return the engine's parameters. grammar: the compiled one, which alone decides where the answer ends."""
         values = {name: getattr(self, name) for name in _SHARED_WITH_ENGINE}
+        if grammar is not None:
+            values |= {"ignore_eos": False, "min_tokens": None}
         chosen = {"max_new_tokens": max_new_tokens, "do_sample": self.is_sampling, "grammar": grammar}
         return SamplingParams(**{**values, **chosen, "temperature": self.temperature or 1.0})
 
@@ -213,7 +216,11 @@ def check_parameter(name: str, value: Any, called: str) -> Any:
     return rule.convert(value)
 
 
-_ALIASES = {"stop_sequences": "stop"}  # LMI's name
+_ALIASES = {  # LMI's, TGI's and transformers' names
+    "stop_sequences": "stop",
+    "ignore_eos_token": "ignore_eos",
+    "min_new_tokens": "min_tokens",
+}
 
 # Parameters of these protocols that are not supported, with the values that have no effect, which clients send anyway.
 _NEUTRAL: dict[str, tuple[Any, str]] = {

@@ -69,7 +69,9 @@ class GrammarText:
 class SamplingParams(SamplingNumbers):
     """Parameters for choosing the next token and for ending. Validated when the request is parsed.
 
-    grammar: a result of the engine's `compile_grammar`.
+    ignore_eos: an end token does not end the answer. min_tokens: no end token is chosen before the answer has this
+    many tokens. grammar: a result of the engine's `compile_grammar`; it decides where the answer ends, so the two are
+    not set with it.
     """
 
     max_new_tokens: int
@@ -77,11 +79,12 @@ class SamplingParams(SamplingNumbers):
     temperature: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_n_tokens: int | None = None  # number of likeliest tokens in each event
+    ignore_eos: bool = False
     grammar: Any = None
 
     @property
     def is_plain(self) -> bool:
-        """True if the next token depends on the model alone."""
+        """True if the next token depends on the model and the answer's length alone."""
         penalties = [getattr(self, name) for name, row in SAMPLING_NUMBERS.items() if row.is_penalty]
         changes = (*penalties, self.grammar)
         return not self.do_sample and not self.logit_bias and all(each is None for each in changes)

@@ -174,6 +174,34 @@ def test_min_p_excludes_unlikely_tokens(gpt: openai.OpenAI, fleet: Fleet) -> Non
     assert caught.value.param == "min_p"
 
 
+def test_load_generators_get_answers_of_their_length(gpt: openai.OpenAI, fleet: Fleet) -> None:
+    """Answers have the length that vLLM's, SGLang's and TGI's clients ask for, whole and streamed."""
+    exactly: Any = {"model": "llava", "max_tokens": 40, "extra_body": {"ignore_eos": True}}
+    least: Any = {"model": "llava", "max_tokens": 40, "extra_body": {"min_tokens": 40}}
+
+    for options in (exactly, least):
+        answer = gpt.chat.completions.create(messages=conversation(), **options)
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 40
+        with gpt.completions.create(
+            prompt=prompt(), stream=True, stream_options={"include_usage": True}, **options
+        ) as stream:
+            *_, last = stream
+        assert last.usage is not None
+        assert last.usage.completion_tokens == 40
+    parameters = {"max_new_tokens": 40, "ignore_eos_token": True, "details": True}
+    [whole] = requests.post(
+        f"{fleet.runtime}/invocations", json={"inputs": prompt(), "parameters": parameters}, timeout=90
+    ).json()
+    assert (whole["details"]["generated_tokens"], whole["details"]["finish_reason"]) == (40, "length")
+    with pytest.raises(openai.BadRequestError, match="min_tokens must be at most 3") as caught:
+        gpt.chat.completions.create(
+            model="llava", messages=conversation(), max_tokens=3, extra_body={"min_tokens": 4, "ignore_eos": True}
+        )
+    assert caught.value.param == "min_tokens"
+
+
 @at_both_bases
 def test_openai_client_continues_a_prompt(gpt: openai.OpenAI, fleet: Fleet) -> None:
     """Completions continue the prompt as TGI's `inputs` do, whole and streamed."""

@@ -47,6 +47,7 @@ class NumberRange:
 
 
 COUNT = NumberRange(1, is_whole=True)
+NATURAL = NumberRange(0, is_whole=True)
 FRACTION = NumberRange(0, 1, excludes_least=True)
 PENALTY = NumberRange(-2, 2)  # OpenAI's limits
 LOGIT_BIAS = NumberRange(-100, 100)
@@ -68,6 +69,11 @@ class ParameterRow:
     is_penalty: bool = False
     is_openai: bool = False
     is_option: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The values and their meaning as a JSON schema."""
+        return {**self.numbers.schema, "description": self.help}
 
 
 def _row(numbers: NumberRange, help: str, **flags: bool) -> Any:
@@ -131,6 +137,12 @@ class SamplingNumbers:
     seed: int | None = _row(
         NumberRange(0, 2**63 - 1, is_whole=True, words="a whole number from 0 to 2^63 - 1"),
         "The same seed gives the same sample.",
+        is_openai=True,
+        is_option=True,
+    )
+    min_tokens: int | None = _row(
+        NATURAL,
+        "No end token or stop text ends the answer before this number of tokens.",
         is_openai=True,
         is_option=True,
     )

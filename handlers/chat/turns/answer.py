@@ -50,8 +50,9 @@ class AnswerWriter:
         self._is_streaming = request.is_streaming
         queued = request.queued if isinstance(request, Ask) else None
         self._feed = None if queued is None else queued.feed
-        self._has_stop = bool(request.parameters.stop)
-        self._detokenizer = Detokenizer(model.tokenizer, request.parameters.stop)
+        parameters = request.parameters
+        self._has_stop = bool(parameters.stop)
+        self._detokenizer = Detokenizer(model.tokenizer, parameters.stop, parameters.min_tokens or 0)
         self._has_tools = request.parameters.tools is not None
         self._name = _name_answer(request, reply)
         self._make_reader: Callable[[], AnswerReader] | None = None

@@ -69,6 +69,12 @@ class ContextLimits:
                 f"{num_prompt_tokens} tokens and an answer of {max_new_tokens} take {num_bytes} bytes of device "
                 f"memory, more than the {limit} that one conversation may have; shorten it or ask for a shorter answer"
             )
+        least = parameters.min_tokens or 0
+        if least > max_new_tokens:
+            raise InvalidRequest(
+                f"min_tokens must be at most {max_new_tokens}, the maximum length of this answer, not {least}",
+                param="min_tokens",
+            )
         return max_new_tokens
 
 

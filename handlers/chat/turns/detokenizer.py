@@ -22,14 +22,17 @@ class Detokenizer:
     held back until the next token decides; `finish` returns the rest. A character that stays incomplete for
     MAX_HELD_TOKENS is shown as it is: a client can bias an answer to tokens that never complete one.
 
-    added: the text of the last `push` or `finish`, whether or not it may be shown.
+    min_tokens: a stop string that ends within the text of this many first tokens does not count. added: the text of
+    the last `push` or `finish`, whether or not it may be shown.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str], min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
         self._decode = _decoder(tokenizer)
         self._stop = stop
+        self._min_tokens = min_tokens
         self._overlap = max((len(s) for s in stop), default=1) - 1  # of earlier text and a stop string
+        self._num_unstopped = 0  # number of characters within which no stop string counts
         self._ids: list[int] = []
         # Ids from this index on are decoded again with each new one: some tokenizers add spaces by context.
         self._prefix = 0
@@ -79,7 +82,9 @@ class Detokenizer:
             return ""
         searched_from = max(0, len(self._text) - self._overlap)
         self._text += new
-        found = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, searched_from)) >= 0]
+        if len(self._ids) <= self._min_tokens:
+            self._num_unstopped = len(self._text)
+        found = [(at + len(s), at) for s in self._stop if (at := self._find(s, searched_from)) >= 0]
         if found:  # the one that ends first, so that the result does not depend on token borders
             self.is_stopped = True
             self._text = self._text[: min(found)[1]]
@@ -87,6 +92,10 @@ class Detokenizer:
         end = max(self._shown, len(self._text) - num_held)
         piece, self._shown = self._text[self._shown : end], end
         return piece
+
+    def _find(self, stop: str, start: int) -> int:
+        """Return where a stop string that counts begins, at `start` or after it; -1 if there is none."""
+        return self._text.find(stop, max(start, self._num_unstopped + 1 - len(stop)))
 
     def _num_held(self) -> int:
         """Return the length of the longest end of the text that a stop string begins with."""

@@ -207,7 +207,8 @@ class Generation:
         given, model = self._reply.continuation, self._parts.model
         if given is None:
             return
-        if not all(0 <= each.id < model.vocabulary and each.id not in model.eos_token_ids for each in given.tokens):
+        ends = () if self._parameters.ignore_eos else model.eos_token_ids
+        if not all(0 <= each.id < model.vocabulary and each.id not in ends for each in given.tokens):
             raise InvalidRequest("the answer that is to be continued is not this model's")
         self._writer.resume(given)
 

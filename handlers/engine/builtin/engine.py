@@ -273,7 +273,8 @@ class Engine:
     ) -> None:
         sequence.output.append(token)
         reason = None
-        if token in self.runner.model.eos_token_ids or self._samplers[sequence].is_complete:
+        is_end = token in self.runner.model.eos_token_ids and not sequence.params.ignore_eos
+        if is_end or self._samplers[sequence].is_complete:
             reason = FinishReason.EOS
         elif len(sequence.output) >= sequence.params.max_new_tokens:
             reason = FinishReason.LENGTH
@@ -288,10 +289,11 @@ class Engine:
 
     def admit(self, sequence: TokenSequence) -> None:
         """Let the sequence join the batch, or wait for room. Engine thread only."""
-        pool = self.runner.pool
+        pool, model = self.runner.pool, self.runner.model
         try:
+            context = sequence.prompt + sequence.output
             self._samplers[sequence] = Sampler(
-                sequence.params, sequence.prompt + sequence.output, self.runner.model.device, sequence.output
+                sequence.params, context, model.device, sequence.output, model.eos_token_ids
             )
             self.scheduler.add(sequence)
         except GrammarFailed as exc:

@@ -8,7 +8,7 @@ Other rows do not change a row's choice (docs/decisions/0038-one-number-per-toke
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -77,11 +77,17 @@ class Sampler:
     """Holds a row's parameters, random state, penalized tokens, and grammar state.
 
     context: the row's token ids so far; negative ones, which identify images, are not penalized. answer: the ids of
-    `context` that belong to its answer. Raises GrammarFailed if the grammar does not allow them.
+    `context` that belong to its answer; raises GrammarFailed if the grammar does not allow them. eos_token_ids: they
+    are not chosen before the answer has `min_tokens`.
     """
 
     def __init__(
-        self, params: SamplingParams, context: Sequence[int], device: torch.device, answer: Sequence[int] = ()
+        self,
+        params: SamplingParams,
+        context: Sequence[int],
+        device: torch.device,
+        answer: Sequence[int] = (),
+        eos_token_ids: Iterable[int] = (),
     ) -> None:
         self.random = random.Random(params.seed) if params.do_sample else None  # no seed: the system's entropy
         if self.random is not None:
@@ -102,6 +108,11 @@ class Sampler:
         if params.logit_bias:
             tokens, amounts = zip(*params.logit_bias, strict=True)
             self._bias = torch.tensor(tokens, device=device), torch.tensor(amounts, device=device)
+        self._num_endless = max(
+            0, (params.min_tokens or 0) - len(answer)
+        )  # number of next tokens that must not be end tokens
+        end_ids = sorted(eos_token_ids) if self._num_endless else []
+        self._end_ids = torch.tensor(end_ids, dtype=torch.int64, device=device)
         self.grammar = None if params.grammar is None else params.grammar.begin(answer)
         self.mask = b""  # of the allowed next tokens, from `prepare` to `note`, if there is a grammar
         self._number: float | None = None
@@ -117,7 +128,8 @@ class Sampler:
     @property
     def weighs(self) -> bool:
         """True if the row changes its logits before a token is chosen."""
-        return self.penalty != 1.0 or self._answer_penalties is not None or self._bias is not None
+        has_penalties = self.penalty != 1.0 or self._answer_penalties is not None
+        return has_penalties or self._bias is not None or self._num_endless > 0
 
     @property
     def is_complete(self) -> bool:
@@ -137,7 +149,7 @@ class Sampler:
         return self._number
 
     def weigh(self, logits: Tensor) -> None:
-        """Apply the row's penalties and bias, in place. logits: (vocabulary,)."""
+        """Apply the row's penalties and bias, and exclude end tokens, in place. logits: (vocabulary,)."""
         if self.penalty != 1.0:
             own = logits[self._said_ids]
             logits[self._said_ids] = torch.where(own < 0, own * self.penalty, own / self.penalty)
@@ -146,10 +158,13 @@ class Sampler:
         if self._bias is not None:
             tokens, amounts = self._bias
             logits[tokens] += amounts
+        if self._num_endless:
+            logits[self._end_ids] = -torch.inf
 
     def note(self, token: int) -> None:
         """Record the chosen token: for penalties, and for the grammar. The next token gets a new random number."""
         self._number, self.mask = None, b""
+        self._num_endless = max(0, self._num_endless - 1)
         if self.grammar is not None:
             self.grammar.take(token)
         if self._answer_penalties is not None:

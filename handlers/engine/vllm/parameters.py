@@ -22,12 +22,19 @@ VALUES: dict[str, tuple[str, Value]] = {  # by field of SamplingParams: vLLM's n
     "logit_bias": ("logit_bias", lambda params: dict(params.logit_bias) or None),
     "seed": ("seed", lambda params: params.seed if params.do_sample else None),
     "top_n_tokens": ("logprobs", lambda params: params.top_n_tokens or 0),
+    "ignore_eos": ("ignore_eos", lambda params: params.ignore_eos),
 }
-# do_sample decides about other rows; sampling.py converts the other two
-_ELSEWHERE = frozenset(("do_sample", "max_new_tokens", "grammar"))
+# do_sample decides about other rows; `read_lengths` has the lengths, and sampling.py converts the grammar
+_ELSEWHERE = frozenset(("do_sample", "max_new_tokens", "min_tokens", "grammar"))
 REFUSED = frozenset(each.name for each in fields(SamplingParams)) - VALUES.keys() - _ELSEWHERE
 
 
 def read_values(params: SamplingParams) -> dict[str, Any]:
     """Return the arguments of vLLM's SamplingParams that VALUES names."""
     return {name: value(params) for name, value in VALUES.values()}
+
+
+def read_lengths(params: SamplingParams, num_given: int) -> dict[str, int]:
+    """Return vLLM's limits of an answer's length. num_given: the number of its tokens that exist already."""
+    least = max(0, (params.min_tokens or 0) - num_given)
+    return {"max_tokens": params.max_new_tokens - num_given, "min_tokens": least}

@@ -8,18 +8,18 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from handlers.engine.contract import FinishReason, GrammarText, SamplingParams, TokenEvent
-from handlers.engine.vllm.parameters import read_values
+from handlers.engine.vllm.parameters import read_lengths, read_values
 from handlers.errors import InternalError
 
 
 def to_vllm(params: SamplingParams, num_given: int, eos_token_ids: Collection[int]) -> VllmParams:
     """Return vLLM's parameters for an answer whose first `num_given` tokens exist already."""
     return VllmParams(
-        max_tokens=params.max_new_tokens - num_given,
-        stop_token_ids=sorted(eos_token_ids),
+        stop_token_ids=[] if params.ignore_eos else sorted(eos_token_ids),
         structured_outputs=_grammar(params.grammar),
         output_kind=RequestOutputKind.DELTA,
         detokenize=False,
+        **read_lengths(params, num_given),
         **read_values(params),
     )
 

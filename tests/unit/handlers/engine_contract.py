@@ -127,11 +127,11 @@ class Contender:
         assert asked.events[-1].error is None, asked.events[-1].error
         return asked.tokens
 
-    def generate(self, text: Question, picture: Pictures, num: int) -> list[int]:
+    def generate(self, text: Question, picture: Pictures, num: int, **options: Any) -> list[int]:
         """Return transformers' greedy answer."""
         inputs = self._inputs(text, picture)
         with torch.inference_mode():
-            output = self.reference.generate(**inputs, do_sample=False, max_new_tokens=num)
+            output = self.reference.generate(**inputs, do_sample=False, max_new_tokens=num, **options)
         return output[0, inputs["input_ids"].shape[1] :].tolist()
 
     def logprobs(self, text: str, picture: Image.Image | None) -> torch.Tensor:
@@ -282,6 +282,39 @@ class EngineContract:
 
         assert strict == [greedy] * 4
         assert off == uncut != strict
+
+    def test_an_ignored_end_token_is_a_token_like_others(self, contender: Contender) -> None:
+        """An answer of end tokens has its maximum length, also if another worker has begun it."""
+        eos = min(contender.prompts.eos_token_ids)
+        often = {"logit_bias": ((eos, 100.0),), "ignore_eos": True}
+
+        asked = contender.ask("Hello there", max_new_tokens=5, **often).wait()
+
+        assert asked.tokens == [eos] * 5
+        assert [event.finish_reason for event in asked.events] == [None] * 4 + [FinishReason.LENGTH]
+        assert contender.answer("Hello there", max_new_tokens=5, given=[eos] * 3, **often) == [eos] * 2
+
+    @pytest.mark.parametrize("options", [{}, {"ignore_eos": True}], ids=str)
+    def test_no_end_token_is_chosen_before_the_least_length(self, contender: Contender, options: Any) -> None:
+        """The end token comes right after that length, also in an answer that another worker has begun."""
+        eos = min(contender.prompts.eos_token_ids)
+        ending = {"logit_bias": ((eos, 100.0),), "max_new_tokens": 6, "min_tokens": 5, **options}
+
+        asked = contender.ask("Hello there", **ending).wait()
+
+        *before, last = asked.tokens
+        assert (len(before), eos in before, last) == (5, False, eos)
+        assert asked.events[-1].finish_reason is (FinishReason.LENGTH if options else FinishReason.EOS)
+        assert contender.answer("Hello there", given=before[:3], **ending) == [*before[3:], eos]
+        assert contender.answer("Hello there", given=before, **ending) == [eos]
+
+    def test_answers_of_a_least_length_are_those_of_generate(self, contender: Contender, red: Any) -> None:
+        questions = [("What colour is it?", red), ("Hello there", None)]
+
+        for text, picture in questions:
+            for least in (0, 1, 9, 24):
+                expected = contender.generate(text, picture, 24, min_new_tokens=least)
+                assert contender.answer(text, picture, max_new_tokens=24, min_tokens=least) == expected
 
     def test_scopes_share_nothing(self, contender: Contender) -> None:
         """A prompt's beginning is computed once within a scope, and again in another one."""

@@ -13,6 +13,7 @@ from handlers.chat.dialects.table import parse
 from handlers.chat.dialects.tgi import LmiForm, TgiForm
 from handlers.chat.forms import AnswerForm
 from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
+from handlers.engine.contract import SamplingParams
 from handlers.errors import (
     HandlerError,
     InvalidJson,
@@ -415,6 +416,8 @@ def test_all_parameters_are_taken() -> None:
         "repetition_penalty": 2,
         "seed": 2**63 - 1,
         "max_new_tokens": 7,
+        "min_tokens": 0,
+        "ignore_eos": True,
         "truncate": 9,
         "stop": ["a", "b"],
         "return_full_text": True,
@@ -427,6 +430,22 @@ def test_all_parameters_are_taken() -> None:
     assert p == Parameters(**{**{k: v for k, v in given.items() if k != "watermark"}, "stop": ("a", "b")})
     assert isinstance(p.temperature, float)
     assert isinstance(p.repetition_penalty, float)
+
+
+def test_lengths_have_the_names_of_other_servers() -> None:
+    """TGI's clients and transformers have their own names; a parameter under two names is refused."""
+    own = parse_parameters({"ignore_eos": True, "min_tokens": 3})
+
+    assert parse_parameters({"ignore_eos_token": True, "min_new_tokens": 3}) == own
+    with pytest.raises(InvalidRequest, match=r"parameters\.min_tokens is set under two names"):
+        parse_parameters({"min_new_tokens": 3, "min_tokens": 3})
+
+
+def test_a_grammar_decides_where_its_answer_ends() -> None:
+    free = Parameters(ignore_eos=True, min_tokens=3)
+
+    assert free.sampling(9) == SamplingParams(max_new_tokens=9, ignore_eos=True, min_tokens=3)
+    assert free.sampling(9, "compiled") == SamplingParams(max_new_tokens=9, grammar="compiled")
 
 
 def test_null_parameters_are_left_to_us() -> None:
@@ -458,6 +477,11 @@ def test_null_parameters_are_left_to_us() -> None:
         ("seed", 2**63),
         ("max_new_tokens", 0),
         ("max_new_tokens", True),
+        ("min_tokens", -1),
+        ("min_tokens", 1.0),
+        ("min_new_tokens", -1),
+        ("ignore_eos", 1),
+        ("ignore_eos_token", "true"),
         ("truncate", 0),
         ("stop", "x"),
         ("stop", [""]),
@@ -489,6 +513,7 @@ def test_wrong_parameters_are_named(name: str, value: Any) -> None:
         ({"temperature": 0, "do_sample": True}, False),
         ({"temperature": 0.0, "top_p": 0.5}, False),
         ({"repetition_penalty": 1.2, "seed": 1}, False),
+        ({"min_tokens": 3, "ignore_eos": True}, False),
     ],
 )
 def test_sampling_is_on_when_asked_for(given: dict[str, Any], is_sampling: bool) -> None:

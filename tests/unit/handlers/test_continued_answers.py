@@ -63,6 +63,19 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {  # 
         REQUEST_ID,
         {},
     ),
+    "least length": (  # stop strings that do not count before it
+        {
+            "messages": MESSAGES,
+            "stream": True,
+            "logprobs": True,
+            "temperature": 50.0,
+            "max_tokens": 14,
+            "min_tokens": 9,
+            "stop": list("aeinorst"),
+        },
+        REQUEST_ID,
+        {},
+    ),
     "cut call": (
         {
             "messages": MESSAGES,
@@ -187,6 +200,21 @@ def test_an_answer_that_is_cut_anywhere_goes_on_elsewhere(
     rests = {cut: rest_of(other, body, headers, start, whole[:cut]) for cut in places_to_cut(whole)}  # share steps
     for cut, rest in rests.items():
         assert Shown(whole[:cut], pieces_of(rest)) == Shown(whole), cut
+
+
+def test_an_answer_beyond_an_end_token_goes_on_elsewhere(make_client: ServiceFactory) -> None:
+    """The part that the client has may contain end tokens if the request ignores them, and only then."""
+    one, other = make_client(), make_client()
+    often = {"max_new_tokens": 9, "logit_bias": {"2": 100.0}}
+    body = {**INPUTS, "parameters": {**often, "ignore_eos": True, "min_tokens": 3}}
+    begun = begin(one, Incoming({}, body))
+    whole, start = pieces_of(begun), begun.headers[wire.CONTINUABLE]
+    assert [piece.note == b"2," for piece in whole] == [False] * 3 + [True] * 5 + [False]  # the end has no tokens
+
+    rests = [rest_of(other, body, {}, start, whole[:cut]) for cut in range(len(whole))]
+    for cut, rest in enumerate(rests):
+        assert Shown(whole[:cut], pieces_of(rest)) == Shown(whole), cut
+    assert rest_of(other, {**INPUTS, "parameters": often}, {}, start, whole[:5]).wait().error == "InvalidRequest"
 
 
 def test_a_stop_string_may_span_the_cut(make_client: ServiceFactory, endless_llava: EndlessModel) -> None:

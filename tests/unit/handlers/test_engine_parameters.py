@@ -10,7 +10,7 @@ import pytest
 from handlers.chat.parameters import OPENAI_NAMES, RULES, check_supported
 from handlers.engine.builtin import sampler
 from handlers.engine.contract import Capabilities, SamplingParams
-from handlers.engine.vllm.parameters import REFUSED, VALUES, read_values
+from handlers.engine.vllm.parameters import REFUSED, VALUES, read_lengths, read_values
 from handlers.errors import InvalidRequest
 from torchmoor.wire.sampling_parameters import SAMPLING_NUMBERS
 
@@ -22,7 +22,7 @@ BUILTIN = Path(sampler.__file__).parent
 def test_vllm_gets_what_it_does_not_refuse() -> None:
     """vLLM gets each parameter that is not refused; it lacks only typical_p."""
     assert set(REFUSED) == {"typical_p"}
-    assert sorted({*VALUES, *REFUSED, "do_sample", "max_new_tokens", "grammar"}) == NAMES
+    assert sorted({*VALUES, *REFUSED, "do_sample", "max_new_tokens", "min_tokens", "grammar"}) == NAMES
 
 
 def test_values_for_vllm() -> None:
@@ -33,6 +33,7 @@ def test_values_for_vllm() -> None:
         "presence_penalty": 0.25,
         "repetition_penalty": 1.5,
         "logit_bias": ((3, -1.0),),
+        "ignore_eos": True,
     }
     expected = {**rest, "logit_bias": {3: -1.0}, "logprobs": 2}
 
@@ -42,6 +43,14 @@ def test_values_for_vllm() -> None:
     assert read_values(sampled) == {**given, **expected}
     off = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
     assert read_values(greedy) == {**off, **expected}
+
+
+@pytest.mark.parametrize(("least", "num_given", "expected"), [(None, 0, 0), (5, 0, 5), (5, 3, 2), (5, 7, 0)])
+def test_lengths_for_vllm_are_those_of_the_rest(least: int | None, num_given: int, expected: int) -> None:
+    """vLLM counts the tokens of another worker as the prompt's, so both lengths are less by their number."""
+    params = SamplingParams(max_new_tokens=9, min_tokens=least)
+
+    assert read_lengths(params, num_given) == {"max_tokens": 9 - num_given, "min_tokens": expected}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -323,8 +323,8 @@ def test_chunk_is_always_within_its_limits(
 # Detokenizer
 
 
-def pieces(ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], Detokenizer]:
-    detokenizer = Detokenizer(TOKENIZER, stop)
+def pieces(ids: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) -> tuple[list[str], Detokenizer]:
+    detokenizer = Detokenizer(TOKENIZER, stop, min_tokens)
     shown = []
     for token in ids:
         shown.append(detokenizer.push(token))
@@ -477,6 +477,27 @@ def test_stop_strings_change_no_text_that_a_token_adds(text: str, stop: list[str
 
 
 @settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(alphabet="ab\u00e9 .", max_size=20),
+    stop=st.lists(st.text(alphabet="ab\u00e9 .", min_size=1, max_size=4), max_size=3),
+    min_tokens=st.integers(0, 30),
+)
+def test_stop_strings_count_after_the_least_length(text: str, stop: list[str], min_tokens: int) -> None:
+    """The text ends before the stop string that ends first, of those that end after the text of these tokens."""
+    ids = encode(text)
+    whole = pieces(ids)[1].text
+    start = len(TOKENIZER.decode(ids[:min_tokens], clean_up_tokenization_spaces=False).rstrip("\ufffd"))
+    ends = [end for end in range(start + 1, len(whole) + 1) if whole[:end].endswith(tuple(stop))]
+    cuts = [ends[0] - max(len(each) for each in stop if whole[: ends[0]].endswith(each))] if stop and ends else []
+
+    shown, detokenizer = pieces(ids, stop, min_tokens)
+
+    expected = whole[: cuts[0]] if cuts else whole
+    assert "".join(shown) == detokenizer.text == expected
+    assert detokenizer.is_stopped is bool(cuts)
+
+
+@settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 507), max_size=30))
 def test_any_tokens_stream_to_their_whole_decode(ids: list[int]) -> None:
     """The stream equals the whole decode, also for broken UTF-8 and special tokens in the middle."""
@@ -613,6 +634,21 @@ def test_a_bias_moves_logits() -> None:
     assert choose(new_sampler(logit_bias=((2, 100.0),)), row)[0] == 2
     assert choose(new_sampler(logit_bias=((0, -100.0),)), row)[0] == 1
     assert choose(new_sampler(logit_bias=((0, -0.5), (1, 0.6))), row)[0] == 1
+
+
+@pytest.mark.parametrize("params", [{}, {"do_sample": True, "seed": 1}, {"repetition_penalty": 2.0}], ids=str)
+def test_end_tokens_are_excluded_for_the_least_length(params: dict[str, Any]) -> None:
+    """The end tokens are chosen after that many tokens of the answer, with those that another worker has generated."""
+    row = torch.tensor([1.0, 90.0, 0.0, 99.0])
+
+    def chosen(answer: tuple[int, ...], number: int) -> list[bool]:
+        sampler = Sampler(SamplingParams(max_new_tokens=9, min_tokens=3, **params), answer, CPU, answer, {1, 3})
+        return [choose(sampler, row)[0] in (1, 3) for _ in range(number)]
+
+    assert chosen((), 5) == [False, False, False, True, True]
+    assert chosen((0, 2), 3) == [False, True, True]
+    assert row.tolist() == [1.0, 90.0, 0.0, 99.0]
+    assert new_sampler(min_tokens=0).is_plain_greedy
 
 
 def test_logprob_is_that_of_the_warped_distribution() -> None:

@@ -273,7 +273,7 @@ def test_openai_parameters_are_mapped() -> None:
         presence_penalty=0, frequency_penalty=0.0, stream=True, stream_options={"include_usage": True}, logprobs=True,
         response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"}, top_k=3, min_p=0.05,
         verbosity="medium", prompt_cache_retention="24h", prompt_cache_options={"mode": "implicit"},
-        sagemaker_base_url="http://127.0.0.1",
+        sagemaker_base_url="http://127.0.0.1", min_tokens=2, ignore_eos=True,
     )  # fmt: skip
 
     assert found.parameters == Parameters(
@@ -283,6 +283,8 @@ def test_openai_parameters_are_mapped() -> None:
         top_p=0.5,
         top_k=3,
         min_p=0.05,
+        min_tokens=2,
+        ignore_eos=True,
         seed=7,
         stop=("END",),
         frequency_penalty=0.0,

@@ -41,7 +41,8 @@ def test_a_failed_conversation_is_one_line_and_status_one(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--top-p", "0"), ("--min-p", "2"), ("--repetition-penalty", "101"), ("--seed", "-1")]
+    ("option", "value"),
+    [("--top-p", "0"), ("--min-p", "2"), ("--repetition-penalty", "101"), ("--seed", "-1"), ("--min-tokens", "-1")],
 )
 def test_numbers_that_workers_refuse_are_refused_before_a_question_is_sent(option: str, value: str) -> None:
     """The ranges are those of `wire.sampling_parameters`."""

@@ -51,11 +51,8 @@ _EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh",
 _REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
 _RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **_FUNCTION["properties"])
 _SAMPLING: dict[str, Schema] = {
-    **{
-        name: {**row.numbers.schema, "description": row.help}
-        for name, row in sampling_parameters.SAMPLING_NUMBERS.items()
-        if row.is_openai
-    },
+    **{name: row.schema for name, row in sampling_parameters.SAMPLING_NUMBERS.items() if row.is_openai},
+    "ignore_eos": FLAG,
     "stop": TEXTS,
 }
 _LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": sampling_parameters.LOGIT_BIAS.schema}

@@ -9,16 +9,14 @@ GENERATE = record(
     ("inputs",),
     inputs=TEXT,
     parameters=record(
-        **{
-            name: {**row.numbers.schema, "description": row.help}
-            for name, row in sampling_parameters.SAMPLING_NUMBERS.items()
-        },
+        **{name: row.schema for name, row in sampling_parameters.SAMPLING_NUMBERS.items()},
         do_sample=FLAG,
         logit_bias={"type": "object", "additionalProperties": sampling_parameters.LOGIT_BIAS.schema},
         top_n_tokens=sampling_parameters.TOP_TOKENS.schema,
         max_new_tokens=COUNT,
         truncate=COUNT,
         stop={"type": "array", "items": TEXT},
+        ignore_eos=FLAG,
         return_full_text=FLAG,
         details=FLAG,
         grammar=record(("type", "value"), type={"enum": ["json", "json_schema", "regex", "lark"]}, value={}),
