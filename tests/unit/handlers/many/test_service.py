@@ -92,10 +92,12 @@ def test_a_request_finds_its_model_and_is_told_what_it_cost(worker: Worker) -> N
     assert len(worker.service.counters.drain("load")) == 1
 
 
-def test_a_lease_lasts_as_long_as_the_answer(worker: Worker) -> None:
+def test_a_lease_lasts_as_long_as_the_answer(worker: Worker, tmp_path: Path) -> None:
     """A stream leases its model until its last byte; a disconnected client releases it at once."""
-    body = {"inputs": "the cat", "parameters": {"max_new_tokens": 40}, "stream": True}
-    stream = worker.ask("write", body)
+    config = tmp_path / "models" / "write" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 4096}))
+    parameters = {"max_new_tokens": 2048, "ignore_eos": True}  # so long that the client disconnects first
+    stream = worker.ask("write", {"inputs": "the cat", "parameters": parameters, "stream": True})
     wait_until(stream.has_news, "the stream begins")
     head = stream.take(1 << 20)
     assert isinstance(head, ReplyPieces)
