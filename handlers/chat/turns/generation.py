@@ -24,14 +24,7 @@ from handlers.chat.turns.answer import AnswerWriter
 from handlers.chat.turns.generation_parts import GenerationParts, Submit
 from handlers.chat.turns.placed_images import PlacedImages, place_images
 from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of
-from handlers.engine.contract import (
-    AnswerRequest,
-    Cancel,
-    FinishReason,
-    KvCache,
-    SamplingParams,
-    TokenEvent,
-)
+from handlers.engine.contract import AnswerRequest, Cancel, FinishReason, KvCache, SamplingParams, TokenEvent
 from handlers.errors import (
     ClientGone,
     HandlerError,
