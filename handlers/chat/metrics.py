@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.images.loader import ImageLoader
-from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.store import SessionStore
 from handlers.engine.contract import ChatEngine
 from handlers.worker.counters import COUNTER, GAUGE, HISTOGRAM, Counters, Metric
@@ -144,7 +144,7 @@ CHAT_METRICS = (
 
 
 def count_everything(
-    counters: Counters, store: SessionStore, recorder: SessionRecorder, loader: ImageLoader, engine: ChatEngine
+    counters: Counters, store: SessionStore, known: KnownSessions, loader: ImageLoader, engine: ChatEngine
 ) -> dict[str, dict[str, int]]:
     """Return the numbers by group and name (docs/instance-protocol.md). Any thread."""
     counts = counters.read(CHAT_METRICS)
@@ -161,7 +161,7 @@ def count_everything(
             "is_durable": int(store.is_durable),
             "chars": store.num_chars,
         },
-        "journal": counts["journal"] | {"bytes": recorder.journal_bytes, "sessions": recorder.journal_sessions},
+        "journal": counts["journal"] | {"bytes": known.used_bytes, "sessions": known.num_sessions},
         "memory": {
             "kv_bytes": pool.used_bytes,
             "kv_capacity_bytes": pool.capacity_bytes,

@@ -32,12 +32,16 @@ from handlers.chat.metrics import count_everything
 from handlers.chat.resources.service import ResourceService, find_fetches
 from handlers.chat.sessions.expiry import ExpiryThread
 from handlers.chat.sessions.inspection import describe, list_sessions
+from handlers.chat.sessions.journal_failures import JournalFailures
+from handlers.chat.sessions.journaled_sessions import JournaledSessions
+from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
 from handlers.chat.sessions.stored_kv import StoredKv
+from handlers.chat.sessions.unjournaled_sessions import UnjournaledSessions
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.choices import Choices
 from handlers.chat.turns.completion import Completion
@@ -101,10 +105,16 @@ class ChatService:
             defers=kv_parts is not None and engine.capabilities.has_equal_images,
         )
         self.store = SessionStore(session, ids, engine.pool, self.images, counters, wall, is_durable=is_durable)
-        self.recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays, counters)
+        failures = JournalFailures(self.store, counters)
+        self.known: KnownSessions
+        if journal is None:
+            self.known = UnjournaledSessions(self.store)
+        else:
+            self.known = JournaledSessions(journal, self.store, failures, counters)
+        self.recorder = SessionRecorder(self.known, self.store, self.images, failures, settings.journal.max_replays)
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
-        self._sessions = SessionLifecycle(ids, self.store, self.recorder, receiver, counters, self._intake)
+        self._sessions = SessionLifecycle(ids, self.store, self.known, self.recorder, receiver, counters, self._intake)
         self.stored_kv = None
         if journal is not None and kv_parts is not None:
             self.stored_kv = StoredKv(journal, kv_parts, ids.keys, settings.journal.kv_idle_s, counters)
@@ -123,8 +133,8 @@ class ChatService:
             stored_kv=self.stored_kv,
             counters=counters,
         )
-        self._resources = ResourceService(self._parts, self._sessions, self.recorder, self)
-        self._expiry = ExpiryThread(self.store.expire, self.recorder.sweep, wall)
+        self._resources = ResourceService(self._parts, self._sessions, self.known, self.recorder, self)
+        self._expiry = ExpiryThread(self.store.expire, self.known.sweep, wall)
 
     def stop(self) -> None:
         """End the service's threads and the engine."""
@@ -307,4 +317,4 @@ class ChatService:
 
     def numbers(self) -> dict[str, dict[str, int]]:
         """Return the status as numbers alone, for the metrics. Any thread."""
-        return count_everything(self.counters, self.store, self.recorder, self._loader, self._engine)
+        return count_everything(self.counters, self.store, self.known, self._loader, self._engine)

@@ -27,7 +27,7 @@ from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import AccessDenied
 from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS, TOKENS
-from torchmoor.proxy.api.reference import schemas, tgi_schemas
+from torchmoor.proxy.api.reference import common_schemas, openai_schemas, resource_schemas, tgi_schemas
 from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -130,7 +130,7 @@ def test_each_answer_has_its_own_schema() -> None:
         for route in found
         for status, answer in route["responses"].items()
         for content in (answer.get("content", {}).values() if status != "default" else ())
-        if content["schema"] == schemas.JSON_VALUE
+        if content["schema"] == common_schemas.JSON_VALUE
     }
 
     assert any_value == OWN_FORM
@@ -290,9 +290,9 @@ def forms(pattern: ast.pattern) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("schema", "others"),
     [
-        (schemas.CHAT, set()),
-        (schemas.COMPLETION, {"max_completion_tokens", "top_logprobs"}),
-        (schemas.RESPONSE, {"max_tokens", "max_completion_tokens", "logit_bias"}),
+        (openai_schemas.CHAT, set()),
+        (openai_schemas.COMPLETION, {"max_completion_tokens", "top_logprobs"}),
+        (resource_schemas.RESPONSE, {"max_tokens", "max_completion_tokens", "logit_bias"}),
     ],
 )
 def test_each_parameter_of_an_answer_is_in_the_document(schema: dict[str, Any], others: set[str]) -> None:
@@ -305,7 +305,7 @@ def test_each_parameter_of_tgis_body_is_in_the_document() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "fields"), [(schemas.EMBEDDINGS, EMBEDDING_FIELDS), (schemas.RERANK, RERANK_FIELDS)]
+    ("schema", "fields"), [(openai_schemas.EMBEDDINGS, EMBEDDING_FIELDS), (openai_schemas.RERANK, RERANK_FIELDS)]
 )
 def test_each_field_of_a_task_is_in_the_document(schema: dict[str, Any], fields: set[str]) -> None:
     """The document has each field of a task and no other."""

@@ -11,7 +11,7 @@ from torchmoor.admin.http import RequestRefused, get, post, read_limit
 from torchmoor.async_inference.objects.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
 from torchmoor.async_inference.request import AsyncRecord, AsyncState
 from torchmoor.async_inference.service import AsyncInference
-from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference import admin_schemas
 
 PATH = "/async-requests"
 DEFAULT_PAGE = 100
@@ -40,7 +40,7 @@ class AsyncAdmin:
             raise RequestRefused(404, NONE_ACCEPTS)
         return self._given
 
-    @get(PATH, "listAsyncRequests", "List asynchronous requests.", schemas.ASYNC_REQUESTS)
+    @get(PATH, "listAsyncRequests", "List asynchronous requests.", admin_schemas.ASYNC_REQUESTS)
     async def _list(self, request: web.Request) -> web.Response:
         query, endpoints = request.query, list(self._service.endpoints)
         if not endpoints:
@@ -101,7 +101,12 @@ class AsyncAdmin:
                         await answer.write(chunk)
         return answer
 
-    @post(PATH + "/{id:.+}/cancel", "cancelAsyncRequest", "Cancel an asynchronous request.", schemas.CANCELLED_REQUEST)
+    @post(
+        PATH + "/{id:.+}/cancel",
+        "cancelAsyncRequest",
+        "Cancel an asynchronous request.",
+        admin_schemas.CANCELLED_REQUEST,
+    )
     async def _cancel(self, request: web.Request) -> web.Response:
         """Cancel a request; 409 with its state if it had ended before."""
         inference_id = request.match_info["id"]
@@ -112,7 +117,7 @@ class AsyncAdmin:
         return web.json_response({"inference_id": inference_id, "state": state.value}, status=status)
 
     # After the routes below its path, since an id may have a slash.
-    @get(PATH + "/{id:.+}", "describeAsyncRequest", "Describe an asynchronous request.", schemas.ASYNC_REQUEST)
+    @get(PATH + "/{id:.+}", "describeAsyncRequest", "Describe an asynchronous request.", admin_schemas.ASYNC_REQUEST)
     async def _show(self, request: web.Request) -> web.Response:
         return web.json_response(describe(await self._find(request)))
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from torchmoor.admin.http import RequestRefused, get, read_limit
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.config.observe import TRACE_ID
-from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference import admin_schemas
 from torchmoor.proxy.dispatch.decisions import DEFAULT_SHOWN, MAX_SHOWN, DecisionQuery
 
 FRESH_S = 0.5
@@ -29,7 +29,7 @@ class DecisionsAdmin:
         self._trace_link = trace_link
         self._answers = RecentAnswers(FRESH_S)
 
-    @get("/decisions", "listDecisions", "List the last routing decisions, with their reasons.", schemas.DECISIONS)
+    @get("/decisions", "listDecisions", "List the last routing decisions, with their reasons.", admin_schemas.DECISIONS)
     async def _show(self, request: web.Request) -> web.Response:
         query = request.query
         limit = read_limit(query, default=DEFAULT_SHOWN, most=MAX_SHOWN)

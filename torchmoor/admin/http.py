@@ -14,8 +14,8 @@ from aiohttp.typedefs import Handler
 
 from torchmoor.errors import ApiError, ValidationError
 from torchmoor.proxy.access.web_pages import is_own_origin
+from torchmoor.proxy.api.reference.common_schemas import JSON_VALUE, Schema
 from torchmoor.proxy.api.reference.route import Route, answer
-from torchmoor.proxy.api.reference.schemas import JSON_VALUE, Schema
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 
 KEPT_HEADERS = ("Allow", "WWW-Authenticate")  # of aiohttp's errors

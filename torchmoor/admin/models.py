@@ -14,7 +14,7 @@ from aiohttp import web
 from torchmoor.admin.http import RequestRefused, error_message, get, post, read_content
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.errors import UnknownEndpoint, ValidationError
-from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference import admin_schemas
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint, Registry
@@ -40,7 +40,12 @@ class ModelsAdmin:
         self._operations = operations
         self._statuses = RecentAnswers(FRESH_S)
 
-    @get("/models", "listModelsOfInstances", "List the models of endpoints with many models.", schemas.PLACED_MODELS)
+    @get(
+        "/models",
+        "listModelsOfInstances",
+        "List the models of endpoints with many models.",
+        admin_schemas.PLACED_MODELS,
+    )
     async def _show(self, request: web.Request) -> web.Response:
         endpoint = request.query.get("endpoint")
         instances = [i for e in self._endpoints() if endpoint in (None, e.name) for i in e.instances]
@@ -88,7 +93,7 @@ class ModelsAdmin:
         "/models/{name:.+}/{action:" + "|".join(ACTIONS) + "}",
         "actOnModel",
         "Pin, unpin, prewarm or unload a model.",
-        schemas.MODEL_ACTION,
+        admin_schemas.MODEL_ACTION,
         is_body_required=False,
     )
     async def _act(self, request: web.Request) -> web.Response:

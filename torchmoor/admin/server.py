@@ -33,11 +33,11 @@ from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics.host import HostCollector
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.control_operation import AnswerControl
-from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference import admin_schemas
+from torchmoor.proxy.api.reference.common_schemas import TEXT, Schema
 from torchmoor.proxy.api.reference.data_routes import REFERENCE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.api.reference.route import Answers, Body, Group, json_body
-from torchmoor.proxy.api.reference.schemas import Schema
 from torchmoor.proxy.http.handshakes import Handshakes
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -48,7 +48,7 @@ HEALTH = "/healthz"
 LIVE = "/livez"
 READY = "/readyz"
 PROBES = (HEALTH, LIVE, READY)  # a prober has no token
-METRICS_PAGE = ((200, "The page.", Body(schema=schemas.TEXT, types=("text/plain",))),)
+METRICS_PAGE = ((200, "The page.", Body(schema=TEXT, types=("text/plain",))),)
 
 
 def _yes_or_no(schema: Schema) -> Answers:
@@ -162,7 +162,7 @@ class AdminServer:
             raise RequestRefused(403, f"The admin plane does not answer for the host {host!r}: use its address.")
         return await handler(request)
 
-    @get(HEALTH, "healthz", "Has each endpoint a ready instance?", answers=_yes_or_no(schemas.HEALTH))
+    @get(HEALTH, "healthz", "Has each endpoint a ready instance?", answers=_yes_or_no(admin_schemas.HEALTH))
     async def _healthz(self, request: web.Request) -> web.Response:
         """Answer 200 while every endpoint has a ready instance, or starts one for the next request."""
         missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.can_serve()]
@@ -170,12 +170,12 @@ class AdminServer:
             {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
         )
 
-    @get(LIVE, "livez", "Does the process run?", schemas.LIVENESS)
+    @get(LIVE, "livez", "Does the process run?", admin_schemas.LIVENESS)
     async def _livez(self, request: web.Request) -> web.Response:
         """Answer 200 while this process runs."""
         return web.json_response({"ok": True})
 
-    @get(READY, "readyz", "Is the state of the instances known?", answers=_yes_or_no(schemas.READINESS))
+    @get(READY, "readyz", "Is the state of the instances known?", answers=_yes_or_no(admin_schemas.READINESS))
     async def _readyz(self, request: web.Request) -> web.Response:
         """Answer 200 once the proxy knows its instances and their states, even if none is ready.
 
@@ -200,7 +200,7 @@ class AdminServer:
     async def _show_reference(self, request: web.Request) -> web.Response:
         return web.json_response(make_document(ADMIN_PLANE))
 
-    @get("/instances", "listInstances", "List the instances and their states.", schemas.INSTANCES)
+    @get("/instances", "listInstances", "List the instances and their states.", admin_schemas.INSTANCES)
     async def _show_instances(self, request: web.Request) -> web.Response:
         await self._refresh()
         rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
@@ -217,7 +217,7 @@ class AdminServer:
         "/instances/{name}/drain",
         "drainInstance",
         "Drain an instance: it gets no new sessions.",
-        schemas.MOVED_INSTANCE,
+        admin_schemas.MOVED_INSTANCE,
     )
     async def _drain(self, request: web.Request) -> web.Response:
         """Stop new requests to an instance until a resume, even if it is restarted.
@@ -228,7 +228,7 @@ class AdminServer:
         self._registry.drain(instance.name)
         return await self._show_moved(instance)
 
-    @post("/instances/{name}/resume", "resumeInstance", "End the drain of an instance.", schemas.MOVED_INSTANCE)
+    @post("/instances/{name}/resume", "resumeInstance", "End the drain of an instance.", admin_schemas.MOVED_INSTANCE)
     async def _resume(self, request: web.Request) -> web.Response:
         """End a drain."""
         instance = self._find_instance(request)
@@ -258,7 +258,7 @@ class AdminServer:
 ADMIN = Group(
     "admin",
     "The operators' API, on the admin plane's port.",
-    schemas.ADMIN_ERROR,
+    admin_schemas.ERROR,
     routes_of(AdminServer, ModelsAdmin, SessionsAdmin, DecisionsAdmin, Dashboard, AsyncAdmin),
 )
 ADMIN_PLANE = (ADMIN, REFERENCE)

@@ -17,7 +17,7 @@ from torchmoor.admin.http import RequestRefused, error_message, get, post, read_
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.errors import ValidationError
-from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference import admin_schemas
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -49,7 +49,7 @@ class SessionsAdmin:
         self._answers = RecentAnswers(FRESH_S)
         self._free = asyncio.Semaphore(MAX_QUERIES)
 
-    @get("/sessions", "listSessions", "List sessions by their hashes.", schemas.SESSIONS)
+    @get("/sessions", "listSessions", "List sessions by their hashes.", admin_schemas.SESSIONS)
     async def _show(self, request: web.Request) -> web.Response:
         given = request.query
         try:
@@ -125,7 +125,7 @@ class SessionsAdmin:
         "/sessions/{hash}/{action:" + "|".join(operations.SESSION_ACTIONS) + "}",
         "actOnSession",
         "Close, pin or unpin a session.",
-        schemas.SESSION_ACTION,
+        admin_schemas.SESSION_ACTION,
     )
     async def _act(self, request: web.Request) -> web.Response:
         session, action = request.match_info["hash"], request.match_info["action"]

@@ -13,6 +13,7 @@ from handlers.chat.dialects.response_form import show_list
 from handlers.chat.images.store import Image
 from handlers.chat.items import images_in, read_items
 from handlers.chat.messages import KeptImage
+from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -28,8 +29,9 @@ FILE = "file"
 class Files:
     """Shows, reads and deletes files. Worker threads only: all methods may read a journal."""
 
-    def __init__(self, sessions: SessionLifecycle, recorder: SessionRecorder) -> None:
+    def __init__(self, sessions: SessionLifecycle, known: KnownSessions, recorder: SessionRecorder) -> None:
         self._sessions = sessions
+        self._known = known
         self._recorder = recorder
 
     def found(self, caller: Caller, text: str) -> AbstractContextManager[Session]:
@@ -50,7 +52,7 @@ class Files:
         """
         page, caller = command.page, command.caller
         last = _read_after(page.after)
-        listed = sorted(self._recorder.list_owned(caller), reverse=not page.is_ascending)
+        listed = sorted(self._known.list_owned(caller), reverse=not page.is_ascending)
         shown: list[dict[str, Any]] = []
         for entry in listed:
             place = (entry.expires_at, entry.session_id)
@@ -69,7 +71,7 @@ class Files:
         if not self._sessions.is_own(session_id, caller):
             return None
         try:
-            return self._recorder.read_resource(session_id)
+            return self._known.read_resource(session_id)
         except (SessionLost, InvalidRequest):
             return None
 

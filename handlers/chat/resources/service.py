@@ -42,6 +42,7 @@ from handlers.chat.resources.background import BackgroundResponses, BackgroundSe
 from handlers.chat.resources.conversations import Conversations
 from handlers.chat.resources.files import Files
 from handlers.chat.resources.responses import StoredResponses
+from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -65,6 +66,7 @@ class ResourceService:
         self,
         parts: GenerationParts,
         sessions: SessionLifecycle,
+        known: KnownSessions,
         recorder: SessionRecorder,
         service: SessionService,
     ) -> None:
@@ -76,7 +78,7 @@ class ResourceService:
         self._background = BackgroundResponses(
             sessions, recorder, parts.receiver, self._responses, self._conversations, service
         )
-        self._files = Files(sessions, recorder)
+        self._files = Files(sessions, known, recorder)
 
     def handle(self, command: Resource | ActOnSession, reply: PendingReply) -> None:
         """Answer a command. Raises HandlerError."""

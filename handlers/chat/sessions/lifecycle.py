@@ -9,6 +9,7 @@ from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClo
 from handlers.chat.images.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.images.store import digests
 from handlers.chat.queued_response import QueuedResponse
+from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
@@ -46,6 +47,7 @@ class SessionLifecycle:
         self,
         ids: SessionIdMinter,
         store: SessionStore,
+        known: KnownSessions,
         recorder: SessionRecorder,
         receiver: ImageReceiver,
         counters: Counters,
@@ -53,6 +55,7 @@ class SessionLifecycle:
     ) -> None:
         self._ids = ids
         self._store = store
+        self._known = known
         self._recorder = recorder
         self._receiver = receiver
         self._counters = counters
@@ -107,7 +110,7 @@ class SessionLifecycle:
         try:
             return self._store.hold(session_id, caller)
         except SessionLost:
-            if not self._recorder.is_known(session_id):
+            if not self._known.is_known(session_id):
                 raise
         return self._store.adopt(session_id, caller)
 
@@ -127,7 +130,7 @@ class SessionLifecycle:
         source: a session that the caller holds, and how many of its entries the new one begins with. A retried request
         gets the session that its first attempt opened, perhaps on another instance.
         """
-        self._recorder.check_room(command.caller)
+        self._known.check_room(command.caller)
         received = self._receiver.receive(command.caller.scope, command.images, reply)
         with self._receiver.released_on_error(received):
             session = self._store.open(ttl_s, command.caller)
@@ -168,7 +171,7 @@ class SessionLifecycle:
                 self._recorder.copy(parent, num_entries, session)
                 names = (parent.id.text, str(num_entries))
             names = (*names, *filter(None, (command.question, reply.adapter)))
-            claimed = self._recorder.claim_opening(command.caller, command.invocation_id, names, session.id.text)
+            claimed = self._known.claim_opening(command.caller, command.invocation_id, names, session.id.text)
         except Exception:
             self._discard(session)
             raise
@@ -195,10 +198,10 @@ class SessionLifecycle:
 
     def _discard(self, session: Session) -> None:
         """Undo an opening: in memory at once, in the journal later. Any thread, the pump's included."""
-        if not self._recorder.openings.try_undo(session.id.text, lambda: self._store.discard(session)):
+        if not self._known.try_undo(session.id.text, lambda: self._store.discard(session)):
             return
         with suppress(RuntimeError):  # the worker is stopping: the sweep will find the journal
-            self._background.submit("", partial(self._recorder.discard, session.id.text))
+            self._background.submit("", partial(self._known.discard, session.id.text))
 
     def add_images(self, command: AddImages, reply: PendingReply) -> None:
         """Add images for the session's next question, only once if the client retries the request."""
@@ -314,7 +317,7 @@ class SessionLifecycle:
         with suppress(SessionClosed):
             if self._try_close(command.session_id, self._find_open(command), command.invocation_id):
                 return
-        if not self._recorder.has_closed(command.session_id, command.invocation_id):
+        if not self._known.has_closed(command.session_id, command.invocation_id):
             raise SessionClosed()
 
     def _find_open(self, command: CloseSession) -> Session | None:
@@ -322,13 +325,13 @@ class SessionLifecycle:
         try:
             return self._store.get(command.session_id, command.caller)
         except SessionLost:
-            if not self._recorder.is_known(command.session_id):
+            if not self._known.is_known(command.session_id):
                 raise
             return None
 
     def _try_close(self, session_id: str, session: Session | None, invocation_id: str = "") -> bool:
         """Return False if another request closed the session first."""
-        is_first = self._recorder.try_close(session_id, session, invocation_id)
+        is_first = self._known.try_close(session_id, session, invocation_id)
         if session is not None:
             self._store.close(session)
         if is_first:
@@ -346,7 +349,7 @@ class SessionLifecycle:
         unread: list[JournalUnavailable] = []
         for session in held:
             try:
-                self._recorder.is_known(session.id.text)
+                self._known.is_known(session.id.text)
             except SessionClosed:
                 self._store.close(session)
                 num_ended += 1
@@ -365,7 +368,7 @@ class SessionLifecycle:
 
         Raises SessionUnknown if the journal has none that is open, JournalUnavailable.
         """
-        session_id = self._recorder.find(name)
+        session_id = self._known.find(name)
         if session_id is None or not self._try_close(session_id, self._store.find(session_id)):
             raise SessionUnknown("the journal has no open session of this hash")
 

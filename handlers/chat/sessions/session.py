@@ -41,7 +41,7 @@ class Session:
     waiting: deque[QueuedTurn] = field(default_factory=deque)
     stored_kv: list[KvPart] = field(default_factory=list)  # names of the parts of its KV cache that the journal has
     adapter: str = ""  # that answers unless a request names another; empty for the base model
-    num_events: int = 0  # events of the journal that this session has applied
+    num_events: int = 0  # events that this session has applied; with a journal, its place there
     num_chars: int = 0  # characters of the texts of all events
     entries: list[Event] = field(default_factory=list)  # its turns; of a queued response, its "queue" event
     order: list[int] = field(default_factory=list)  # numbers of the turns, in the conversation's order

@@ -7,7 +7,7 @@ from handlers.chat.forms import ResponseDraft, Summary
 from handlers.chat.items import check_results, messages_of, read_items, write_items
 from handlers.chat.messages import TOOL, answer_message, system_message
 from handlers.chat.sessions.entries import ask_messages, messages_added
-from handlers.chat.sessions.recorder import CONFLICT
+from handlers.chat.sessions.journal_failures import CONFLICT
 from handlers.chat.sessions.session import Session
 from handlers.chat.turns.context_limits import truncate
 from handlers.chat.turns.generation_parts import GenerationParts

@@ -16,7 +16,8 @@ from handlers.chat.images.fetch_pool import find_line
 from handlers.chat.images.receiver import ReceivedImage
 from handlers.chat.images.store import Image, digests
 from handlers.chat.sessions.entries import entries_of, messages_added
-from handlers.chat.sessions.recorder import CONFLICT, SessionRecorder
+from handlers.chat.sessions.journal_failures import CONFLICT
+from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.store import SessionStore
 from handlers.chat.turns.asked import read_asked

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from PIL import Image
 
-from torchmoor.proxy.api.reference import schemas, tgi_schemas
+from torchmoor.proxy.api.reference import openai_schemas, resource_schemas, tgi_schemas
 from torchmoor.wire import headers as wire
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -17,16 +17,20 @@ RESPONSE: dict[str, Any] = {"input": "hello", "max_output_tokens": 4}
 @pytest.mark.parametrize(
     ("path", "fields", "schema"),
     [
-        ("chat/completions", {"messages": MESSAGES, "max_tokens": 4}, schemas.CHAT_ANSWER),
-        ("chat/completions", {"messages": MESSAGES, "max_tokens": 4, "n": 2, "logprobs": True}, schemas.CHAT_ANSWER),
-        ("completions", {"prompt": "hello", "max_tokens": 4, "logprobs": 2}, schemas.COMPLETION_ANSWER),
+        ("chat/completions", {"messages": MESSAGES, "max_tokens": 4}, openai_schemas.CHAT_ANSWER),
+        (
+            "chat/completions",
+            {"messages": MESSAGES, "max_tokens": 4, "n": 2, "logprobs": True},
+            openai_schemas.CHAT_ANSWER,
+        ),
+        ("completions", {"prompt": "hello", "max_tokens": 4, "logprobs": 2}, openai_schemas.COMPLETION_ANSWER),
         ("generate", {"inputs": "hello", "parameters": {"details": True}}, tgi_schemas.GENERATED),
-        ("responses", RESPONSE, schemas.RESPONSE_ANSWER),
-        ("responses", {**RESPONSE, "background": True}, schemas.RESPONSE_ANSWER),
+        ("responses", RESPONSE, resource_schemas.RESPONSE_ANSWER),
+        ("responses", {**RESPONSE, "background": True}, resource_schemas.RESPONSE_ANSWER),
         (
             "responses",
             {**RESPONSE, "instructions": "be brief", "temperature": 0.5, "user": "me"},
-            schemas.RESPONSE_ANSWER,
+            resource_schemas.RESPONSE_ANSWER,
         ),
     ],
 )
@@ -54,7 +58,7 @@ def check(client: Any, resource: str, body: Any, schema: dict[str, Any]) -> Any:
 
 def test_resources_have_the_fields_of_their_schemas(client: Any, red: Image.Image) -> None:
     """Responses, conversations, files and tokens have their schemas' fields when created, shown, listed and deleted."""
-    page, response = schemas.page(schemas.ITEM), schemas.RESPONSE_ANSWER
+    page, response = resource_schemas.page(resource_schemas.ITEM), resource_schemas.RESPONSE_ANSWER
     items = {"items": MESSAGES}
     named = {"model": "llava", **RESPONSE}
     for options in ({}, {"background": True}):
@@ -62,28 +66,29 @@ def test_resources_have_the_fields_of_their_schemas(client: Any, red: Image.Imag
         check(client, f"GET {path}", {}, response)
         assert len(check(client, f"GET {path}/input_items", {}, page)["data"]) == 1
     check(client, f"POST {path}/cancel", {}, response)
-    check(client, f"DELETE {path}", {}, schemas.DELETED)
-    check(client, "POST responses/input_tokens", named, schemas.INPUT_TOKENS)
-    check(client, "POST responses/compact", named, schemas.COMPACTION)
+    check(client, f"DELETE {path}", {}, resource_schemas.DELETED)
+    check(client, "POST responses/input_tokens", named, resource_schemas.INPUT_TOKENS)
+    check(client, "POST responses/compact", named, resource_schemas.COMPACTION)
 
-    talk = f"conversations/{check(client, 'POST conversations', items, schemas.CONVERSATION_ANSWER)['id']}"
+    talk = f"conversations/{check(client, 'POST conversations', items, resource_schemas.CONVERSATION_ANSWER)['id']}"
     item = check(client, f"POST {talk}/items", items, page)["data"][0]["id"]
     assert len(check(client, f"GET {talk}/items", {}, page)["data"]) == 2
-    check(client, f"GET {talk}", {}, schemas.CONVERSATION_ANSWER)
-    check(client, f"GET {talk}/items/{item}", {}, schemas.ITEM)
-    check(client, f"DELETE {talk}/items/{item}", {}, schemas.CONVERSATION_ANSWER)
-    check(client, f"POST {talk}", {"metadata": {"a": "b"}}, schemas.CONVERSATION_ANSWER)
-    check(client, f"DELETE {talk}", {}, schemas.DELETED)
+    check(client, f"GET {talk}", {}, resource_schemas.CONVERSATION_ANSWER)
+    check(client, f"GET {talk}/items/{item}", {}, resource_schemas.ITEM)
+    check(client, f"DELETE {talk}/items/{item}", {}, resource_schemas.CONVERSATION_ANSWER)
+    check(client, f"POST {talk}", {"metadata": {"a": "b"}}, resource_schemas.CONVERSATION_ANSWER)
+    check(client, f"DELETE {talk}", {}, resource_schemas.DELETED)
 
     picture = BytesIO()
     red.save(picture, "PNG")
     form = {"file": picture.getvalue(), "purpose": b"vision"}
-    path = f"files/{check(client, 'POST files', form, schemas.FILE_ANSWER)['id']}"
-    check(client, f"GET {path}", {}, schemas.FILE_ANSWER)
-    assert len(check(client, "GET files", {}, schemas.page(schemas.FILE_ANSWER))["data"]) == 1
+    path = f"files/{check(client, 'POST files', form, resource_schemas.FILE_ANSWER)['id']}"
+    check(client, f"GET {path}", {}, resource_schemas.FILE_ANSWER)
+    assert len(check(client, "GET files", {}, resource_schemas.page(resource_schemas.FILE_ANSWER))["data"]) == 1
     content = client.call({}, {wire.RESOURCE: f"GET {path}/content"})
     assert content.headers["Content-Type"] == "application/octet-stream"
-    check(client, f"DELETE {path}", {}, schemas.DELETED)
+    check(client, f"DELETE {path}", {}, resource_schemas.DELETED)
 
-    tokens = check(client, "POST tokenize", {"prompt": "hello", "return_token_strs": True}, schemas.TOKENS)["tokens"]
-    assert check(client, "POST detokenize", {"tokens": tokens}, schemas.PROMPT)["prompt"]
+    prompt = {"prompt": "hello", "return_token_strs": True}
+    tokens = check(client, "POST tokenize", prompt, openai_schemas.TOKENS)["tokens"]
+    assert check(client, "POST detokenize", {"tokens": tokens}, openai_schemas.PROMPT)["prompt"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
@@ -725,8 +724,8 @@ def test_images_that_are_sent_again_to_another_instance_are_added_once(
     assert [event.kind for event in journal.read(sid)] == ["open", "turn", "images"]
 
 
-def recorders(two_workers: Any) -> list[Any]:
-    return [client.service.recorder for client in two_workers]
+def known_sessions(two_workers: Any) -> list[Any]:
+    return [client.service.known for client in two_workers]
 
 
 def test_an_opening_that_is_sent_again_is_one_session(two_workers: Any, red: Any) -> None:
@@ -734,7 +733,7 @@ def test_an_opening_that_is_sent_again_is_one_session(two_workers: Any, red: Any
 
     Another caller, endpoint, request or picture is another opening, and so is one without an invocation id.
     """
-    first, second = recorders(two_workers)
+    first, second = known_sessions(two_workers)
     sids = [client.open(data_url(red)) for client in two_workers]
     caller = Caller("llava", "p1")
 
@@ -745,15 +744,15 @@ def test_an_opening_that_is_sent_again_is_one_session(two_workers: Any, red: Any
         assert second.claim_opening(other, "id", ("a",), sids[1]) == sids[1]
     assert second.claim_opening(caller, "id 2", ("a",), sids[1]) == sids[1]
     assert second.claim_opening(caller, "id", ("b",), sids[1]) == sids[1]
-    for sid, recorder in zip(sids, (first, second), strict=True):
-        assert recorder.claim_opening(caller, "", ("a",), sid) == sid
+    for sid, known in zip(sids, (first, second), strict=True):
+        assert known.claim_opening(caller, "", ("a",), sid) == sid
 
 
 def test_an_opening_that_was_answered_elsewhere_is_not_undone(
     two_workers: Any, journal: DirectoryJournal, red: Any
 ) -> None:
     """The session stays although the first instance's client left, because the second instance returned its id."""
-    first, second = recorders(two_workers)
+    first, second = known_sessions(two_workers)
     sids = [client.open(data_url(red)) for client in two_workers]
     first.claim_opening(Caller("", ""), "id", (), sids[0])
     assert second.claim_opening(Caller("", ""), "id", (), sids[1]) == sids[0]
@@ -769,7 +768,7 @@ def test_an_opening_that_was_undone_is_not_answered_elsewhere(
     two_workers: Any, journal: DirectoryJournal, red: Any
 ) -> None:
     """After an opening is undone, the second instance's own session counts."""
-    first, second = recorders(two_workers)
+    first, second = known_sessions(two_workers)
     sids = [client.open(data_url(red)) for client in two_workers]
     first.claim_opening(Caller("", ""), "id", (), sids[0])
     first.discard(sids[0])
@@ -853,13 +852,13 @@ def test_of_two_closes_at_once_one_is_answered_with_success(
     """Of two concurrent closes one succeeds, and the other gets the error for a closed session."""
     client = make_client(journal=journal if has_journal else None)
     sid, barrier = client.open(), threading.Barrier(2)
-    try_close = SessionRecorder.try_close
+    try_close = client.service.known.try_close
 
-    def meet_and_close(self: SessionRecorder, *given: Any) -> bool:
+    def meet_and_close(*given: Any) -> bool:
         barrier.wait(20)
-        return try_close(self, *given)
+        return bool(try_close(*given))
 
-    monkeypatch.setattr(SessionRecorder, "try_close", meet_and_close)
+    monkeypatch.setattr(client.service.known, "try_close", meet_and_close)
     both = [client.send(close_request(sid), headers=invocation(name)) for name in ("c1", "c2")]
     errors = sorted(str(exchange.wait().error) for exchange in both)
 

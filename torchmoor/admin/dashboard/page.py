@@ -21,7 +21,7 @@ from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import SHOWN_VALUES, describe_instance, describe_scaling
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.metrics.host import Gpus, GpuUse
-from torchmoor.proxy.api.reference import schemas
+from torchmoor.proxy.api.reference import admin_schemas
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
 from torchmoor.wire import receipt
@@ -117,7 +117,7 @@ class Dashboard:
         now = time.monotonic()
         self._histories = {each: self._histories.get(each) or VariantHistory(each, now) for each in self._traffic()}
 
-    @get("/dashboard.json", "dashboard", "Get the dashboard's data.", schemas.DASHBOARD)
+    @get("/dashboard.json", "dashboard", "Get the dashboard's data.", admin_schemas.DASHBOARD)
     async def _show(self, request: web.Request) -> web.Response:
         range_name = _read_range(request)
         await asyncio.gather(self.statuses.refresh(), self._refresh())
@@ -127,7 +127,7 @@ class Dashboard:
         "/instances/{name}/history",
         "instanceHistory",
         "An instance's load, sessions, state and GPU over time.",
-        schemas.INSTANCE_HISTORY,
+        admin_schemas.INSTANCE_HISTORY,
     )
     async def _show_load(self, request: web.Request) -> web.Response:
         name, range_name = request.match_info["name"], _read_range(request)

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from torchmoor.proxy.api.reference.schemas import EMPTY, JSON_VALUE, TEXT, Schema
+from torchmoor.proxy.api.reference.common_schemas import EMPTY, JSON_VALUE, TEXT, Schema
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"

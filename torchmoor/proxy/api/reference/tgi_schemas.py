@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmoor.proxy.api.reference.schemas import COUNT, FLAG, TEXT, Schema, record
+from torchmoor.proxy.api.reference.common_schemas import COUNT, FLAG, TEXT, Schema, record
 from torchmoor.wire import sampling_parameters
 
 GENERATE = record(

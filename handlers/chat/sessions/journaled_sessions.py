@@ -1,0 +1,144 @@
+"""Which sessions are known with a journal: those of all workers that share it."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from handlers.chat.sessions.entries import fields_of
+from handlers.chat.sessions.journal_failures import JournalFailures
+from handlers.chat.sessions.known_sessions import opening_name
+from handlers.chat.sessions.session import Session, owner_of
+from handlers.chat.sessions.store import SessionStore
+from handlers.errors import CallerBudgetReached, JournalUnavailable, Overloaded, SessionClosed
+from handlers.journal.event import Event
+from handlers.journal.journal import Journal, JournalFull, Listed, OwnerFull
+from handlers.requests.incoming import Caller
+from handlers.worker.counters import Counters
+from torchmoor.wire.session_hash import session_hash
+
+FULL_RETRY_S = 60  # if the next session's expiry is not known
+FIND_TIMEOUT_S = 20.0  # the admin plane waits 30 s for an action
+KEPT, DISCARDED = "kept", "discarded"  # the outcome of a session whose opening was sent twice; the first claim counts
+
+
+class JournaledSessions:
+    """Implements `KnownSessions` on a journal."""
+
+    def __init__(self, journal: Journal, store: SessionStore, failures: JournalFailures, counters: Counters) -> None:
+        self._journal = journal
+        self._store = store
+        self._translated = failures.translated
+        self._counters = counters
+
+    @property
+    def used_bytes(self) -> int:
+        return self._journal.used_bytes
+
+    @property
+    def num_sessions(self) -> int:
+        return self._journal.num_sessions
+
+    def check_room(self, caller: Caller) -> None:
+        try:
+            with self._translated(session_id=""):
+                self._journal.check_room(owner_of(caller))
+        except JournalFull as exc:
+            self._counters.add("journal_refusals")
+            wait_s = FULL_RETRY_S if exc.room_at is None else self._store.seconds_until(exc.room_at)
+            kind = CallerBudgetReached if isinstance(exc, OwnerFull) else Overloaded
+            error = kind(f"{exc}; close sessions or try again in {wait_s} s")
+            error.retry_after_s = wait_s
+            raise error from exc
+
+    def is_known(self, session_id: str) -> bool:
+        first = self._read_first(session_id)
+        if first is not None and first.kind == "close":
+            raise SessionClosed()
+        return first is not None
+
+    def _read_first(self, session_id: str) -> Event | None:
+        """Read the session's opening, or its "close" if it is closed."""
+        with self._translated(session_id):
+            return next(iter(self._journal.read(session_id, max_events=1)), None)
+
+    def read_events(self, session: Session) -> Sequence[Event]:
+        with self._translated(session.id.text):
+            return self._journal.read(session.id.text, session.num_events)
+
+    def write(self, session: Session, event: Event, encoded_images: Sequence[bytes]) -> None:
+        with self._translated(session.id.text):
+            for data in encoded_images:
+                self._journal.put_image(session.id.text, data, session.owner)
+            self._journal.append(session.id.text, session.num_events, event, session.owner)
+
+    def read_image(self, session: Session, digest: str) -> bytes:
+        with self._translated(session.id.text):
+            try:
+                return self._journal.get_image(session.id.text, digest)
+            except FileNotFoundError:
+                self.is_known(session.id.text)  # raises SessionClosed if another worker has closed it meanwhile
+                raise
+
+    def read_resource(self, session_id: str) -> dict[str, Any] | None:
+        first = self._read_first(session_id)
+        return None if first is None or first.kind != "open" else fields_of(first.response)
+
+    def enlist(self, session: Session) -> None:
+        with self._translated(session.id.text):
+            self._journal.enlist(session.id.text, session.label, session.owner)
+
+    def list_owned(self, caller: Caller) -> list[Listed]:
+        with self._translated(session_id=""):
+            return self._journal.list_owned(owner_of(caller))
+
+    def find(self, name: str) -> str | None:
+        """Raises JournalUnavailable also if the search takes longer than FIND_TIMEOUT_S."""
+        stop_at, cursor = time.monotonic() + FIND_TIMEOUT_S, ""
+        while True:
+            with self._translated(session_id=""):
+                ids, cursor = self._journal.list_ids(cursor)
+            found = next((text for text in ids if session_hash(text) == name), None)
+            if found is not None or not cursor:
+                return found
+            if time.monotonic() > stop_at:
+                raise JournalUnavailable("the journal has too many sessions to find one by its hash in time")
+
+    def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
+        if not invocation_id:
+            return session_id
+        with self._translated(session_id):
+            first = self._journal.claim(opening_name(caller, invocation_id, names), session_id)
+            if first != session_id and self._journal.claim(_fate_name(first), KEPT) != KEPT:
+                return session_id  # deleted, because its client left before the answer
+        return first
+
+    def try_undo(self, session_id: str, undo: Callable[[], None]) -> bool:
+        """Always undo; `discard` finds out whether a retry was answered with the session."""
+        undo()
+        return True
+
+    def discard(self, session_id: str) -> None:
+        with self._translated(session_id):
+            if self._journal.claim(_fate_name(session_id), DISCARDED) == DISCARDED:
+                self._journal.delete(session_id)
+
+    def try_close(self, session_id: str, session: Session | None, invocation_id: str) -> bool:
+        event = Event(kind="close", invocation_id=invocation_id)
+        with self._translated(session_id):
+            first = self._journal.close(session_id, event)
+            if session is not None and session.label:
+                self._journal.delist(session_id, session.label, session.owner)
+        return first.nonce == event.nonce
+
+    def has_closed(self, session_id: str, invocation_id: str) -> bool:
+        first = self._read_first(session_id)
+        return bool(invocation_id) and first == Event(kind="close", invocation_id=invocation_id)
+
+    def sweep(self, expired_before: int, *, is_full: bool) -> None:
+        self._journal.sweep(expired_before, is_full=is_full)
+
+
+def _fate_name(session_id: str) -> str:
+    """Return the name of the claim that decides between KEPT and DISCARDED."""
+    return json.dumps(["fate", session_id])

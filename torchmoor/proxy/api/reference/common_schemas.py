@@ -1,0 +1,37 @@
+"""JSON schemas that several APIs share, and short forms to write one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchmoor.wire import sampling_parameters
+
+Schema = dict[str, Any]
+
+EMPTY: Schema = {}
+JSON_VALUE: Schema = {"description": "Any JSON value: the model's own form."}
+ANY_FORM: Schema = {"description": "The model's own form."}
+TEXT: Schema = {"type": "string"}
+TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}
+COUNT: Schema = sampling_parameters.COUNT.schema
+FLAG: Schema = {"type": "boolean"}
+LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
+NATURAL: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
+OBJECT: Schema = {"type": "object"}
+OBJECTS: Schema = {"type": "array", "items": OBJECT}
+TEXT_LIST: Schema = {"type": "array", "items": TEXT}
+
+
+def record(required: tuple[str, ...] = (), /, **fields: Schema) -> Schema:
+    """Return the schema of an object."""
+    made: Schema = {"type": "object", "properties": fields}
+    return {**made, "required": list(required)} if required else made
+
+
+def or_null(schema: Schema) -> Schema:
+    return {"oneOf": [schema, {"type": "null"}]}
+
+
+_MESSAGE_OR_OBJECT = {"description": "A message, or an object with code and message."}
+PLAIN_ERROR = record(("error",), error=_MESSAGE_OR_OBJECT)

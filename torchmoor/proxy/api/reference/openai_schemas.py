@@ -1,0 +1,180 @@
+"""JSON schemas of the bodies of OpenAI's API, except resources: chat, completions, tokens, embeddings, models."""
+
+from __future__ import annotations
+
+from torchmoor.proxy.api.reference.common_schemas import (
+    COUNT,
+    FLAG,
+    LABELS,
+    NATURAL,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    Schema,
+    or_null,
+    record,
+)
+from torchmoor.wire import sampling_parameters
+
+_CONTENT: Schema = {"oneOf": [TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
+FUNCTION = record(("name",), name=TEXT, description=TEXT, parameters={"type": "object"}, strict=FLAG)
+_CALL = record(
+    ("id", "type", "function"),
+    id=TEXT,
+    type={"const": "function"},
+    function=record(("name", "arguments"), name=TEXT, arguments=TEXT),
+)
+_MESSAGE = record(
+    ("role",),
+    role={"enum": ["system", "developer", "user", "assistant", "tool"]},
+    content={"oneOf": [*_CONTENT["oneOf"], {"type": "null"}]},
+    tool_calls={"type": "array", "items": _CALL},
+    tool_call_id=TEXT,
+    reasoning_content=TEXT,
+)
+FOR_TEMPLATE: dict[str, Schema] = {
+    "tools": {"type": "array", "items": record(("type", "function"), type={"const": "function"}, function=FUNCTION)},
+    "tool_choice": {"oneOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
+    "parallel_tool_calls": FLAG,
+    "chat_template_kwargs": {"type": "object", "maxProperties": 16},
+}
+_EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max"]}
+REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
+SAMPLING: dict[str, Schema] = {
+    **{name: row.schema for name, row in sampling_parameters.SAMPLING_NUMBERS.items() if row.is_openai},
+    "ignore_eos": FLAG,
+    "stop": TEXTS,
+}
+_LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": sampling_parameters.LOGIT_BIAS.schema}
+TOP_LOGPROBS: Schema = sampling_parameters.TOP_TOKENS.schema
+AFFINITY: dict[str, Schema] = {"prompt_cache_key": TEXT, "safety_identifier": TEXT, "user": TEXT}
+
+CHAT = record(
+    ("model", "messages"),
+    model=TEXT,
+    messages={"type": "array", "items": _MESSAGE, "minItems": 1},
+    max_completion_tokens=COUNT,
+    max_tokens=COUNT,
+    n=COUNT,
+    logit_bias=_LOGIT_BIAS,
+    stream=FLAG,
+    stream_options=record(include_usage=FLAG),
+    logprobs=FLAG,
+    top_logprobs=TOP_LOGPROBS,
+    response_format={"type": "object"},
+    reasoning=REASONING,
+    reasoning_effort=_EFFORT,
+    metadata=LABELS,
+    **FOR_TEMPLATE,
+    **SAMPLING,
+    **AFFINITY,
+)
+COMPLETION = record(
+    ("model", "prompt"),
+    model=TEXT,
+    prompt=TEXTS,
+    max_tokens=COUNT,
+    n=COUNT,
+    logit_bias=_LOGIT_BIAS,
+    stream=FLAG,
+    stream_options=record(include_usage=FLAG),
+    logprobs=TOP_LOGPROBS,
+    **SAMPLING,
+    **AFFINITY,
+)
+
+
+def _completion(kind: str, **choice: Schema) -> Schema:
+    """Return the schema of a whole answer with choices, of which each has these fields."""
+    ends: Schema = {"enum": ["stop", "length", "tool_calls"]}
+    fields = {"index": NATURAL, "finish_reason": ends, "logprobs": or_null({"type": "object"}), **choice}
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return record(
+        ("id", "object", "created", "model", "choices", "usage"),
+        id=TEXT,
+        object={"const": kind},
+        created=NATURAL,
+        model=TEXT,
+        system_fingerprint=TEXT,
+        choices={"type": "array", "items": record(tuple(fields), **fields), "minItems": 1},
+        usage=record(counts, **dict.fromkeys(counts, NATURAL)),
+    )
+
+
+CHAT_ANSWER = _completion(
+    "chat.completion",
+    message=record(
+        ("role", "content"),
+        role={"const": "assistant"},
+        content=or_null(TEXT),
+        tool_calls={"type": "array", "items": _CALL},
+        reasoning_content=TEXT,
+    ),
+)
+COMPLETION_ANSWER = _completion("text_completion", text=TEXT)
+
+_RENDERED = {name: CHAT["properties"][name] for name in ("messages", "chat_template_kwargs")}
+TOKENIZE = record(model=TEXT, prompt=TEXT, **_RENDERED, return_token_strs=FLAG)
+TOKENS = record(
+    ("count", "max_model_len", "tokens", "token_strs"),
+    count=NATURAL,
+    max_model_len=NATURAL,
+    tokens={"type": "array", "items": NATURAL},
+    token_strs=or_null({"type": "array", "items": TEXT}),
+)
+DETOKENIZE = record(("tokens",), model=TEXT, tokens={"type": "array", "items": {"type": "integer", "minimum": 0}})
+PROMPT = record(("prompt",), prompt=TEXT)
+
+EMBEDDINGS = record(
+    ("input",),
+    input=TEXTS,
+    model=TEXT,
+    encoding_format={"enum": ["float", "base64"]},
+    dimensions=COUNT,
+    user=TEXT,
+)
+_USAGE = record(("prompt_tokens", "total_tokens"), prompt_tokens=NATURAL, total_tokens=NATURAL)
+_EMBEDDING = record(
+    ("object", "index", "embedding"),
+    object={"const": "embedding"},
+    index=NATURAL,
+    embedding={"oneOf": [{"type": "array", "items": NUMBER}, TEXT]},
+)
+EMBEDDINGS_ANSWER = record(
+    ("object", "data", "model", "usage"),
+    object={"const": "list"},
+    data={"type": "array", "items": _EMBEDDING},
+    model=TEXT,
+    usage=_USAGE,
+)
+RERANK = record(
+    ("query", "documents"),
+    query=TEXT,
+    documents={"type": "array", "items": {"oneOf": [TEXT, record(("text",), text=TEXT)]}, "minItems": 1},
+    model=TEXT,
+    top_n=COUNT,
+    return_documents=FLAG,
+    user=TEXT,
+)
+_RANKED = record(
+    ("index", "relevance_score"), index=NATURAL, relevance_score=NUMBER, document=record(("text",), text=TEXT)
+)
+RERANK_ANSWER = record(
+    ("id", "model", "results", "usage"),
+    id=TEXT,
+    model=TEXT,
+    results={"type": "array", "items": _RANKED},
+    usage=_USAGE,
+)
+
+MODEL = record(
+    ("id", "object", "created", "owned_by", "capabilities"),
+    id=TEXT,
+    object={"const": "model"},
+    created=NATURAL,
+    owned_by=TEXT,
+    capabilities={"type": "array", "items": TEXT},
+)
+MODELS = record(("object", "data"), object={"const": "list"}, data={"type": "array", "items": MODEL})
+
+ERROR = record(("error",), error=record(("message", "type", "param", "code"), message=TEXT, type=TEXT))

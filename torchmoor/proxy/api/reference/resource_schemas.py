@@ -1,0 +1,133 @@
+"""JSON schemas of the bodies of OpenAI's resources: responses, conversations, items and files."""
+
+from __future__ import annotations
+
+from torchmoor.proxy.api.reference.common_schemas import (
+    COUNT,
+    FLAG,
+    LABELS,
+    NATURAL,
+    NUMBER,
+    OBJECT,
+    TEXT,
+    Schema,
+    or_null,
+    record,
+)
+from torchmoor.proxy.api.reference.openai_schemas import (
+    AFFINITY,
+    FOR_TEMPLATE,
+    FUNCTION,
+    REASONING,
+    SAMPLING,
+    TOP_LOGPROBS,
+)
+
+ITEM = record(("id", "type"), id=TEXT, type=TEXT)
+DELETED = record(("id", "object", "deleted"), id=TEXT, object=TEXT, deleted={"const": True})
+
+
+def page(item: Schema) -> Schema:
+    """Return the schema of a page of a list."""
+    return record(
+        ("object", "data", "first_id", "last_id", "has_more"),
+        object={"const": "list"},
+        data={"type": "array", "items": item},
+        first_id=or_null(TEXT),
+        last_id=or_null(TEXT),
+        has_more=FLAG,
+    )
+
+
+_RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **FUNCTION["properties"])
+RESPONSE = record(
+    ("model",),
+    model=TEXT,
+    input={"oneOf": [TEXT, {"type": "array", "items": {"type": "object"}}]},
+    instructions=TEXT,
+    previous_response_id=TEXT,
+    conversation={"oneOf": [TEXT, record(("id",), id=TEXT)]},
+    max_output_tokens=COUNT,
+    background=FLAG,
+    store=FLAG,
+    stream=FLAG,
+    text={"type": "object"},
+    truncation={"enum": ["auto", "disabled"]},
+    include={"type": "array", "items": TEXT},
+    top_logprobs=TOP_LOGPROBS,
+    reasoning=REASONING,
+    metadata=LABELS,
+    **{**FOR_TEMPLATE, "tools": {"type": "array", "items": _RESPONSE_TOOL}},
+    **SAMPLING,
+    **AFFINITY,
+)
+RESPONSE_ANSWER = record(
+    ("id", "object", "created_at", "status", "model", "output", "usage"),
+    id=TEXT,
+    object={"const": "response"},
+    created_at=NATURAL,
+    completed_at=or_null(NATURAL),
+    status={"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+    background=FLAG,
+    conversation=or_null(record(("id",), id=TEXT)),
+    error=or_null(record(("code", "message"), code=TEXT, message=TEXT)),
+    frequency_penalty=NUMBER,
+    incomplete_details=or_null(record(("reason",), reason=TEXT)),
+    instructions=or_null(TEXT),
+    max_output_tokens=or_null(NATURAL),
+    max_tool_calls=or_null(COUNT),
+    metadata=LABELS,
+    model=TEXT,
+    output={"type": "array", "items": ITEM},
+    parallel_tool_calls=FLAG,
+    presence_penalty=NUMBER,
+    previous_response_id=or_null(TEXT),
+    prompt_cache_key=or_null(TEXT),
+    reasoning=record(effort=or_null(TEXT), summary=or_null(TEXT)),
+    safety_identifier=or_null(TEXT),
+    service_tier=TEXT,
+    store=FLAG,
+    temperature=NUMBER,
+    text=OBJECT,
+    tool_choice=FOR_TEMPLATE["tool_choice"],
+    tools={"type": "array", "items": OBJECT},
+    top_logprobs=NATURAL,
+    top_p=NUMBER,
+    truncation={"enum": ["auto", "disabled"]},
+    usage=or_null(OBJECT),
+    user=or_null(TEXT),
+)
+COMPACTION = record(
+    ("id", "object", "created_at", "output", "usage"),
+    id=TEXT,
+    object={"const": "response.compaction"},
+    created_at=NATURAL,
+    output={"type": "array", "items": ITEM},
+    usage=OBJECT,
+)
+INPUT_TOKENS = record(("object", "input_tokens"), object={"const": "response.input_tokens"}, input_tokens=NATURAL)
+
+CONVERSATION = record(items={"type": "array", "items": {"type": "object"}, "maxItems": 20}, metadata=LABELS)
+CONVERSATION_ANSWER = record(
+    ("id", "object", "created_at", "metadata"),
+    id=TEXT,
+    object={"const": "conversation"},
+    created_at=NATURAL,
+    metadata=LABELS,
+)
+ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": 20})
+METADATA = record(("metadata",), metadata=LABELS)
+
+FILE_CONTENT: Schema = {"type": "string", "format": "binary"}
+FILE = record(("file", "purpose"), file=FILE_CONTENT, purpose={"enum": ["vision", "user_data"]})
+FILE_ANSWER = record(
+    ("id", "object", "bytes", "created_at", "filename", "purpose", "status", "expires_at"),
+    id=TEXT,
+    object={"const": "file"},
+    bytes=NATURAL,
+    created_at=NATURAL,
+    filename=TEXT,
+    purpose=TEXT,
+    status=TEXT,
+    expires_at=NATURAL,
+)
