@@ -32,7 +32,10 @@ const hooks = {
     refresh(session);
     if (!turn.isRunning || turn.state === "sending") save(session);
   },
-  onSession: refresh,
+  onSession(session) {
+    refresh(session);
+    if (sessions.includes(session)) save(session); // what the server has changed
+  },
   onReturned(session, turn, message) {
     log.forgetTurn(session, turn);
     const { draft } = session; // typed during the request
@@ -232,6 +235,7 @@ async function close(session) {
 async function ask(question, pictures) {
   const session = current;
   if (session.state === "ended") await reopen(session);
+  if (session.state === "closed") return; // by the user, meanwhile
   if (session.state === "ended") {
     session.draft = { text: question, pictures };
     if (session === current) composer.show(session);
