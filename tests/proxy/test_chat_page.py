@@ -1256,3 +1256,21 @@ def test_a_line_with_empty_details_does_not_end_an_answer(chat: FakeChat, tab: T
     chat.instead = [behave]
 
     expect(ask(tab.page, "two")).to_contain_text("The answer ended before it was complete.")
+
+
+@pytest.mark.browser
+def test_escape_of_an_input_method_does_not_stop_the_answer(chat: FakeChat, tab: Tab) -> None:
+    """Who writes Chinese, Japanese or Korean presses Escape to discard the characters that are being composed."""
+    chat.gate = gate = Gate()
+    turn = ask(tab.page, "one")
+    expect(turn.locator(".text")).to_have_text("The")
+
+    tab.page.evaluate(
+        """() => document.querySelector("#question").dispatchEvent(
+          new KeyboardEvent("keydown", { key: "Escape", isComposing: true, bubbles: true })
+        )"""
+    )
+    gate.open()
+
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    assert {"type": "stop_answer"} not in chat.bodies

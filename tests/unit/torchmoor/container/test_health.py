@@ -46,7 +46,7 @@ def test_role_that_answers_is_healthy(
 
 
 def test_another_server_on_the_first_port_does_not_hide_the_role(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that does not speak HTTP, at the port of the role that does not run, is not the one that is asked for."""
+    """A server that does not speak HTTP, at the port of a role that does not run, is not asked for."""
 
     class NotHttp(QuietHandler):
         def handle(self) -> None:

@@ -347,7 +347,7 @@ showScheme(isDark.matches ? "dark" : "light");
 isDark.onchange = () => showScheme(isDark.matches ? "dark" : "light");
 $("token-button").onclick = () => askForToken("");
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && current?.running && !document.querySelector("dialog[open]")) current.stop();
+  if (event.key === "Escape" && !event.isComposing && current?.running && !document.querySelector("dialog[open]")) current.stop();
 });
 addEventListener("offline", () => complain("The network is down. The text that you typed stays here."));
 addEventListener("online", () => complain(""));
