@@ -146,7 +146,7 @@ def test_a_character_cut_in_two_is_put_together(runtime: Runtime, picture: Path)
 
 
 def test_bytes_that_are_not_text_do_not_end_the_command(runtime: Runtime, picture: Path) -> None:
-    """Another maker's handler may send any bytes, and end within a character."""
+    """A third-party handler may send any bytes, and end within a character."""
     runtime.parts = [b"a \xff red ", "ë".encode()[:1]]
 
     result = chat(runtime, picture, "--ask", "Where?")
