@@ -1274,3 +1274,18 @@ def test_escape_of_an_input_method_does_not_stop_the_answer(chat: FakeChat, tab:
 
     expect(turn.locator(".text")).to_have_text("The circle is red.")
     assert {"type": "stop_answer"} not in chat.bodies
+
+
+@pytest.mark.browser
+def test_a_browser_that_stores_nothing_does_not_seem_to_keep_sessions(chat: FakeChat, tab: Tab) -> None:
+    """The checkbox shows whether sessions are kept, also if the browser forbids it or has no room."""
+    page = tab.page
+    page.evaluate(
+        "() => { Storage.prototype.setItem = () => { throw new DOMException('no room', 'QuotaExceededError'); }; }"
+    )
+    page.locator("#settings summary").click()
+
+    page.get_by_label("Keep sessions in this browser").click()
+
+    expect(page.locator("#composer-notice")).to_contain_text("This browser does not keep the session: no room")
+    expect(page.get_by_label("Keep sessions in this browser")).not_to_be_checked()

@@ -323,6 +323,7 @@ $("keep").onchange = async () => {
     }
     announce($("keep").checked ? "Sessions are kept in this browser." : "The kept sessions are deleted.");
   } catch (error) {
+    $("keep").checked = history.isKept();
     complainOfKeeping(error);
   }
 };
