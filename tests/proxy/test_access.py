@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,12 +25,15 @@ from botocore.credentials import Credentials as Signer
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
+from tests.http_servers import QuietHandler, run_http
 from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
 from tests.sagemaker_tokens import make_token
 from tests.tools import require
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.cli.main import main
+from torchmoor.cli.waiting_notice import EndpointWatch
+from torchmoor.clients import signing
 from torchmoor.config.access import AccessKey, AccessSettings, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.access.gate import principal_of
@@ -532,6 +536,33 @@ def test_a_load_names_the_reason_of_a_refused_certificate(
     assert result.exit_code == 3
     assert "certificate refused: self-signed certificate (AWS_CA_BUNDLE names" in result.stderr
     assert trusting.exit_code == 4, "the certificate is trusted, and credentials are missing"
+
+
+def test_progress_is_queried_with_the_certificates_that_boto3_trusts(
+    certificates: list[tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While `ask` waits for an instance behind a private certificate, it shows the progress, too."""
+
+    class Describing(QuietHandler):
+        def do_GET(self) -> None:
+            status = {"StatusMessage": "a is being started"}
+            self.reply(200, json.dumps({"ProductionVariants": [{"VariantStatus": [status]}]}).encode())
+
+    certificate, key = certificates[0]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Describing)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    told: list[str] = []
+
+    with run_http(server) as url:
+        signer = signing.Signer(signing.Login(token=TOKEN))
+        watch = EndpointWatch(url.replace("http", "https", 1), "llava", signer, told.append, patience_s=0.01)
+        with watch.waiting():
+            wait_until(lambda: told, "the progress is shown")
+
+    assert told[0] == "a is being started"
 
 
 def test_tls_clients_receive_only_answers(make_stage: MakeStage, certificates: list[tuple[Path, Path]]) -> None:

@@ -1078,3 +1078,214 @@ def test_capabilities_that_are_reported_late_are_learnt(make_stage: Callable[...
             fake.on_status = answering(body=status_with(False))
         page.get_by_role("button", name="New session").click()
         expect(page.get_by_role("button", name="Add pictures")).to_be_hidden()
+
+
+def keep_sessions(page: Page) -> None:
+    """Let the browser keep sessions."""
+    page.locator("#settings summary").click()
+    page.get_by_label("Keep sessions in this browser").check()
+    expect(page.locator("#announcer")).to_contain_text("Sessions are kept")
+
+
+@pytest.mark.browser
+def test_a_kept_question_is_asked_again_with_its_picture(chat: FakeChat, browser: Browser) -> None:
+    """A picture that the server did not get is sent after a reload, before its question is asked again."""
+    url = f"{chat.stage.proxy.runtime_url}/chat"
+    with open_tab(browser, url, refusals=("ERR_INTERNET_DISCONNECTED",)) as tab:
+        page = tab.page
+        wait_ready(page)
+        keep_sessions(page)
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        give_files(page, picture_file("x.png"))
+        expect(page.get_by_role("button", name="Remove x.png")).to_be_visible()
+        page.context.set_offline(True)
+        expect(ask(page, "two")).to_contain_text("The server cannot be reached")
+        wait_until(lambda: "failed" in kept_states(page), "the failed turn is kept")
+        page.context.set_offline(False)
+
+        page.reload()
+        page.locator(".switch", has_text="one").click()
+        turn = page.locator(".turn").nth(1)
+        turn.get_by_role("button", name="Ask again").click()
+
+        expect(turn.locator(".text")).to_have_text("The circle is red.")
+        assert [image.size for image in images_of(chat.bodies[-2])] == [(64, 48)]
+        assert chat.asked() == ["one", "two"]
+
+
+@pytest.mark.browser
+def test_a_kept_branch_still_begins_with_its_turns(chat: FakeChat, browser: Browser) -> None:
+    """A branch that was not open at the server before a reload is opened as a branch after it."""
+    url = f"{chat.stage.proxy.runtime_url}/chat"
+    with open_tab(browser, url, refusals=("ERR_INTERNET_DISCONNECTED",)) as tab:
+        page = tab.page
+        give_files(page, picture_file("x.png"))
+        keep_sessions(page)
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
+        page.locator(".turn").nth(1).get_by_role("button", name="Edit").click()
+        expect(page.get_by_role("textbox", name="Your question")).to_have_value("two")
+        page.context.set_offline(True)
+        expect(ask(page, "other")).to_contain_text("The server cannot be reached")
+        wait_until(lambda: "failed" in kept_states(page), "the failed turn is kept")
+        page.context.set_offline(False)
+
+        page.reload()
+        page.locator(".switch").filter(has_text="branch").click()
+        turn = page.locator(".turn").nth(1)
+        turn.get_by_role("button", name="Ask again").click()
+
+        expect(turn.locator(".text")).to_have_text("The circle is red.")
+        assert chat.bodies[-2] == {"type": "branch_session", "turns": 1}
+        assert chat.asked() == ["one", "two", "other"]
+
+
+def kept_states(page: Page) -> list[str]:
+    """Return the states of all turns that the browser keeps."""
+    states: list[str] = page.evaluate(
+        """async () => {
+          const { load } = await import(new URL("chat/history.js", document.baseURI));
+          return (await load()).flatMap((record) => record.turns.map((turn) => turn.state));
+        }"""
+    )
+    return states
+
+
+@pytest.mark.browser
+def test_a_session_that_finds_no_room_in_the_browser_is_told(chat: FakeChat, tab: Tab) -> None:
+    """A browser may refuse a record only when it writes the transaction, after the record's own success."""
+    page = tab.page
+    keep_sessions(page)
+    page.evaluate(
+        """() => {
+          const put = IDBObjectStore.prototype.put;
+          IDBObjectStore.prototype.put = function (...given) {
+            const request = put.apply(this, given);
+            request.addEventListener("success", () => this.transaction.abort());
+            return request;
+          };
+        }"""
+    )
+
+    expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+
+    expect(page.locator("#composer-notice")).to_contain_text("This browser does not keep the session")
+
+
+@pytest.mark.browser
+def test_sessions_are_kept_again_once_the_browser_can(chat: FakeChat, tab: Tab) -> None:
+    """A database that could not be opened once is opened for the next turn, and can be deleted."""
+    page = tab.page
+    page.evaluate(
+        """() => new Promise((resolve) => {
+          const request = indexedDB.open("torchmoor-chat", 2);  // as of a later version of the page
+          request.onsuccess = () => resolve(request.result.close());
+        })"""
+    )
+    keep_sessions(page)
+    expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+    expect(page.locator("#composer-notice")).to_contain_text("This browser does not keep the session")
+    page.evaluate(
+        """() => new Promise((resolve) => {
+          indexedDB.deleteDatabase("torchmoor-chat").onsuccess = () => resolve();
+        })"""
+    )
+
+    expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
+
+    wait_until(lambda: len(kept_turns(page)) == 2, "both turns are kept")
+
+
+@pytest.mark.browser
+def test_sessions_are_kept_again_after_the_browsers_storage_was_cleared(chat: FakeChat, tab: Tab) -> None:
+    """The user may delete what the browser stores for the page while the page is open."""
+    page = tab.page
+    keep_sessions(page)
+    expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+    wait_until(lambda: len(kept_turns(page)) == 1, "the turn is kept")
+    origin = {"origin": page.evaluate("location.origin"), "storageTypes": "indexeddb"}
+    page.context.new_cdp_session(page).send("Storage.clearDataForOrigin", origin)
+
+    expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
+
+    wait_until(lambda: len(kept_turns(page)) == 2, "both turns are kept again")
+
+
+@pytest.mark.browser
+def test_a_session_that_is_closed_while_it_opens_again_stays_closed(chat: FakeChat, browser: Browser) -> None:
+    """A question that waited for the session is not asked then, and no other session is opened for it."""
+    url = f"{chat.stage.proxy.runtime_url}/chat"
+    with open_tab(browser, url, refusals=("400",)) as tab:
+        page = tab.page
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        chat.instead = [refusing(410, "SessionExpired", "this session has expired; open a new one")]
+        expect(ask(page, "two")).to_contain_text("this session has expired")
+        gate = Gate()
+        chat.instead = [waiting_at(gate)]
+        page.get_by_role("textbox", name="Your question").fill("three")
+        submit_question(page)
+        wait_until(lambda: len(chat.received) == 4, "the session is being opened again")
+
+        page.get_by_role("button", name="Close session: one").click()
+        expect(page.locator(".switch")).to_contain_text("New session")
+        expect(ask(page, "four").locator(".text")).to_have_text("The circle is red.")
+
+        gate.open()
+        assert chat.asked() == ["one", "two", "four"]
+
+
+def waiting_at(gate: Gate) -> Any:
+    """Return a behaviour that answers nothing before the gate opens."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+
+    return behave
+
+
+@pytest.mark.browser
+def test_a_line_with_empty_details_does_not_end_an_answer(chat: FakeChat, tab: Tab) -> None:
+    """A handler in the form of Text Generation Inference has null for what only the last line knows."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("application/jsonlines")
+        await wire.chunk(b'{"token": {"text": "The"}, "generated_text": null, "details": null}\n')
+        await wire.chunk(b"")
+
+    expect(ask(tab.page, "one").locator(".text")).to_have_text("The circle is red.")
+    chat.instead = [behave]
+
+    expect(ask(tab.page, "two")).to_contain_text("The answer ended before it was complete.")
+
+
+@pytest.mark.browser
+def test_escape_of_an_input_method_does_not_stop_the_answer(chat: FakeChat, tab: Tab) -> None:
+    """Who writes Chinese, Japanese or Korean presses Escape to discard the characters that are being composed."""
+    chat.gate = gate = Gate()
+    turn = ask(tab.page, "one")
+    expect(turn.locator(".text")).to_have_text("The")
+
+    tab.page.evaluate(
+        """() => document.querySelector("#question").dispatchEvent(
+          new KeyboardEvent("keydown", { key: "Escape", isComposing: true, bubbles: true })
+        )"""
+    )
+    gate.open()
+
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    assert {"type": "stop_answer"} not in chat.bodies
+
+
+@pytest.mark.browser
+def test_a_browser_that_stores_nothing_does_not_seem_to_keep_sessions(chat: FakeChat, tab: Tab) -> None:
+    """The checkbox shows whether sessions are kept, also if the browser forbids it or has no room."""
+    page = tab.page
+    page.evaluate(
+        "() => { Storage.prototype.setItem = () => { throw new DOMException('no room', 'QuotaExceededError'); }; }"
+    )
+    page.locator("#settings summary").click()
+
+    page.get_by_label("Keep sessions in this browser").click()
+
+    expect(page.locator("#composer-notice")).to_contain_text("This browser does not keep the session: no room")
+    expect(page.get_by_label("Keep sessions in this browser")).not_to_be_checked()

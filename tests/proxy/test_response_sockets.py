@@ -472,6 +472,41 @@ def test_client_that_does_not_read_its_events_is_disconnected(make_stage: MakeSt
     stage.check_clean()
 
 
+def test_slow_reader_is_not_disconnected_for_a_pong_that_the_proxy_does_not_read(stage: Stage) -> None:
+    """While a client does not read its events, the proxy does not read its pong either, so the pong is not late."""
+    gate = Gate()
+
+    async def flood(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/event-stream")
+        await wire.chunk(event("response.created", response=response(1, "in_progress")))
+        await gate.pass_through()
+        while True:
+            await wire.chunk(event("response.output_text.delta", delta="x" * 60_000))
+
+    for fake in stage.instances.values():
+        fake.behave = flood
+    server = stage.proxy.data.server
+    with stage.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(HANDSHAKE)
+        read_head(sock)
+        sock.sendall(masked(b'{"type": "response.create", "model": "llava", "input": "x"}'))
+        assert b"response.created" in sock.recv(4096)
+        stage.pass_time(21)
+        assert sock.recv(2) == b"\x89\x00"  # a ping
+        gate.open()
+        stage.until(
+            lambda: any(each.transport.get_write_buffer_size() > 60_000 for each in server.connections),
+            "the client's buffers are full",
+        )
+
+        stage.pass_time(21)
+
+        assert server.connections
+    stage.until(lambda: not server.connections, "the client has left")
+    stage.check_clean()
+
+
 def test_silent_client_is_pinged_and_then_disconnected(stage: Stage, responses: Responses) -> None:
     with stage.socket() as sock:
         sock.sendall(HANDSHAKE)

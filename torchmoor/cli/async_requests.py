@@ -8,6 +8,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
+from torchmoor.cli.tables import plain
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
 
@@ -36,23 +37,18 @@ def path_of(inference_id: str) -> str:
     return f"{PATH}/{quote(inference_id, safe='')}"
 
 
-def _plain(text: str) -> str:
-    """Return foreign text as one line without control characters, which a terminal would obey."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)
-
-
 def describe_list(found: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a list."""
     yield f"{found['endpoint']}: {found['waiting']} waiting, {found['running']} running"
     for each in found["requests"]:
         age_s = max(0.0, time.time() - each["received_at"])
-        yield f"{each['inference_id']:<38} {each['state']:<10} {age_s:8.0f} s  {_plain(each['reason'])[:60]}".rstrip()
+        yield f"{each['inference_id']:<38} {each['state']:<10} {age_s:8.0f} s  {plain(each['reason'])[:60]}".rstrip()
 
 
 def describe_status(found: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of one request."""
     for key in ("inference_id", "endpoint", "state", "reason", "attempts", "instance", "input_location"):
         if found.get(key):
-            yield f"{key}: {_plain(str(found[key]))}"
+            yield f"{key}: {plain(str(found[key]))}"
     yield f"output_location: {found['output_location']}"
     yield f"failure_location: {found['failure_location']}"

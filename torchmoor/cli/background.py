@@ -23,8 +23,8 @@ NUM_LOGS = 5  # logs kept of fleets that have ended
 def detach() -> None:
     """Continue in a new background process. This process ends when the new one has announced that it is ready.
 
-    Until then this process passes the fleet's messages on, and Ctrl-C ends both. The messages are kept in a log. Must
-    run before any thread or event loop starts. Raises TorchmoorError if the log cannot be written.
+    Until then this process passes the fleet's messages on, and Ctrl-C or SIGTERM ends both. The messages are kept in a
+    log. Must run before any thread or event loop starts. Raises TorchmoorError if the log cannot be written.
     """
     log = _make_log()
     announced, announcing = os.pipe()
@@ -72,6 +72,7 @@ def _make_log() -> Path:
 
 def _follow_start(pid: int, announced: int, log: Path) -> NoReturn:
     """Copy the fleet's messages and its announcement until it is ready, or has ended; then exit."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and service managers send it
     said, has_ended = b"", False
     with log.open("rb") as messages:
         try:

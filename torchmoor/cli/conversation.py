@@ -160,13 +160,15 @@ class SessionConversation:
             body["images"] = list(images)
         if self._system:
             body["system"] = self._system
-        decoder = codecs.getincrementaldecoder("utf-8")()
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         with self._calls.stream(body, SessionId=self.id) as (answer, on_answer):
             self.receipt = read_receipt(answer["ResponseMetadata"]["HTTPHeaders"])
             for event in answer["Body"]:
                 on_answer()
                 if text := decoder.decode(event["PayloadPart"]["Bytes"]):
                     yield text
+            if text := decoder.decode(b"", final=True):
+                yield text
 
     def stop_answer(self) -> bool:
         """End the answer that `ask` receives; False if none has begun. Call from another thread. Raises CallFailed."""

@@ -95,7 +95,8 @@ def recorded(announced: str) -> Iterator[None]:
             path.with_suffix(".new").rename(path)  # locked and complete before others can see it
         yield
     finally:
-        path.unlink(missing_ok=True)
+        for each in (path, path.with_suffix(".new")):
+            each.unlink(missing_ok=True)
         os.close(file)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 GAP = "  "
@@ -21,7 +22,8 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
 
     width: the widest cells are cut until a line fits, and then the line's end. None: nothing is cut.
     """
-    widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
+    rows = [[*map(plain, row)] for row in rows]
+    widths = [max(map(_columns, column)) for column in zip(heads, *rows, strict=True)]
     if width is not None:
         while sum(widths) + len(GAP) * (len(widths) - 1) > width and max(widths) > MIN_COLUMN:
             widths[widths.index(max(widths))] -= 1
@@ -30,15 +32,41 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
     ]
     for row in (heads, *rows):
         cells = [
-            _cut(cell, size).rjust(size) if right else _cut(cell, size).ljust(size)
+            _pad(_cut(cell, size), size, is_right=right)
             for cell, size, right in zip(row, widths, is_number, strict=True)
         ]
         line = GAP.join(cells).rstrip()
         yield line if width is None else _cut(line, width)
 
 
+def plain(text: str) -> str:
+    """Return foreign text as one line without control characters, which a terminal would obey."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
+def _columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return len(text) if text.isascii() else sum(map(_sign_columns, text))
+
+
+def _sign_columns(sign: str) -> int:
+    if unicodedata.category(sign) in ("Mn", "Me"):  # drawn over the sign before
+        return 0
+    return 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+
+
+def _pad(cell: str, size: int, *, is_right: bool) -> str:
+    gap = " " * (size - _columns(cell))
+    return gap + cell if is_right else cell + gap
+
+
 def _cut(cell: str, size: int) -> str:
-    return cell if len(cell) <= size else cell[: size - 1] + "…"
+    if _columns(cell) <= size:
+        return cell
+    end = len(cell)
+    while _columns(cell[:end]) >= size:
+        end -= 1
+    return cell[:end] + "…"
 
 
 def in_bytes(number: float | None) -> str:

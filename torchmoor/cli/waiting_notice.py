@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ class EndpointWatch:
 
     def _ask(self) -> list[str]:
         request = AWSRequest("GET", self._url, headers=self._signer.sign("GET", self._url, {}))
-        session = URLLib3Session(timeout=TIMEOUT_S)
+        session = URLLib3Session(verify=os.environ.get("AWS_CA_BUNDLE") or True, timeout=TIMEOUT_S)
         try:
             answer = session.send(request.prepare())
             content: Any = json.loads(answer.content) if answer.status_code == 200 else {}

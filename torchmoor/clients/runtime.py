@@ -12,6 +12,7 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
+from botocore.eventstream import ParserError
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, SSLError
 from urllib3.exceptions import HTTPError
 
@@ -36,6 +37,8 @@ def readable_errors(hint: str = "") -> Iterator[None]:
         raise kind(explain(error.response), code=details.get("Code", ""), status=status) from error
     except HTTPError as error:
         raise EndpointError("the connection was lost before the answer was complete") from error
+    except ParserError as error:
+        raise EndpointError(f"the answer's event stream is damaged: {error}") from error
     except SSLError as error:
         found = f"no TLS connection to {error.kwargs['endpoint_url']}: {failure_reason(error)}"
         raise EndpointUnreachable(f"{found} ({TRUST_HINT})") from error

@@ -1,7 +1,8 @@
 """Reader of streams of Text Generation Inference, LMI and OpenAI's chat completions, from chunks split anywhere.
 
-Each line shows its dialect: `data:` begins a server-sent event, `{` a JSON line. This module needs only the standard
-library; torchmoor.clients.events reads boto3's streams.
+Each line shows its dialect: `data:` begins a server-sent event, `{` a JSON line, and a bracket alone a JSON value of
+several lines, as TorchServe writes a handler's dictionary. This module needs only the standard library;
+torchmoor.clients.events reads boto3's streams.
 
     for piece in read_stream(response.iter_content(None)):
         print(piece.text, end="", flush=True)
@@ -24,6 +25,7 @@ STOP_SEQUENCE = "stop_sequence"  # the finish reason if the reader ended the ans
 
 _LINE_END = re.compile(rb"[\r\n]")
 _DONE = "[DONE]"
+_BEGINNINGS, _ENDINGS = ("{", "["), ("}", "]")  # lines of a value of several lines; those between are indented
 _FIELDS = ("event", "id", "retry")  # of server-sent events, which no dialect needs
 
 
@@ -82,7 +84,9 @@ class StreamReader:
         self._max_event_bytes = max_event_bytes
         self._line = bytearray()  # the beginning of a line
         self._is_after_return = False  # the last line ended with CR: a following LF belongs to it
-        self._data: list[str] = []  # of an event whose JSON is not complete yet
+        self._data: list[str] = []  # of an event or a value whose JSON is not complete yet
+        self._num_chars = 0  # of _data
+        self._is_in_value = False  # of several lines
         self._cutter = StopCutter(stop)
         self._texts: list[str] = []
         self._is_complete = False
@@ -133,7 +137,7 @@ class StreamReader:
 
     def _keep(self, data: bytes) -> None:
         self._line += data
-        if len(self._line) + sum(map(len, self._data)) > self._max_event_bytes:
+        if len(self._line) + self._num_chars > self._max_event_bytes:
             raise UnreadableStream(f"an event of the stream is longer than {self._max_event_bytes} bytes")
 
     def _read_line(self) -> Iterator[Piece]:
@@ -146,26 +150,49 @@ class StreamReader:
             raise UnreadableStream("the stream is not UTF-8") from error
         if self._is_first:
             self._is_first, line = False, line.removeprefix("\ufeff")
-        if not line.strip():
+        if self._is_in_value:
+            yield from self._read_in_value(line)
+        elif not line.strip():
             if self._data:
                 raise UnreadableStream("an event's data is not JSON")
+        elif line.rstrip() in _BEGINNINGS:
+            self._is_in_value = True
+            self._add(line)
         elif line.lstrip()[0] in "{[":
             yield from self._understand(_parse(line))
         else:
             yield from self._read_field(line)
+
+    def _read_in_value(self, line: str) -> Iterator[Piece]:
+        """Read a line of a JSON value, which is parsed once at its end."""
+        self._add(line)
+        if line.rstrip() in _ENDINGS:
+            self._is_in_value = False
+            yield from self._understand(_parse(self._take()))
+
+    def _add(self, data: str) -> None:
+        self._data.append(data)
+        self._num_chars += len(data)
+
+    def _take(self) -> str:
+        """Return the data so far, and forget it."""
+        data = "\n".join(self._data)
+        self._data.clear()
+        self._num_chars = 0
+        return data
 
     def _read_field(self, line: str) -> Iterator[Piece]:
         """Read a line of a server-sent event. Its JSON is parsed once complete, since some servers omit the empty line
         after it."""
         name, _, value = line.partition(":")
         if name == "data":
-            self._data.append(value.removeprefix(" "))
+            self._add(value.removeprefix(" "))
             data = "\n".join(self._data)
             if not data.strip() or data.strip() == _DONE:
-                self._data.clear()
+                self._take()
                 self._is_complete |= data.strip() == _DONE
             elif data.rstrip()[-1] in "}]" and (value_read := _try_parse(data)) is not None:
-                self._data.clear()
+                self._take()
                 yield from self._understand(value_read)
         elif name and name not in _FIELDS:  # a line without a name is a comment
             raise UnreadableStream(f"this is not a stream of events or JSON lines: {line[:60]!r}")

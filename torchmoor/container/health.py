@@ -21,7 +21,7 @@ def _is_well(port: int, path: str) -> bool:
     try:
         connection.request("GET", path)
         return connection.getresponse().status == 200
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from torchmoor.config.limits import LimitSettings
@@ -38,7 +39,10 @@ def check_memory(plan: FleetPlan) -> Iterator[Finding]:
 
 
 def available_memory(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
-    """Return the available bytes, and a phrase if the container's limit is below the machine's."""
+    """Return the available bytes, and a phrase if the container's limit is below the machine's.
+
+    The kernel counts cached files as the container's, too, and drops those that are not in use when memory is needed.
+    """
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         free: int | None = int(lines["MemAvailable"].split()[0]) * 1024
@@ -48,6 +52,9 @@ def available_memory(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
         left = int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text())
     except (OSError, ValueError):  # no such limit
         return free, ""
+    with suppress(OSError, ValueError, KeyError):
+        counts = dict(line.split(" ", 1) for line in (cgroup / "memory.stat").read_text().splitlines())
+        left += int(counts["inactive_file"])
     return (left, " to this container") if free is None or left < free else (free, "")
 
 

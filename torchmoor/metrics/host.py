@@ -110,11 +110,13 @@ class HostCollector:
         num_cpus = sum(line.startswith("cpu") for line in lines) - 1
         passed, rested = total - self._before[0], idle - self._before[1]
         self._before = (total, idle)
-        busy = 1.0 - rested / passed if passed > 0 else 0.0
+        # The count of iowait may become less.
+        busy = min(1.0, max(0.0, 1.0 - rested / passed)) if passed > 0 else 0.0
         families.add("CPUUtilization", (), 100 * num_cpus * busy)
         kilobytes = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
-        most, free = (int(kilobytes[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-        families.add("MemoryUtilization", (), 100 * (1 - free / most))
+        if "MemAvailable" in kilobytes:
+            most, free = (int(kilobytes[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+            families.add("MemoryUtilization", (), 100 * (1 - free / most))
 
     def _add_gpus(self, families: MetricFamilies) -> None:
         """Add the sums over all GPUs, as CloudWatch has them."""

@@ -222,3 +222,12 @@ def test_settings_name_what_is_wrong(values: dict[str, Any], problem: str) -> No
     """Wrong settings are named before a file is opened."""
     with pytest.raises(ConfigError, match=problem):
         ObserveSettings(**values)
+
+
+def test_pipe_that_no_program_reads_is_an_error(tmp_path: Path) -> None:
+    """Opening it would wait for a reader, and nothing could end the proxy meanwhile."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    with pytest.raises(ConfigError, match="no program reads this pipe"):
+        make_log(path).start()

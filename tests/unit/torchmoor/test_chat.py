@@ -145,6 +145,26 @@ def test_a_character_cut_in_two_is_put_together(runtime: Runtime, picture: Path)
     assert result.stdout == "größer 🟥\n"
 
 
+def test_bytes_that_are_not_text_do_not_end_the_command(runtime: Runtime, picture: Path) -> None:
+    """A third-party handler may send any bytes, and end within a character."""
+    runtime.parts = [b"a \xff red ", "ë".encode()[:1]]
+
+    result = chat(runtime, picture, "--ask", "Where?")
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "a \ufffd red \ufffd\n"
+
+
+def test_a_damaged_stream_is_a_readable_error(runtime: Runtime, picture: Path) -> None:
+    runtime.ending = bytes(64)
+
+    result = chat(runtime, picture, "--ask", "Where?")
+
+    assert result.exit_code == 1
+    assert "Error: the answer's event stream is damaged" in result.stderr
+    assert kinds(runtime)[-1] == "close_session"
+
+
 def test_json_is_one_object_a_line(runtime: Runtime, picture: Path) -> None:
     """With JSON output, each line has the question, the answer and the time to its first piece."""
     result = chat(runtime, picture, "--ask", "What color?", "--json")

@@ -61,6 +61,24 @@ def values(collector: HostCollector) -> dict[str, float]:
     return {family.name: family.samples[0].value for family in collector.collect()}
 
 
+def test_time_that_a_cpu_waited_may_become_less(proc: Path) -> None:
+    """The kernel's count of iowait may decrease (proc(5)), which is neither more nor less work than CPUs can do."""
+    (proc / "stat").write_text("cpu  10 0 10 80 50 0 0 0 0 0\ncpu0 10 0 10 80 50 0 0 0 0 0\n")
+    collector = HostCollector(proc, None)
+    values(collector)
+
+    (proc / "stat").write_text("cpu  30 0 10 80 40 0 0 0 0 0\ncpu0 30 0 10 80 40 0 0 0 0 0\n")
+
+    assert values(collector)["CPUUtilization"] == 100.0
+
+
+def test_memory_that_a_system_does_not_report_costs_only_its_metric(proc: Path) -> None:
+    """Linux before 3.14, and systems that imitate its /proc, have no MemAvailable."""
+    (proc / "meminfo").write_text("MemTotal: 100 kB\nMemFree: 5 kB\n")
+
+    assert values(HostCollector(proc, None)) == {"CPUUtilization": pytest.approx(20.0)}
+
+
 def test_gpus_are_summed(proc: Path) -> None:
     """GPUs are summed as in CloudWatch: 200 % are two busy GPUs."""
     assert values(HostCollector(proc, Library((90, 50), (60, 25)))) == {

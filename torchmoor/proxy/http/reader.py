@@ -202,8 +202,8 @@ class RequestReader:
                 raise BadMessage(400, "HTTP/1.0 has no transfer codings.")
         else:
             self.keep_alive = b"close" not in layout.options
-            if layout.num_hosts != 1:
-                raise BadMessage(400, "A request needs one Host.")
+        if layout.num_hosts != 1 and not (line.is_http10 and layout.num_hosts == 0):
+            raise BadMessage(400, "A request needs one Host.")
         if layout.wants_upgrade and (line.method != b"GET" or line.is_http10 or layout.has_body):
             raise BadMessage(400, "Upgrade is not supported.")
 

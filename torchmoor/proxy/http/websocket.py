@@ -136,6 +136,7 @@ class WebSocketConnection(asyncio.Protocol):
     def _pause_reading(self) -> None:
         if not self._is_reading_paused:
             self._is_reading_paused = True
+            self._pong_by = NEVER  # the answer to a ping could not be read
             self._time_message()
             self.transport.pause_reading()
 
@@ -276,7 +277,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _ping(self, now: float) -> None:
         self._ping_at = now + self._settings.ping_interval_s
-        if not self._is_reading_paused:  # the answer could not be read
+        if not self._is_reading_paused:
             self._pong_by = min(self._pong_by, now + self._settings.ping_timeout_s)
             self._protocol.send_ping(b"")
             self._flush()

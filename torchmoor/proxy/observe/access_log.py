@@ -7,6 +7,7 @@ file: it is opened with O_APPEND, and each write has whole lines only.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -27,6 +28,8 @@ WAKE_BYTES = 65_536  # bytes of gathered lines; more are written before the inte
 PIPE_BYTES = 4096  # the largest atomic write to a pipe (PIPE_BUF)
 STOP_S = 2.0
 MAX_PLACES = 4096
+# Without O_NONBLOCK, the opening of a pipe would wait for its reader.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class AccessLog:
@@ -62,7 +65,8 @@ class AccessLog:
         try:
             self._open()
         except OSError as error:
-            raise ConfigError(f"observe.access_log: cannot append to {self._target}: {error.strerror}") from error
+            why = "no program reads this pipe" if error.errno == errno.ENXIO else error.strerror
+            raise ConfigError(f"observe.access_log: cannot append to {self._target}: {why}") from error
         self._thread.start()
 
     def stop(self) -> None:
@@ -135,7 +139,8 @@ class AccessLog:
         if self._target == STDERR:
             self._file = 2
         else:
-            self._file = os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            self._file = os.open(self._target, _FLAGS, 0o640)
+            os.set_blocking(self._file, True)
         is_regular = stat.S_ISREG(os.fstat(self._file).st_mode)
         self._most = WAKE_BYTES if is_regular else PIPE_BYTES
         self._is_torn = is_regular and self._target != STDERR and _ends_within_line(self._target)

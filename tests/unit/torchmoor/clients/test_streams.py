@@ -219,6 +219,12 @@ def end(text: str) -> dict[str, Any]:
             "a",
             id="whole answer of OpenAI",
         ),
+        pytest.param(
+            json.dumps({"generated_text": "a", "details": {"tokens": [{"id": 1}], "seed": None}}, indent=2).encode(),
+            "a",
+            id="a dictionary in TorchServe's form",
+        ),
+        pytest.param(json.dumps([{"generated_text": "a"}], indent=2).encode() + b"\n", "a", id="a list in that form"),
     ],
 )
 def test_servers_differ_in_small_things(data: bytes, expected: str) -> None:
@@ -285,6 +291,8 @@ def test_errors_keep_the_servers_words(data: bytes, kind: str | None, status: in
         b'{"choices": 5}\n',
         b'{"something": "else"}\n',
         b'{"outputs": ["\xff"]}\n',
+        b"{\n  no json\n}\n",
+        b"{\n}\n",
     ],
 )
 def test_what_is_no_stream_is_refused(data: bytes) -> None:
@@ -304,6 +312,12 @@ def test_any_bytes_end_in_text_or_a_stream_error(data: bytes, cuts: list[int]) -
             return type(error), error.received
 
     assert outcome(lambda: list(read_stream([data]))) == outcome(lambda: list(read_stream(cut(data, cuts))))
+
+
+def test_a_value_that_ends_within_its_lines_is_not_complete() -> None:
+    """A whole answer over several lines whose connection is lost is cut, not unreadable."""
+    with pytest.raises(StreamCut):
+        list(read_stream([b'{\n  "generated_text": "a",\n']))
 
 
 def test_a_line_without_an_end_is_bounded() -> None:

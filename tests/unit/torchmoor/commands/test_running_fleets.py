@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -34,6 +35,18 @@ def test_a_fleet_is_found_as_long_as_it_runs(state: Path) -> None:
         [fleet] = running_fleets()
         assert (fleet.pid, fleet.port, fleet.endpoints) == (os.getpid(), 8080, ("llava",))
     assert running_fleets() == []
+    assert records(state) == []
+
+
+def test_a_record_that_a_full_disk_refuses_leaves_no_file(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fleet runs without a record."""
+
+    def refuse(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("torchmoor.cli.running_fleets.os.write", refuse)
+    with recorded(LINE):
+        assert running_fleets() == []
     assert records(state) == []
 
 

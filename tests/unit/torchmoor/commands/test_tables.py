@@ -55,3 +55,19 @@ def test_bytes_are_short(number: int | None, said: str) -> None:
 def test_times_are_short(seconds: float, said: str) -> None:
     """Times are in their largest units, and a clock that runs behind does not give a negative age."""
     assert in_time(seconds) == said
+
+
+def test_wide_characters_take_two_columns() -> None:
+    """A terminal draws characters of Chinese, Japanese and Korean in two columns, and accents in none."""
+    rows = [("模型模型模型模型", "1"), ("cafe\u0301", "2")]
+
+    lines = list(format_table(("MODEL", "HITS"), rows))
+    cut = list(format_table(("MODEL", "HITS"), rows, 15))
+
+    assert lines == ["MODEL             HITS", "模型模型模型模型     1", "cafe\u0301                 2"]
+    assert cut == ["MODEL      HITS", "模型模型…     1", "cafe\u0301          2"]
+
+
+def test_control_characters_of_names_are_not_sent_to_the_terminal() -> None:
+    """A terminal would obey them."""
+    assert list(format_table(("MODEL", "WHY"), [("a\x1b[2Jb", "c\u009bd\ne")]))[1] == "a [2Jb  c d e"

@@ -45,6 +45,20 @@ def test_role_that_answers_is_healthy(
         assert main() == 1
 
 
+def test_another_server_on_the_first_port_does_not_hide_the_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not speak HTTP, at the port of a role that does not run, is not asked for."""
+
+    class NotHttp(QuietHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(b"220 mail.example.com ESMTP\r\n")
+
+    with serve_http(NotHttp) as url, role("/live") as port:
+        monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", url.rpartition(":")[2])
+        monkeypatch.setenv("TORCHMOOR_SIDE_PORT", port)
+        assert main() == 0
+
+
 def test_role_that_does_not_listen_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, port in zip(("SAGEMAKER_BIND_TO_PORT", "TORCHMOOR_SIDE_PORT"), free_ports(2), strict=True):
         monkeypatch.setenv(name, str(port))

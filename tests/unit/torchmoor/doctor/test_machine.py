@@ -89,6 +89,15 @@ def test_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
     assert available_memory(tmp_path / "none", tmp_path) == (None, "")
 
 
+def test_files_in_the_page_cache_leave_the_memory_to_the_container(tmp_path: Path) -> None:
+    """The kernel counts cached files, such as read weights, as the container's, and drops them when needed."""
+    (tmp_path / "memory.current").write_text(f"{8 * MIB}\n")
+    (tmp_path / "memory.max").write_text(f"{9 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {MIB}\nfile {7 * MIB}\nactive_file {MIB}\ninactive_file {6 * MIB}\n")
+
+    assert available_memory(tmp_path / "none", tmp_path) == (7 * MIB, " to this container")
+
+
 def test_few_open_files_are_a_warning(make_plan: MakePlan) -> None:
     """A low limit of open files is a warning with the number that suits the proxy's connections."""
     [finding] = check_open_files(make_plan(), 1024)

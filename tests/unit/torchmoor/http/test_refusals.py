@@ -126,6 +126,7 @@ def test_chunk_ends_with_its_size(behind: bytes) -> None:
     [
         HEAD.replace(b"\r\n", b"\n") + b"\n",
         LINE + b"Content-Length: 2\r\n\r\n{}",
+        b"POST /a HTTP/1.0\r\nHost: x\r\nHost: y\r\nContent-Length: 2\r\n\r\n{}",
         HEAD + b"Host: y\r\nContent-Length: 2\r\n\r\n{}",
         LINE.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         LINE.replace(b"1.1", b"3.0") + b"\r\n",

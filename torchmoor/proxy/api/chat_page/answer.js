@@ -128,7 +128,7 @@ class LineReader {
       throw new AnswerBroken("The answer cannot be read: one line is not JSON.");
     }
     if (value.error !== undefined) throw new AnswerBroken(String(value.error), String(value.code ?? ""));
-    this.#isOver ||= typeof value.generated_text === "string" || value.details !== undefined;
+    this.#isOver ||= typeof value.generated_text === "string" || (value.details ?? null) !== null;
     yield { text: String(value.token?.text ?? ""), isToken: Boolean(value.token), finish: value.details?.finish_reason ?? null };
   }
 }

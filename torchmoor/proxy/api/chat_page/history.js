@@ -18,7 +18,7 @@ export const keep = () => localStorage.setItem(CONSENT, "keep");
 // Delete all sessions, and keep none from now on.
 export async function forgetAll() {
   localStorage.removeItem(CONSENT);
-  const database = await opened;
+  const database = await opened?.catch(() => null);
   opened = null;
   database?.close();
   await finished(indexedDB.deleteDatabase(DATABASE));
@@ -30,13 +30,22 @@ function open() {
   opened ??= (() => {
     const request = indexedDB.open(DATABASE, 1);
     request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "key" });
-    return finished(request).then((database) => {
-      database.onversionchange = () => {
-        database.close(); // another tab deletes it
+    return finished(request).then(
+      (database) => {
+        database.onversionchange = () => {
+          database.close(); // another tab deletes it
+          opened = null;
+        };
+        database.onclose = () => {
+          opened = null; // the user has deleted what the browser stores for this page
+        };
+        return database;
+      },
+      (error) => {
         opened = null;
-      };
-      return database;
-    });
+        throw error;
+      }
+    );
   })();
   return opened;
 }
@@ -48,23 +57,30 @@ function finished(request) {
   });
 }
 
-async function store(mode) {
-  return (await open()).transaction(STORE, mode).objectStore(STORE);
+// Return the result of a request to the store, once it is written: a full disk is only noticed then.
+async function run(mode, request) {
+  const transaction = (await open()).transaction(STORE, mode);
+  const { result } = await new Promise((resolve, reject) => {
+    const made = request(transaction.objectStore(STORE));
+    transaction.oncomplete = () => resolve(made);
+    transaction.onabort = () => reject(transaction.error ?? new Error("it was not written."));
+  });
+  return result;
 }
 
 // The records of all sessions, the newest first.
 export async function load() {
-  const records = await finished((await store("readonly")).getAll());
+  const records = await run("readonly", (store) => store.getAll());
   return records.sort((a, b) => b.usedAt - a.usedAt);
 }
 
 // Keep a session's record, if the user agrees. Throws if the browser has no room for it.
 export async function save(record) {
   if (!isKept()) return;
-  await finished((await store("readwrite")).put(record));
+  await run("readwrite", (store) => store.put(record));
   for (const { key } of (await load()).slice(MAX_SESSIONS)) await remove(key);
 }
 
 export async function remove(key) {
-  if (isKept()) await finished((await store("readwrite")).delete(key));
+  if (isKept()) await run("readwrite", (store) => store.delete(key));
 }

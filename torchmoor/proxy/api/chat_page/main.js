@@ -32,7 +32,10 @@ const hooks = {
     refresh(session);
     if (!turn.isRunning || turn.state === "sending") save(session);
   },
-  onSession: refresh,
+  onSession(session) {
+    refresh(session);
+    if (sessions.includes(session)) save(session); // what the server has changed
+  },
   onReturned(session, turn, message) {
     log.forgetTurn(session, turn);
     const { draft } = session; // typed during the request
@@ -232,6 +235,7 @@ async function close(session) {
 async function ask(question, pictures) {
   const session = current;
   if (session.state === "ended") await reopen(session);
+  if (session.state === "closed") return; // by the user, meanwhile
   if (session.state === "ended") {
     session.draft = { text: question, pictures };
     if (session === current) composer.show(session);
@@ -319,6 +323,7 @@ $("keep").onchange = async () => {
     }
     announce($("keep").checked ? "Sessions are kept in this browser." : "The kept sessions are deleted.");
   } catch (error) {
+    $("keep").checked = history.isKept();
     complainOfKeeping(error);
   }
 };
@@ -343,7 +348,7 @@ showScheme(isDark.matches ? "dark" : "light");
 isDark.onchange = () => showScheme(isDark.matches ? "dark" : "light");
 $("token-button").onclick = () => askForToken("");
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && current?.running && !document.querySelector("dialog[open]")) current.stop();
+  if (event.key === "Escape" && !event.isComposing && current?.running && !document.querySelector("dialog[open]")) current.stop();
 });
 addEventListener("offline", () => complain("The network is down. The text that you typed stays here."));
 addEventListener("online", () => complain(""));

@@ -57,19 +57,22 @@ export class Session {
   // The fields that the browser keeps and `restore` reads.
   get record() {
     const { key, endpoint, state, instance, expiresAt, system, isBranch } = this;
-    const pictures = [...this.pictures, ...this.untaken].map((picture) => picture.record);
-    const turns = this.turns.map((turn) => turn.record);
-    return { key, endpoint, state, instance, expiresAt, system, isBranch, pictures, turns, id: this.#id, usedAt: Date.now() };
+    const [pictures, untaken, turns] = [this.pictures, this.untaken, this.turns].map((each) => each.map((one) => one.record));
+    const server = { id: this.#id, source: this.#source };
+    return { key, endpoint, state, instance, expiresAt, system, isBranch, pictures, untaken, turns, ...server, usedAt: Date.now() };
   }
 
   static restore(record, limits, hooks) {
     const session = new Session(record.endpoint, limits, hooks);
-    const { id, pictures, turns, usedAt, state, ...rest } = record;
+    // A record of an earlier version has all pictures in one list, and no source.
+    const { id, source = null, pictures, untaken = [], turns, usedAt, state, ...rest } = record;
+    const isKnown = id !== null || source !== null;
     const hasExpired = rest.expiresAt !== null && rest.expiresAt <= Date.now();
     Object.assign(session, rest, { turns: turns.map(Turn.restore), state: hasExpired ? "ended" : state });
-    if (id === null) session.untaken = pictures.map(restorePicture);
-    else session.pictures = pictures.map(restorePicture);
+    session.pictures = (isKnown ? pictures : []).map(restorePicture);
+    session.untaken = [...(isKnown ? [] : pictures), ...untaken].map(restorePicture);
     session.#id = id;
+    session.#source = source;
     return session;
   }
 
