@@ -115,7 +115,7 @@ class ScalableTargets:
                     "ServiceNamespace": NAMESPACE,
                     "ResourceId": resource,
                     "ScalableDimension": DIMENSION,
-                    "RoleARN": "",
+                    "RoleARN": self._arns.scaling_role_arn(),
                     **target.values,
                     "CreationTime": as_time(target.created),
                     "SuspendedState": dict.fromkeys(

@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
+from botocore.validate import ParamValidator
 
 from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE
 from torchmoor.config.control import ControlSettings
@@ -90,6 +92,27 @@ def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: 
         return resources
 
     assert list(asyncio.run(scenario()).targets) == ["endpoint/first/variant/v"]
+
+
+@pytest.mark.parametrize("role", ["", "arn:aws:iam::123456789012:role/own"])
+def test_a_target_has_a_role(tmp_path: Path, role: str) -> None:
+    """A target has its client's role or the service's own, as at AWS: RoleARN is required there and not empty."""
+    resources = Resources(tmp_path, 1 << 20)
+    given = {**register("e"), "RoleARN": role} if role else register("e")
+    resources.targets[given["ResourceId"]] = Resource(given, 0.0)
+    unused: Any = None
+    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
+    described: Any = targets.operations()["DescribeScalableTargets"]({"ServiceNamespace": NAMESPACE})
+
+    [target] = described["ScalableTargets"]
+
+    shape: Any = botocore.session.get_session().get_service_model("application-autoscaling").shape_for("ScalableTarget")
+    assert ParamValidator().validate(target, shape).generate_report() == ""
+    assert target["RoleARN"] == (
+        role
+        or "arn:aws:iam::123456789012:role/aws-service-role/sagemaker.application-autoscaling.amazonaws.com/"
+        "AWSServiceRoleForApplicationAutoScaling_SageMakerEndpoint"
+    )
 
 
 def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_path: Path) -> None:
