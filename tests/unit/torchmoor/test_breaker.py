@@ -187,7 +187,7 @@ def test_instance_that_was_let_go_comes_back_at_once() -> None:
 
 
 def test_a_limited_number_of_failed_instances_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pods that are replaced get new names, and the old ones would be kept for ever. The last to fail are kept."""
+    """Pods that are replaced get new names, so the old ones would add up. Those that failed last are kept."""
     monkeypatch.setattr(recovery_module, "MAX_FAILED", 3)
     registry, _, _ = make(1, Clock())
     names = [f"pod-{number}" for number in range(5)]
