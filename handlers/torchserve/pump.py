@@ -74,7 +74,7 @@ class Pump:
         self._clock = clock
         self._used_s = thread_time()
         self._replies: dict[str, PendingReply] = {}  # by TorchServe's id of the row
-        self._num_operations = 0  # rows of this step that are operations: each is answered in this step
+        self._operations: set[str] = set()  # ids of rows that are operations; some are answered in a later step
         self._early: dict[str, float] = {}  # the proxy's id and when it is forgotten, oldest first
         self._news = threading.Condition()
         self._next_pieces_at = 0.0  # when next pieces of streams may be sent; first and last ones do not wait
@@ -86,13 +86,16 @@ class Pump:
     def num_in_flight(self) -> int:
         return len(self._replies)
 
+    @property
+    def _num_requests(self) -> int:
+        return len(self._replies) - len(self._operations)
+
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:
         """Run one TorchServe step: return a body for each row, b"" for rows without an answer yet."""
         bodies = [b""] * len(rows)
         context.stopping_criteria = [_whole] * len(rows)
         try:
             self._forget_all_but(set(context.request_ids.values()))
-            self._num_operations = 0
             for index, request_id in context.request_ids.items():
                 if request_id not in self._replies:
                     self._begin(request_id, index, rows, context)
@@ -119,6 +122,7 @@ class Pump:
     def _forget_all_but(self, request_ids: set[str]) -> None:
         for request_id in self._replies.keys() - request_ids:
             reply = self._replies.pop(request_id)
+            self._operations.discard(request_id)
             _cancel(reply)
             if reply.error is not None:
                 _log_failure(reply, reply.error)
@@ -133,7 +137,7 @@ class Pump:
 
     def _begin(self, request_id: str, index: int, rows: list[dict[str, Any]], context: Any) -> None:
         """Pass a new row to the service. A failure affects this row only."""
-        is_full = self.num_in_flight - self._num_operations >= self._settings.max_in_flight
+        is_full = self._num_requests >= self._settings.max_in_flight
         reply = self._replies[request_id] = PendingReply(self._wake)
         with reply.guarded():
             incoming = read_row(rows[index], context.get_all_request_header(index))
@@ -144,14 +148,14 @@ class Pump:
             if incoming.custom_attributes:
                 reply.receipts[wire.CUSTOM_ATTRIBUTES] = incoming.custom_attributes
             operation = incoming.headers.get(wire.OPERATION)
-            self._num_operations += bool(operation)
+            if operation:
+                self._operations.add(request_id)
             if operation == operations.CANCEL:
                 num_cancelled = self._cancel_all(read_cancelled(incoming.body))
                 reply.finish_json({operations.NUM_CANCELLED: num_cancelled})
                 return
             if operation == operations.IN_FLIGHT:
-                num_in_flight = self.num_in_flight - self._num_operations
-                reply.finish_json({operations.NUM_IN_FLIGHT: num_in_flight})
+                reply.finish_json({operations.NUM_IN_FLIGHT: self._num_requests})
                 return
             if is_full and not operation:
                 limit = self._settings.max_in_flight
@@ -219,6 +223,7 @@ class Pump:
         self._put(index, bodies, context, said)
         if is_over:
             self._replies.pop(request_id, None)
+            self._operations.discard(request_id)
             if reply is not None and reply.error is not None:
                 _log_failure(reply, reply.error)
 

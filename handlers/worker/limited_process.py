@@ -66,7 +66,14 @@ class LimitedProcess:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(DEADLINE_S, process.kill)
+        is_late = False
+
+        def kill() -> None:
+            nonlocal is_late
+            is_late = True
+            process.kill()
+
+        timer = threading.Timer(DEADLINE_S, kill)
         timer.daemon = True
         timer.start()
         found = b""
@@ -81,8 +88,9 @@ class LimitedProcess:
             pass
         finally:
             timer.cancel()
+            timer.join()  # it may be killing the process just now
             is_whole = found.endswith(b"\n")  # a process can end in the middle of its answer
-            if not is_whole:
+            if is_late or not is_whole:
                 self._end()
         if not is_whole:
             raise WorkTooCostly(f"it needs more than {self._cpu_s:g} s or {self._memory_bytes >> 20} MiB")

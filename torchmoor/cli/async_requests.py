@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 from urllib.parse import quote
+from uuid import uuid4
+
+import click
 
 from torchmoor.cli.tables import plain
 from torchmoor.clients.admin import AdminClient
@@ -30,6 +35,29 @@ def _read_piece(answer: HTTPResponse) -> bytes:
         return answer.read(PIECE_BYTES)
     except (OSError, HTTPException) as error:
         raise AdminError(f"the result broke off ({error}); fetch it again") from error
+
+
+@contextmanager
+def open_output(path: Path | None) -> Iterator[IO[bytes]]:
+    """Open a file, or standard output if path is None. Raises OSError.
+
+    A new file, or one that replaces a regular file, gets its name at the end of the block, unless the block raises.
+    """
+    if path is None or (path.exists() and not path.is_file()):  # a pipe or a device has no end
+        with click.open_file("-" if path is None else str(path), "wb") as stream:
+            yield stream
+        return
+    target = path.resolve()
+    partial = target.with_name(f".{target.name[:200]}.{uuid4().hex}.partial")
+    try:
+        with partial.open("xb") as file:
+            if target.exists():
+                partial.chmod(target.stat().st_mode & 0o777)
+            yield file
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def path_of(inference_id: str) -> str:

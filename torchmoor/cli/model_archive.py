@@ -25,6 +25,7 @@ from torchmoor.run.checkpoints import is_endpoint_name, suggest_name
 WEIGHTS = (".safetensors",)
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
 FOREIGN = (".h5", ".msgpack", ".onnx", ".tflite", ".gguf", ".ot", ".mlmodel")  # the same weights for other programs
+MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, which the safetensors library allows
 JUNK = (".md", ".png", ".jpg", ".gif", ".lock", ".log", ".orig", ".tmp", ".part", ".ipynb", ".pyc")
 JUNK_FOLDERS = ("__pycache__", "runs", "logs", "onnx", "openvino", "coreml")
 TRAINING = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "scaler.pt")
@@ -201,12 +202,12 @@ def _is_whole(path: Path) -> bool:
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if num_bytes < 8 or length > num_bytes - 8:
+        if num_bytes < 8 or length > min(num_bytes - 8, MAX_HEADER_BYTES):
             return False
         try:
             header = json.loads(file.read(length))
             ends = [int(entry["data_offsets"][1]) for key, entry in header.items() if key != "__metadata__"]
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
             return False
     return 8 + length + max(ends, default=0) == num_bytes
 

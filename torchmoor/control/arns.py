@@ -9,6 +9,9 @@ from torchmoor.errors import RequestInvalid
 MODEL = "model"
 CONFIG = "endpoint-config"
 ENDPOINT = "endpoint"
+SCALING_ROLE = (
+    "sagemaker.application-autoscaling.amazonaws.com/AWSServiceRoleForApplicationAutoScaling_SageMakerEndpoint"
+)
 _WORDS = {MODEL: "model", CONFIG: "endpoint configuration", ENDPOINT: "endpoint"}
 
 
@@ -16,6 +19,7 @@ class Arns:
     """The ARNs of an account in a region."""
 
     def __init__(self, region: str, account_id: str) -> None:
+        self._account_id = account_id
         self._place = f"{region}:{account_id}"
         self._prefix = f"arn:aws:sagemaker:{self._place}:"
 
@@ -35,6 +39,10 @@ class Arns:
             f"arn:aws:autoscaling:{self._place}:scalingPolicy:{identity}:resource/sagemaker/{resource}"
             f":policyName/{policy}"
         )
+
+    def scaling_role_arn(self) -> str:
+        """Return the ARN of the service's own role, which AWS names for a target that is registered without a role."""
+        return f"arn:aws:iam::{self._account_id}:role/aws-service-role/{SCALING_ROLE}"
 
     def alarm_arn(self, name: str) -> str:
         """Return the ARN of an alarm."""

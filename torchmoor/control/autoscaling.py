@@ -115,7 +115,7 @@ class ScalableTargets:
                     "ServiceNamespace": NAMESPACE,
                     "ResourceId": resource,
                     "ScalableDimension": DIMENSION,
-                    "RoleARN": "",
+                    "RoleARN": self._arns.scaling_role_arn(),
                     **target.values,
                     "CreationTime": as_time(target.created),
                     "SuspendedState": dict.fromkeys(
@@ -142,8 +142,11 @@ class ScalableTargets:
         self._check_variant(resource)
         key = f"{resource}|{values['PolicyName']}"
         before = self._resources.policies.get(key)
+        kept = before.values if before else {}
+        if values.get("PolicyType", kept.get("PolicyType")) != kept.get("PolicyType"):
+            kept = {}  # another type's configuration
         policy = Resource(
-            {**(before.values if before else {}), **values, "ResourceId": resource},
+            {**kept, **values, "ResourceId": resource},
             before.created if before else time.time(),
         )
         await self._change(resource, Change(self._resources.policies, key, policy))

@@ -189,7 +189,7 @@ def _configured(variant: Variant) -> Values:
     return {
         "VariantName": variant.name,
         "ModelName": variant.settings.model,
-        "InitialInstanceCount": describe_variant(variant)["DesiredInstanceCount"],
+        "InitialInstanceCount": describe_variant(variant)["DesiredInstanceCount"] or None,  # AWS's is 1 or more
         "InitialVariantWeight": variant.settings.weight,
         "RoutingConfig": {"RoutingStrategy": variant.settings.routing_strategy},
     }

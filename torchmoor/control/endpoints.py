@@ -106,6 +106,7 @@ class Endpoints:
         scaled = [variant for variant in variants if self._deployments.is_scaled(name, variant)]
         reached = {variant: self._deployments.count_of(name, variant) for variant in scaled}
         retain_properties(values, replace(old, counts={**old.counts, **reached}), new)
+        _check_weights(name, new)
         if "DeploymentConfig" in values:
             logger.info("without effect here: DeploymentConfig, all traffic moves at once endpoint=%s", name)
         self._deployments.check_room(_num_instances(new))
@@ -135,9 +136,8 @@ class Endpoints:
             if "DesiredInstanceCount" in desired:
                 counts[variant] = desired["DesiredInstanceCount"]
                 self._check_count(name, resource, variant, counts[variant])
-        if not any(weights.get(key, resource.weight_of(variant)) for key, variant in known.items()):
-            raise RequestInvalid(f"A variant of endpoint {name} must have a weight above 0.")
-        new = replace(resource, counts=counts)
+        new = replace(resource, weights=weights, counts=counts)
+        _check_weights(name, new)
         self._deployments.check_room(_num_instances(new) - _num_instances(resource))
         before = resource.weights
         resource.status, resource.weights = "Updating", weights
@@ -296,6 +296,12 @@ def retain_properties(values: Values, old: EndpointResource, new: EndpointResour
             new.weights[name] = old.weight_of(before)
         if name in kept and "DesiredInstanceCount" not in excluded:
             new.counts[name] = old.count_of(before)
+
+
+def _check_weights(name: str, resource: EndpointResource) -> None:
+    """Raise RequestInvalid if no variant of an endpoint would get a request."""
+    if not any(resource.weight_of(variant) for variant in resource.variants.values()):
+        raise RequestInvalid(f"A variant of endpoint {name} must have a weight above 0.")
 
 
 def _num_instances(resource: EndpointResource) -> int:

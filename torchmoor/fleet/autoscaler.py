@@ -37,6 +37,7 @@ PENDING_TIMEOUT_S = 1.0  # so that a slow queue does not delay real-time request
 SESSIONS_TIMEOUT_S = 2.0
 SESSIONS_INTERVAL_S = 5.0  # between queries to an instance that has sessions
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0  # after a failed start
+FAULT_INTERVAL_S = 60.0  # between log lines of a variant whose looks fail
 
 
 class Autoscaler:
@@ -125,12 +126,20 @@ class Autoscaler:
         for number, group in enumerate(groups):
             variant = group.variant
             is_first = variant.endpoint not in {other.variant.endpoint for other in groups[:number]}
-            backlog = await self._count(group, traffic[variant], has_queue=is_first)
-            if group not in self._groups:  # removed meanwhile
-                continue
-            self._note_withdrawn(group)
-            self._decide(group, backlog)
-            await self._act(group, backlog)
+            try:
+                await self._look_at(group, traffic[variant], has_queue=is_first)
+            except Exception:  # the other variants scale, and the next look may succeed
+                if self._clock() >= group.logs_after:
+                    group.logs_after = self._clock() + FAULT_INTERVAL_S
+                    logger.exception("variant is not scaled endpoint=%s variant=%s", variant.endpoint, variant.name)
+
+    async def _look_at(self, group: ScaledVariant, load: VariantTraffic, *, has_queue: bool) -> None:
+        backlog = await self._count(group, load, has_queue=has_queue)
+        if group not in self._groups:  # removed meanwhile
+            return
+        self._note_withdrawn(group)
+        self._decide(group, backlog)
+        await self._act(group, backlog)
 
     def _decide(self, group: ScaledVariant, backlog: int) -> None:
         """Set the desired number of instances, and report a change."""

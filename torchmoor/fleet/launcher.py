@@ -185,17 +185,22 @@ class Launcher:
                 if not first.done():
                     first.set_result(None)
                 reason = await self._until_broken(spec)
-            except (LaunchError, OSError) as error:
+            except Exception as error:
+                is_expected = isinstance(error, (LaunchError, OSError))
                 await self._stop(spec.name)
                 if num_taken < MAX_TAKEN and has_met_taken_port(spec) and all(is_free(port) for port in fixed):
                     num_taken += 1
                     self._report(f"{spec.name} found one of its ports taken; starting it again with others")
                     continue
                 if not first.done():
+                    if not is_expected:
+                        raise  # `_settle` then sets the error of `first`
                     first.set_exception(error if isinstance(error, LaunchError) else LaunchError(str(error)))
                     return
                 reason = str(error)
-                logger.error("instance failed instance=%s error=%s", spec.name, error)
+                logger.error(
+                    "instance failed instance=%s error=%s", spec.name, error, exc_info=None if is_expected else error
+                )
             if self._is_stopping:
                 return
             end = await self._note_end(spec, reason)

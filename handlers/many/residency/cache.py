@@ -134,7 +134,7 @@ class ModelCache:
         self._advance(now)
 
     def failed(self, entry: ModelEntry, error: HandlerError, now: float) -> None:
-        """Drop the entry. A failed promotion leaves it on the host, a failed demotion closes it."""
+        """Drop the entry. A failed promotion leaves it on the host, a failed demotion or measurement closes it."""
         self.counters.add("events_failures")
         if (
             isinstance(error, ModelBroken)
@@ -144,7 +144,7 @@ class ModelCache:
             version, until = error.version or entry.version, now + self._settings.broken_s
             self.history.note_broken(entry.name, BrokenModel(error, version, until))
         self._fail_tickets(entry, error)
-        if entry.state is ModelState.DEMOTING:
+        if entry.state is ModelState.DEMOTING or (entry.state is ModelState.LOADING and entry.model is not None):
             self._close(entry)
             return
         if entry.state is ModelState.PROMOTING:

@@ -91,26 +91,30 @@ class DiskCache:
         """Lease one version of a model; None if it is not here."""
         with self._lock:
             entry = self._unpacked.get((self._source, name, version))
-            return self._lease(entry) if entry is not None and self._is_there(entry) else None
+            return self._lease(entry) if entry is not None and self._touch(entry) else None
 
     def find_latest(self, name: str) -> DiskLease | None:
         """Lease the version of a model that was used last; None if there is none."""
         with self._lock:
             ours = [each for each in self._unpacked.values() if (each.source, each.name) == (self._source, name)]
-            there = [each for each in ours if self._is_there(each)]
-            return self._lease(there[-1]) if there else None
+            latest = next((each for each in reversed(ours) if self._touch(each)), None)
+            return None if latest is None else self._lease(latest)
 
-    def _is_there(self, entry: _Unpacked) -> bool:
-        """Return False, and forget the folder, if another program has deleted it."""
-        if (entry.home / MARKER).is_file():
-            return True
-        del self._unpacked[entry.key]
-        self.budget.used_bytes -= entry.num_bytes
-        shutil.rmtree(entry.home, ignore_errors=True)
-        return False
+    def _touch(self, entry: _Unpacked) -> bool:
+        """Note a use, so that the next worker knows the order.
+
+        Returns False, and forgets the folder, if another program has deleted it.
+        """
+        try:
+            os.utime(entry.home / MARKER)
+        except (FileNotFoundError, NotADirectoryError):
+            del self._unpacked[entry.key]
+            self.budget.used_bytes -= entry.num_bytes
+            shutil.rmtree(entry.home, ignore_errors=True)
+            return False
+        return True
 
     def _lease(self, entry: _Unpacked, *, is_new: bool = False) -> DiskLease:
-        os.utime(entry.home / MARKER)  # keeps the order for the next worker; raises if it was deleted
         entry.num_leases += 1
         self._unpacked.move_to_end(entry.key)
         return DiskLease(entry.version, entry.folder, partial(self._give_back, entry), is_new=is_new)
@@ -139,10 +143,8 @@ class DiskCache:
         home = self._home / _folder_name(self._source, name, version)
         with self._lock:
             known = self._unpacked.get((self._source, name, version))
-            if known is not None and self._is_there(
-                known
-            ):  # another thread was faster, as when a model is unloaded and wanted again
-                return self._lease(known)
+            if known is not None and self._touch(known):
+                return self._lease(known)  # another thread was faster, as when a model is unloaded and wanted again
             folder.path.rename(home)
             entry = _Unpacked(self._source, name, version, folder.num_bytes, home, home / inner)
             self._unpacked[entry.key] = entry

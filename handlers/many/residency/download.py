@@ -37,23 +37,26 @@ class Downloader:
         """
         for _ in range(MAX_CHANGES):
             try:
-                found = self._find(name)
+                lease = self._fetch_newest(name, progress)
             except SourceUnavailable as exc:
                 lease = self.disk.find_latest(name)
                 if lease is None:
                     raise
                 logger.warning("source unavailable, using what is on disk name=%s reason=%s", name, exc)
-                return lease
-            try:
-                if found.folder is not None:
-                    return DiskLease(found.version, find_model_folder(found.folder), None, is_new=False)
-                lease = self.disk.find(name, found.version) or self._download(found, progress)
-            except ModelBroken as exc:
-                exc.version = found.version
-                raise
             if lease is not None:
                 return lease
         raise ModelBroken("it is replaced again and again while it is read")
+
+    def _fetch_newest(self, name: str, progress: LoadProgress) -> DiskLease | None:
+        """Return the newest version, downloaded if it is not on disk; None if it was replaced meanwhile."""
+        found = self._find(name)
+        try:
+            if found.folder is not None:
+                return DiskLease(found.version, find_model_folder(found.folder), None, is_new=False)
+            return self.disk.find(name, found.version) or self._download(found, progress)
+        except ModelBroken as exc:
+            exc.version = found.version
+            raise
 
     def _download(self, found: SourceModel, progress: LoadProgress) -> DiskLease | None:
         """Download and unpack a model; None if it was replaced meanwhile."""

@@ -29,6 +29,10 @@ WRITE = {
 RETRIED = {wire.RESOURCE: "POST responses", wire.INVOCATION_ID: "one-id"}
 
 
+def events_of(stream: bytes) -> list[Any]:
+    return [json.loads(line[6:]) for line in stream.splitlines() if line.startswith(b"data: {")]
+
+
 def test_a_retry_during_the_fetch_of_an_image_queues_nothing_more(make_client: Any, red: Image.Image) -> None:
     """The request and its retry have the same response, which was queued once and has the image once."""
     picture = BytesIO()
@@ -53,6 +57,29 @@ def test_a_retry_during_the_fetch_of_an_image_queues_nothing_more(make_client: A
     assert [part["type"] for item in items for part in item["content"]] == ["input_image"]
     (session,) = client.service.store.snapshot()
     assert len(session.pending_images) == 1
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_retry_of_an_answered_response_needs_no_queue(make_client: Any, is_streamed: bool) -> None:
+    """A streamed retry gets the whole stream without the header that has the proxy queue the response.
+
+    Only the queue has a response generated, so an answered one was queued already. The object is that of the first
+    answer, as OpenAI's clients poll it, and names the response, which the queue knows.
+    """
+    client = make_client()
+    body = {"model": "llava", "background": True, "input": "hello", "max_output_tokens": 4, "stream": is_streamed}
+    first = client.send(body, RETRIED)
+    first.wait_until(lambda each: b"resp_" in each.body)
+    [response_id] = set(re.findall(rb"resp_[\w-]+", first.body))
+    assert client.call({}, {wire.RESOURCE: background.run_resource(response_id.decode())}).status == 200
+
+    again = client.call(body, RETRIED)
+
+    assert set(re.findall(rb"resp_[\w-]+", again.body)) == {response_id}
+    assert again.headers.get(wire.BACKGROUND) == (None if is_streamed else response_id.decode())
+    if is_streamed:
+        assert events_of(again.body) == events_of(first.wait().body)
+    assert len(client.service.store.snapshot()) == 1
 
 
 def test_another_attempt_has_the_same_ids_of_calls(make_client: Any, endless_llava: Any, clock: Any) -> None:
@@ -109,7 +136,7 @@ def test_an_attempt_that_waits_for_another_leaves_its_stream_whole(
 
     assert [each.wait().status for each in attempts] == [200, 200]
     shown = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}"}).json
-    events = [json.loads(line[6:]) for line in following.wait().body.splitlines() if line.startswith(b"data: {")]
+    events = events_of(following.wait().body)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert (events[-1]["type"], events[-1]["response"]) == ("response.incomplete", shown)
 

@@ -312,6 +312,59 @@ def test_a_folder_that_somebody_deleted_does_not_stand_in_for_a_source_that_is_d
     downloader.disk.check_integrity()
 
 
+@pytest.mark.parametrize("is_latest", [False, True])
+def test_a_folder_that_is_deleted_at_this_moment_is_unpacked_again(
+    directory: Place, monkeypatch: pytest.MonkeyPatch, is_latest: bool
+) -> None:
+    """Another program may delete it whenever the cache looks at it; the model itself is not broken."""
+    directory.put("a.tar.gz", model())
+    downloader = directory.downloader()
+    downloader.fetch("a.tar.gz", LoadProgress()).release()
+    utime = os.utime
+
+    def delete_and_touch(path: Path) -> None:
+        shutil.rmtree(path.parent, ignore_errors=True)
+        utime(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "utime", delete_and_touch)
+        if is_latest:
+            assert downloader.disk.find_latest("a.tar.gz") is None
+        [version] = {directory.find("a.tar.gz").version}
+        assert downloader.disk.find("a.tar.gz", version) is None
+    lease = downloader.fetch("a.tar.gz", LoadProgress())
+
+    assert lease.is_new
+    assert (lease.folder / "model.safetensors").exists()
+    downloader.disk.check_integrity()
+
+
+def test_a_source_that_goes_down_during_a_download_leaves_the_earlier_version(directory: Place) -> None:
+    """The version on disk is used, as it is by a request that finds the source down at its beginning.
+
+    A download whose model may have been replaced meanwhile is not kept: its files may belong to two versions.
+    """
+    directory.put("a.tar.gz", model(b"earlier"))
+    downloader = directory.downloader()
+    downloader.fetch("a.tar.gz", LoadProgress()).release()
+    directory.put("a.tar.gz", model(b"newest"))
+    num_looks = 0
+
+    def find(name: str) -> SourceModel:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 2:
+            raise SourceUnavailable("it is down")
+        return directory.find(name)
+
+    interrupted = Downloader(downloader.disk, find, directory.settings)
+    lease = interrupted.fetch("a.tar.gz", LoadProgress())
+
+    assert (lease.folder / "model.safetensors").read_bytes() == b"earlier"
+    assert (interrupted.fetch("a.tar.gz", LoadProgress()).folder / "model.safetensors").read_bytes() == b"newest"
+    downloader.disk.check_integrity()
+
+
 def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> None:
     """The error contains the version, so that it is remembered until the archive is replaced."""
     place.put("m.tar.gz", model()[:-20])

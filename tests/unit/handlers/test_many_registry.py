@@ -437,6 +437,27 @@ def test_a_worker_that_stops_tells_everybody(root: Path, start: Open) -> None:
         ask(registry, "m.tar.gz")
 
 
+def test_a_model_that_cannot_be_measured_is_closed(root: Path, start: Open) -> None:
+    """It is broken, and what it holds besides memory is released."""
+    put(root, "a.tar.gz", "a")
+    loaded: list[TinyModel] = []
+
+    class Unmeasured(TinyModel):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "device_bytes":
+                raise ZeroDivisionError
+            return super().__getattribute__(name)
+
+    def load(folder: Path, progress: LoadProgress) -> ResidentModel:
+        loaded.append(Unmeasured(folder))
+        return loaded[-1]
+
+    registry = start(load)
+    with pytest.raises(ModelBroken, match="ZeroDivisionError"):
+        ask(registry, "a.tar.gz")
+    wait_until(lambda: loaded[0].is_closed, "the model is closed")
+
+
 MEASURE = """
 import json, sys
 from pathlib import Path

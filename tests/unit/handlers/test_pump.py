@@ -966,3 +966,31 @@ def test_a_timeout_that_is_refused_has_its_range_in_the_error(text: str) -> None
         read_timeout_s({wire.TIMEOUT_MS: text})
 
     assert read_timeout_s({wire.TIMEOUT_MS: "9" * 12}) == 999_999_999.999
+
+
+def test_an_operation_that_takes_several_steps_is_not_a_request(
+    make_front: Callable[..., FrontEnd], service: FakeService
+) -> None:
+    """A close, which waits for the journal, leaves the room for requests as it is, and is not in flight."""
+    front = make_front(max_in_flight=1)
+    front.send("close", b"{}", x_torchmoor_operation="close")
+    front.send("left", b"{}", x_torchmoor_operation="close")
+    front.step()
+    front.leave("left")
+
+    front.send("q", b"{}", x_torchmoor_operation="in-flight")
+    front.step()
+    front.send("a", b"{}")
+    front.step()
+    front.send("b", b"{}")
+    front.step()
+
+    assert json.loads(front.bodies["q"]) == {"in_flight": 0}
+    assert "a" not in front.over
+    assert front.error("b") == "Overloaded"
+    for reply in service.replies:
+        reply.finish({}, b"{}")
+    front.run()
+    front.send("q", b"{}", x_torchmoor_operation="in-flight")
+    front.step()
+    assert json.loads(front.over["q"].body) == {"in_flight": 0}

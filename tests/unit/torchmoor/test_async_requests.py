@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
 from collections.abc import Iterator
 from http.client import HTTPResponse
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.http_servers import QuietHandler, serve_http
-from torchmoor.cli.async_requests import describe_list, describe_status, read_result
+from torchmoor.cli.async_requests import describe_list, describe_status, open_output, read_result
+from torchmoor.cli.main import main
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
 
@@ -53,6 +57,50 @@ def test_a_result_that_breaks_off_is_no_result(admin_url: str) -> None:
     assert next(pieces) == b"x" * 60
     with pytest.raises(AdminError, match="40 bytes before its end"):
         next(pieces)
+
+
+@pytest.mark.parametrize("has_earlier", [True, False])
+def test_a_result_that_breaks_off_leaves_no_file(admin_url: str, tmp_path: Path, has_earlier: bool) -> None:
+    """A truncated result neither passes for the answer nor replaces an earlier file."""
+    output = tmp_path / "answer.json"
+    if has_earlier:
+        output.write_text("earlier")
+
+    result = CliRunner().invoke(main, ["async", "get", "one", "-o", str(output), "--admin-url", admin_url])
+
+    assert result.exit_code == 1
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("answer.json", "earlier")] * has_earlier
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_whole_result_replaces_a_file_with_its_permissions(tmp_path: Path, is_link: bool) -> None:
+    """A link still points to its file, and a file of its owner alone stays so."""
+    output = target = tmp_path / "answer.json"
+    target.touch(mode=0o600)
+    if is_link:
+        output = tmp_path / "link"
+        output.symlink_to(target)
+
+    with open_output(output) as file:
+        file.write(b"answer")
+        assert target.read_bytes() == b""
+
+    assert (output.is_symlink(), target.read_bytes(), target.stat().st_mode & 0o777) == (is_link, b"answer", 0o600)
+
+
+def test_a_pipe_gets_a_result_as_it_arrives(tmp_path: Path) -> None:
+    """A pipe is written to, not replaced by a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with open_output(pipe) as file:
+            file.write(b"answer")
+            file.flush()
+            assert os.read(reader, 100) == b"answer"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_a_connection_that_is_reset_ends_the_result(admin_url: str) -> None:

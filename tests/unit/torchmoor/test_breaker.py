@@ -7,6 +7,7 @@ import pytest
 from torchmoor.config.health import RecoverySettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import ConfigError
+from torchmoor.proxy.instances import recovery as recovery_module
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.recovery import Recovery, share_after
@@ -183,6 +184,18 @@ def test_instance_that_was_let_go_comes_back_at_once() -> None:
     again = start(registry, "i1")
 
     assert (second is again, again.share) == (False, 1.0)
+
+
+def test_a_limited_number_of_failed_instances_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods that are replaced get new names, so the old ones would add up. Those that failed last are kept."""
+    monkeypatch.setattr(recovery_module, "MAX_FAILED", 3)
+    registry, _, _ = make(1, Clock())
+    names = [f"pod-{number}" for number in range(5)]
+    for name in names:
+        start(registry, name)
+        registry.remove(name)
+
+    assert [start(registry, name).share for name in names] == [1.0, 1.0, 0.1, 0.1, 0.1]
 
 
 def test_instance_that_goes_down_starts_with_a_closed_breaker() -> None:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from handlers.many.folder import find_model_folder
+from torchmoor.cli import model_archive
 from torchmoor.cli.main import main
 from torchmoor.cli.model_archive import package
 from torchmoor.errors import TorchmoorError
@@ -165,6 +166,22 @@ def test_a_cut_off_weights_file_is_noticed(checkpoint: Path, tmp_path: Path) -> 
     (checkpoint / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
 
     with pytest.raises(TorchmoorError, match="cut off"):
+        package(checkpoint, tmp_path / "m.tar.gz")
+
+
+def test_a_header_that_safetensors_refuses_is_noticed(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header that is too long is not read, and one that is nested too deeply is not one."""
+    weights = checkpoint / "model.safetensors"
+    nested = b"[" * 100_000 + b"]" * 100_000
+    weights.write_bytes(len(nested).to_bytes(8, "little") + nested)
+    with pytest.raises(TorchmoorError, match="cut off or not a safetensors file"):
+        package(checkpoint, tmp_path / "m.tar.gz")
+
+    monkeypatch.setattr(model_archive, "MAX_HEADER_BYTES", 20)
+    weights.write_bytes(safetensors())
+    with pytest.raises(TorchmoorError, match="cut off or not a safetensors file"):
         package(checkpoint, tmp_path / "m.tar.gz")
 
 

@@ -12,7 +12,7 @@ ObjectError
 |-- ObjectDenied         the store denies access; permanent
 |-- ObjectTooLarge       the object exceeds the limit; permanent
 |-- ObjectConflict       the name belongs to another object; permanent
-`-- ObjectUnavailable    the store is down, slow or full; try again later
+`-- ObjectUnavailable    the store is down, slow or full, or there are no credentials for it; try again later
 """
 
 from __future__ import annotations

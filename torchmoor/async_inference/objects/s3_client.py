@@ -83,7 +83,8 @@ def translated(url: str) -> Iterator[None]:
     except ClientError as exc:
         raise _translate(url, exc) from exc
     except NoCredentialsError as exc:
-        raise ObjectDenied(f"{url}: there are no AWS credentials on this machine") from exc
+        # Another try may find some: botocore also finds none if the machine's metadata service does not answer.
+        raise ObjectUnavailable(f"{url}: there are no AWS credentials on this machine") from exc
     except ParamValidationError as exc:
         raise LocationRefused(f"{url} is not a valid bucket and key") from exc
     except (BotoCoreError, Boto3Error, HTTPError, OSError) as exc:

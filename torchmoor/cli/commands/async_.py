@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torchmoor.async_inference.request import AsyncState
-from torchmoor.cli.async_requests import PATH, describe_list, describe_status, path_of, read_result
+from torchmoor.cli.async_requests import PATH, describe_list, describe_status, open_output, path_of, read_result
 from torchmoor.cli.options import admin_options, json_option, show
 from torchmoor.cli.running_fleets import complete_endpoints
 from torchmoor.clients.admin import AdminClient
@@ -101,6 +101,8 @@ def cancel(admin: AdminClient, inference_id: str, as_json: bool) -> None:
 def get(admin: AdminClient, inference_id: str, output: Path | None, as_json: bool) -> None:
     """Fetch the result of INFERENCE_ID.
 
+    A file gets its name when the whole result is written.
+
     \b
     Examples:
       torchmoor async get 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b -o answer.json
@@ -111,7 +113,7 @@ def get(admin: AdminClient, inference_id: str, output: Path | None, as_json: boo
     pieces = read_result(admin, inference_id)
     first = next(pieces, b"")  # before the file is created
     try:
-        with click.open_file("-" if output is None else str(output), "wb") as file:
+        with open_output(output) as file:
             for piece in chain((first,), pieces):
                 num_bytes += file.write(piece)
             file.flush()

@@ -28,16 +28,29 @@ class SocketMessages:
         self.last: dict[str, Any] | None = None
         self.num_bytes = 0
         self.is_failed = False
-        self._held = b""  # the beginning of an event, or of an error
+        self._held = bytearray()  # the beginning of an event, or of an error
+        self._num_searched = 0  # bytes of it in which no event's end begins
 
     def read(self, status: int, piece: bytes, previous: str | None) -> list[bytes]:
         """Read a piece. previous: the response that the client has continued, if the instance does not know it."""
-        events: list[bytes] = []
         self._held += piece
-        if status == 200:
-            *events, self._held = self._held.split(_EVENT_END)
-        self._held = self._held[-MAX_EVENT_BYTES:]
+        events = self._take_events() if status == 200 else []
+        if (num_excess := len(self._held) - MAX_EVENT_BYTES) > 0:
+            del self._held[:num_excess]
+            self._num_searched = max(0, self._num_searched - num_excess)
         return [message for event in events if (message := self._read_event(event, previous))]
+
+    def _take_events(self) -> list[bytes]:
+        """Take the whole events. A long event arrives in many pieces, and no byte of it is searched or copied twice."""
+        events: list[bytes] = []
+        begin, end = 0, self._held.find(_EVENT_END, self._num_searched)
+        while end >= 0:
+            events.append(bytes(self._held[begin:end]))
+            begin = end + len(_EVENT_END)
+            end = self._held.find(_EVENT_END, begin)
+        del self._held[:begin]
+        self._num_searched = max(0, len(self._held) - len(_EVENT_END) + 1)
+        return events
 
     def end(self, status: int, *, is_whole: bool) -> list[bytes]:
         """Read the end. Return an error event if the answer ended before its last event."""

@@ -190,10 +190,11 @@ def choose_weighted(rng: Random, things: Sequence[T], weights: Sequence[float]) 
     Random instead of round-robin: a client that alternates between two kinds of request must not always meet the same
     variant with each kind.
     """
-    total = sum(weights)
-    if total <= 0:
+    largest = max(weights, default=0.0)
+    if largest <= 0:
         return None
-    point = rng.random() * total
+    weights = [weight / largest for weight in weights]  # the sum of large ones could be infinite
+    point = rng.random() * sum(weights)
     for thing, weight in zip(things, weights, strict=True):
         point -= weight
         if point < 0 < weight:

@@ -32,13 +32,13 @@ class IdOperations:
         self._operation = operation
         self._operation_line = f"{headers.OPERATION}: {operation}\r\n".encode()
         self._key = key
-        self._waiting: dict[tuple[str, bytes], list[str]] = {}  # by the instance and path of a running operation
+        self._waiting: dict[tuple[Instance, bytes], list[str]] = {}  # by the instance and path of a running operation
 
     def send(self, instance: Instance, path: bytes, text: str) -> None:
         """Send an id soon, without a guarantee: its request or session also ends by itself."""
         if not instance.can_be_operated:
             return
-        key = (instance.name, path)
+        key = (instance, path)  # not its name, which its replacement has, too
         waiting = self._waiting.get(key)
         if waiting is not None:
             if len(waiting) < MAX_WAITING:
@@ -54,7 +54,7 @@ class IdOperations:
 
     def _send_next(self, instance: Instance, path: bytes) -> None:
         """Send the gathered ids; forget the instance if there are none."""
-        key = (instance.name, path)
+        key = (instance, path)
         ids = self._waiting[key]
         if not ids:
             del self._waiting[key]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
+logger = logging.getLogger(__name__)
+
 NEVER = float("inf")
 LINGER_S = 5.0  # how long a closing connection still reads
+FAULT_INTERVAL_S = 60.0  # between log lines of deadlines whose handling fails
 
 
 class Expiring(Protocol):
@@ -30,6 +34,7 @@ class Sweeper:
         self._clock = clock
         self._watched: set[Expiring] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._logs_after = 0.0  # failures until then are not logged
 
     def watch(self, thing: Expiring) -> None:
         """Start checking a thing's deadline."""
@@ -53,7 +58,12 @@ class Sweeper:
         for thing in [thing for thing in self._watched if thing.deadline < now]:
             # The end of an earlier one may have moved this one's deadline, or ended it.
             if thing.deadline < now and thing in self._watched:
-                thing.expire()
+                try:
+                    thing.expire()
+                except Exception:  # the others expire, and the next sweep calls this one again
+                    if now >= self._logs_after:
+                        self._logs_after = now + FAULT_INTERVAL_S
+                        logger.exception("a deadline was not handled of=%s", type(thing).__name__)
 
     def _tick(self) -> None:
         self.start()

@@ -21,6 +21,8 @@ from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 
+MAX_FAILED = 4096  # names of failed instances that are remembered: pods that are replaced get new names
+
 
 class Recovery:
     """Updates `breaker` and `share` of all instances."""
@@ -30,7 +32,8 @@ class Recovery:
         self._settings = settings
         self._clock = clock
         self._known: dict[str, Instance] = {}
-        self._have_failed: set[str] = set()  # names, because an instance that restarts becomes a new object
+        # Names, because an instance that restarts becomes a new object; the one that failed last is the last.
+        self._have_failed: dict[str, None] = {}
         self._back_since: dict[str, float] = {}
         for instance in registry.instances():
             self._on_change(instance)
@@ -107,22 +110,29 @@ class Recovery:
         if self._is_gone(instance):
             if self._known.pop(name, None) is None:
                 return
+            self._back_since.pop(name, None)
             if instance.state is InstanceState.DRAINING:  # removed on purpose: the next of its name is new
-                self._have_failed.discard(name)
+                self._have_failed.pop(name, None)
             else:
-                self._have_failed.add(name)
+                self._note_failure(name)
             return
         if self._known.get(name) is not instance:
             self._known[name] = instance
             instance.breaker = Breaker(self._settings)
         if instance.state is InstanceState.READY:
             if name in self._have_failed:
-                self._have_failed.discard(name)
+                del self._have_failed[name]
                 self._begin_slow_start(instance)
         elif instance.state is not InstanceState.STARTING:
-            self._have_failed.add(name)
+            self._note_failure(name)
             self._back_since.pop(name, None)
             instance.breaker = Breaker(self._settings)
+
+    def _note_failure(self, name: str) -> None:
+        self._have_failed.pop(name, None)
+        self._have_failed[name] = None
+        if len(self._have_failed) > MAX_FAILED:
+            del self._have_failed[next(iter(self._have_failed))]
 
 
 def share_after(elapsed_s: float, settings: RecoverySettings) -> float:

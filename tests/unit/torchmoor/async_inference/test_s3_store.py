@@ -250,7 +250,10 @@ def test_credentials_that_may_only_read_are_denied_to_write(
 
 
 def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Missing credentials are an error, and are used once they are available."""
+    """Missing credentials are an error that is not permanent, and are used once they are available.
+
+    A request must not fail for good because the machine's metadata service did not answer for a moment.
+    """
     with monkeypatch.context() as without:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
             without.delenv(name, raising=False)
@@ -258,8 +261,9 @@ def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatc
         without.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
         async def test(store: S3Store) -> None:
-            with pytest.raises(ObjectDenied, match="no AWS credentials"):
+            with pytest.raises(ObjectUnavailable, match="no AWS credentials") as caught:
                 await store.put(f"{place}/x", b"x")
+            assert not caught.value.is_permanent
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", "journal-key")
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "journal-secret")
             await store.put(f"{place}/x", b"x")

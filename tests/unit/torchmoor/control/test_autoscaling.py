@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
+from botocore.validate import ParamValidator
 
 from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE
 from torchmoor.config.control import ControlSettings
@@ -19,6 +21,14 @@ POLICY = {
     "PolicyName": "p",
     "PolicyType": "TargetTrackingScaling",
     "TargetTrackingScalingPolicyConfiguration": {"TargetValue": 2.0},
+}
+
+STEPS = {
+    "PolicyType": "StepScaling",
+    "StepScalingPolicyConfiguration": {
+        "AdjustmentType": "ChangeInCapacity",
+        "StepAdjustments": [{"MetricIntervalLowerBound": 0, "ScalingAdjustment": 1}],
+    },
 }
 
 
@@ -90,6 +100,54 @@ def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: 
         return resources
 
     assert list(asyncio.run(scenario()).targets) == ["endpoint/first/variant/v"]
+
+
+@pytest.mark.parametrize("role", ["", "arn:aws:iam::123456789012:role/own"])
+def test_a_target_has_a_role(tmp_path: Path, role: str) -> None:
+    """A target has its client's role or the service's own, as at AWS: RoleARN is required there and not empty."""
+    resources = Resources(tmp_path, 1 << 20)
+    given = {**register("e"), "RoleARN": role} if role else register("e")
+    resources.targets[given["ResourceId"]] = Resource(given, 0.0)
+    unused: Any = None
+    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
+    described: Any = targets.operations()["DescribeScalableTargets"]({"ServiceNamespace": NAMESPACE})
+
+    [target] = described["ScalableTargets"]
+
+    shape: Any = botocore.session.get_session().get_service_model("application-autoscaling").shape_for("ScalableTarget")
+    assert ParamValidator().validate(target, shape).generate_report() == ""
+    assert target["RoleARN"] == (
+        role
+        or "arn:aws:iam::123456789012:role/aws-service-role/sagemaker.application-autoscaling.amazonaws.com/"
+        "AWSServiceRoleForApplicationAutoScaling_SageMakerEndpoint"
+    )
+
+
+def test_a_policy_of_another_type_replaces_the_one_of_its_name(tmp_path: Path) -> None:
+    """The configuration of the earlier type would make the policy invalid. One of the same type keeps the rest."""
+
+    async def scenario() -> dict[str, Any]:
+        resources = Resources(tmp_path, 1 << 20)
+        config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
+        resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
+        resources.targets[register("e")["ResourceId"]] = Resource(register("e"), 0.0)
+        unused: Any = ScaledDeployments()
+        operations: Any = ScalableTargets(
+            ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
+        ).operations()
+        given = {key: value for key, value in register("e").items() if "Capacity" not in key}
+        await operations["PutScalingPolicy"]({**given, **POLICY})
+        await operations["PutScalingPolicy"]({**given, "PolicyName": "p", **STEPS})
+        await operations["PutScalingPolicy"]({**given, "PolicyName": "p", "PolicyType": "StepScaling"})
+        [policy] = resources.policies.values()
+        return policy.values
+
+    policy = asyncio.run(scenario())
+
+    assert {key: value for key, value in policy.items() if key.startswith(("Policy", "Step", "Target"))} == {
+        "PolicyName": "p",
+        **STEPS,
+    }
 
 
 def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_path: Path) -> None:

@@ -152,6 +152,23 @@ def test_an_update_retains_the_count_that_autoscaling_has_reached(tmp_path: Path
     asyncio.run(scene())
 
 
+def test_an_update_whose_retained_weights_are_all_0_is_refused(tmp_path: Path) -> None:
+    """The endpoint would get no request by weight. The update began, and its failure was the FailureReason."""
+
+    async def scene() -> None:
+        endpoints, resources, _ = make_endpoints(tmp_path)
+        async with endpoints:
+            old = make_resource("v", "w", status="InService", weights={"v": 0.0})
+            resources.endpoints["q"], resources.models["m"] = old, Resource({}, 0.0)
+            resources.configs["new"] = Resource({"ProductionVariants": [VARIANT]}, 0.0)
+            values = {"EndpointName": "q", "EndpointConfigName": "new", "RetainAllVariantProperties": True}
+            with pytest.raises(RequestInvalid, match="A variant of endpoint q must have a weight above 0"):
+                await endpoints.operations()["UpdateEndpoint"](values)
+            assert (old.status, old.pending) == ("InService", "")
+
+    asyncio.run(scene())
+
+
 def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> None:
     """A deletion waits for the last asynchronous request; if the proxy is stopped before, the next one continues."""
 

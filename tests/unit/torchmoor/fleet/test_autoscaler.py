@@ -36,6 +36,13 @@ class Sent:
     num_sent: int = 0
 
 
+class Unreadable(Sent):
+    """Counts that cannot be read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise ZeroDivisionError
+
+
 @dataclass
 class Clients:
     """One variant's traffic, which the test sets."""
@@ -747,6 +754,35 @@ def test_a_queue_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monkey
             assert await world.look(after_s=1000) == ["llava-0"]
             world.clients.num_waiting = 9
             assert await world.look() == ["llava-0", "llava-1"]
+
+    run(scenario())
+
+
+def test_a_variant_that_fails_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """Each look continues with the next variant. A variant whose looks fail is logged once per interval."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            settings = EndpointSettings(
+                name="broken", variants=(VariantSettings(model="broken", scaling=world.group.settings),)
+            )
+            broken = Registry([settings]).get_endpoint("broken").variants[0]
+            launches = [Launch(f"broken-{number}", "broken", "broken.mar") for number in range(3)]
+            group = ScaledVariant(broken, world.group.settings, launches)
+            clients = Clients(broken, metrics=Unreadable())
+            autoscaler = Autoscaler(
+                [group, world.group], world.registry, world, world, print, are_journaled=True, clock=lambda: world.now
+            )
+            world.traffic = lambda: [clients, world.clients]
+            world.autoscaler = autoscaler
+            world.clients.num_waiting = 1
+            assert await world.look() == ["llava-0"]
+            await world.look()
+            assert len(caplog.records) == 1
+            await world.look(after_s=autoscaler_module.FAULT_INTERVAL_S)
+            assert [record.getMessage() for record in caplog.records] == [
+                "variant is not scaled endpoint=broken variant=AllTraffic"
+            ] * 2
 
     run(scenario())
 

@@ -255,6 +255,54 @@ def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host
     assert not host.run_dir.exists()
 
 
+def test_a_restart_that_fails_with_an_unexpected_error_is_repeated(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The instance would otherwise stay down without a message."""
+    num_prepared = 0
+
+    def prepare_but_once(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
+        nonlocal num_prepared
+        num_prepared += 1
+        if num_prepared == 2:
+            raise ValueError("unexpected")
+        return host.prepare(spec, settings)
+
+    monkeypatch.setattr(launcher_module, "prepare", prepare_but_once)
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            await launcher.start(launches(1))
+            os.kill(host.jvm("llava-0"), signal.SIGKILL)
+            await until(lambda: num_prepared == 3 and registry.instances()[0].is_ready)
+
+    run(scenario())
+
+    [record] = [each for each in caplog.records if "instance failed" in each.getMessage()]
+    assert record.getMessage() == "instance failed instance=llava-0 error=unexpected"
+    assert record.exc_info is not None
+    assert sum("llava-0 unexpected; starting it again" in report for report in host.reports) == 1
+
+
+def test_a_first_start_that_fails_with_an_unexpected_error_leaves_no_process(host: Host) -> None:
+    """A failed first start is a LaunchError, and the process that it has started is stopped."""
+
+    class Unwritable(list[str]):
+        def append(self, text: str) -> None:
+            if "ready after" in text:
+                raise ValueError("unexpected")
+
+    host.reports = Unwritable()
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            with pytest.raises(LaunchError, match="llava-0 could not be started: unexpected"):
+                await launcher.begin(launches(1)[0])
+            assert not launcher.is_running("llava-0")
+
+    run(scenario())
+
+
 def test_end_of_an_instance_is_reported_with_its_reason_and_log(host: Host) -> None:
     """The report has the reason and the log's last lines, and stays while the next process runs."""
 

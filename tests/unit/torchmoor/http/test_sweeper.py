@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torchmoor.proxy.http.sweeper import Sweeper
+from torchmoor.proxy.http.sweeper import FAULT_INTERVAL_S, Sweeper
 
 LATER = 100.0
 
@@ -45,3 +45,28 @@ def test_a_sweep_asks_each_thing_again_before_it_expires(is_moved: bool) -> None
     sweeper.sweep()
 
     assert first.num_expired + second.num_expired == 1
+
+
+def test_a_deadline_whose_handling_fails_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """It is handled again at each sweep, and logged once per interval."""
+
+    class Broken(Thing):
+        def expire(self) -> None:
+            self.num_expired += 1
+            raise ZeroDivisionError
+
+    now = 2.0
+    sweeper = Sweeper(1.0, clock=lambda: now)
+    broken, others = Broken(), [Thing() for _ in range(20)]
+    for thing in (*others[:10], broken, *others[10:]):
+        sweeper.watch(thing)
+
+    sweeper.sweep()
+    sweeper.sweep()
+
+    assert [thing.num_expired for thing in others] == [1] * 20
+    assert broken.num_expired == 2
+    assert len(caplog.records) == 1
+    now += FAULT_INTERVAL_S
+    sweeper.sweep()
+    assert [record.getMessage() for record in caplog.records] == ["a deadline was not handled of=Broken"] * 2

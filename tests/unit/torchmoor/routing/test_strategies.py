@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from itertools import pairwise
 from random import Random
@@ -352,11 +353,12 @@ def test_index_check_notices_too_many_blocks() -> None:
 # Variants
 
 
-def test_weights_are_shares_of_the_traffic() -> None:
-    """Traffic is divided by weights, and a weight of 0 gets none."""
+@pytest.mark.parametrize("unit", [1.0, sys.float_info.max / 3.5, sys.float_info.min])
+def test_weights_are_shares_of_the_traffic(unit: float) -> None:
+    """Traffic is divided by weights, and a weight of 0 gets none. The sum of two weights may be infinite."""
     rng = Random(3)
 
-    counts = Counter(choose_weighted(rng, "abc", [3, 0, 1]) for _ in range(4000))
+    counts = Counter(choose_weighted(rng, "abc", [3 * unit, 0, unit]) for _ in range(4000))
 
     assert set(counts) == {"a", "c"}
     assert 2850 < counts["a"] < 3150
