@@ -4,7 +4,7 @@ import io
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
@@ -28,8 +28,10 @@ RGB_BYTES_PER_PIXEL = 10  # for the conversion and the preprocessor
 DECODER_BYTES_PER_PIXEL = {"WEBP": 18, "TIFF": 8}  # of decoders that keep copies, a TIFF's if it is turned upright
 COEFFICIENT_BYTES = 2  # of each band of each pixel, which the decoder of a JPEG with several scans keeps at full size
 TILE_BYTES_PER_PIXEL = 8  # of a TIFF's tile, which is decoded whole, however small the image is
-START_OF_SCAN = 0xDA
-BARE_MARKERS = (0x00, 0x01, *range(0xD0, 0xD9))  # of a JPEG; all others begin a segment
+START_OF_SCAN = b"\xda"
+BARE_MARKERS = bytes((0x00, 0x01, *range(0xD0, 0xD9), 0xFF))  # of a JPEG; all others begin a segment
+MAX_MARKER_BYTES = 10_000  # that are read to find a JPEG's first scan; then it counts as one of several
+MAX_READS = 1_000_000  # of a file; Pillow reads heads byte by byte, and 20 MB of them took 27 s
 
 # Pillow's own for thumbnails: an image is reduced by whole factors, without a filter, to no less than twice the size
 # that is wanted. The preprocessor scales the rest with its filter.
@@ -130,31 +132,51 @@ def _extra_bytes(image: Image.Image) -> int:
 
 
 def _first_scan(file: BinaryIO) -> int:
-    """Return how many of a JPEG's components its first scan has: the decoder must keep them until it has the others."""
+    """Return how many of a JPEG's components its first scan has, 0 if it is not found.
+
+    The decoder keeps the coefficients of these until it has the others.
+    """
     file.seek(0)
-    while byte := file.read(1):
-        if byte != b"\xff":
-            continue
-        while byte == b"\xff":
-            byte = file.read(1)
-        if not byte or byte[0] in BARE_MARKERS:
+    is_marker = False
+    for _ in range(MAX_MARKER_BYTES):
+        byte = file.read(1)
+        if not is_marker or byte in BARE_MARKERS:
+            is_marker = byte == b"\xff"
             continue
         length = int.from_bytes(file.read(2))
-        if byte[0] == START_OF_SCAN:
-            break
+        if byte == START_OF_SCAN:
+            return int.from_bytes(file.read(1))
         file.seek(length - 2, io.SEEK_CUR)
-    return int.from_bytes(file.read(1))
+        is_marker = False
+    return 0
 
 
 def _reduced(size: tuple[int, int], factor: int) -> tuple[int, int]:
     return math.ceil(size[0] / factor), math.ceil(size[1] / factor)
 
 
+class _LimitedReads:
+    """A file that raises ValueError after MAX_READS reads."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = MAX_READS
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("the file has too many parts")
+        return self._file.read(size)
+
+
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     """Open an image and translate the errors of its decoder."""
     try:
-        with Image.open(file, formats=FORMATS) as image:
+        with Image.open(cast(BinaryIO, _LimitedReads(file)), formats=FORMATS) as image:
             try:
                 yield image
             finally:

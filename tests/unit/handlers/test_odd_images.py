@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from handlers.chat.images.loader import ImageLoader
-from handlers.errors import ImageTooLarge
+from handlers.errors import ImageTooLarge, NotAnImage
 from handlers.settings.intake import IntakeSettings
 
 SIDE = 800
@@ -66,6 +66,16 @@ def test_a_jpeg_of_one_scan_needs_no_coefficients() -> None:
     plain = encoded(Image.new("RGB", (SIDE, SIDE)), "JPEG", comment=b"\xff\xda\xff")
 
     assert decode(plain, 50, decoding_bytes=PIXELS // 4).size == (100, 100)
+
+
+@pytest.mark.parametrize("filler", [b"\xff" * 1_100_000, b"\xff\xfe\0\2" * 500_000])
+def test_a_head_of_very_many_parts_is_refused(filler: bytes) -> None:
+    """Pillow reads fill bytes and empty segments one by one, which takes a minute for the largest images."""
+    jpeg = encoded(Image.new("RGB", (8, 8)), "JPEG")
+
+    assert decode(jpeg[:2] + filler[:100_000] + jpeg[2:]).size == (8, 8)
+    with pytest.raises(NotAnImage):
+        decode(jpeg[:2] + filler + jpeg[2:])
 
 
 def tiled(side: int, tile: int) -> bytes:
