@@ -68,9 +68,12 @@ def read_schema(given: Any, field: str) -> GrammarText:
             raise InvalidRequest(f"{field} is not valid JSON", param=field) from None
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"{field} must be a JSON schema, which is an object", param=field)
-    text = _write(given)
-    if len(text) <= MAX_CLOSED_CHARS:
-        text = _write(close_objects(given))
+    try:
+        text = _write(given)
+        if len(text) <= MAX_CLOSED_CHARS:
+            text = _write(close_objects(given))
+    except RecursionError:
+        raise InvalidRequest(f"{field} is nested too deeply", param=field) from None
     return _grammar("json_schema", text, field)
 
 
