@@ -136,6 +136,8 @@ def read_object(
                     raise S3Replaced("the object was replaced while it was read")
                 while data := body.read(PIECE_BYTES):
                     at += len(data)
+                    if at > num_bytes:
+                        raise S3Replaced("the object has more bytes than it had when it was found")
                     if len(data) == PIECE_BYTES:
                         num_failures = 0
                     yield data

@@ -5,6 +5,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from handlers.chat.checks import is_unicode
 from handlers.models.answer_style import CALL_HEAD, AnswerStyle
 
 
@@ -191,9 +192,10 @@ class AnswerReader:
         assert self._call is not None
         begin, end = self._call
         head = CALL_HEAD.match(self._buffer)
-        if head is not None:
+        name = None if head is None else _as_name(head[1])
+        if head is not None and name is not None:
             self._cut(head.end())
-            self._start_call(json.loads(head[1], strict=False))
+            self._start_call(name)
             self._depth, self._is_quoted = 0, False
             self._read = self._read_arguments
             return True
@@ -206,7 +208,7 @@ class AnswerReader:
             self._add(Content(begin + text + end))
         else:
             self._start_call(call["name"])
-            arguments = json.dumps(call.get("arguments") or {}, ensure_ascii=False)
+            arguments = json.dumps(call.get("arguments", call.get("parameters")) or {}, ensure_ascii=False)
             self._add(CallArguments(len(self.message.calls) - 1, arguments))
         self._read = self._read_content
         return True
@@ -261,9 +263,20 @@ def num_held(text: str, mark: str) -> int:
     return len(text) - at if at >= 0 else 0
 
 
+def _as_name(text: str) -> str | None:
+    """Read a call's name, a JSON string; None if it is damaged, or not valid Unicode."""
+    try:
+        name: str = json.loads(text, strict=False)
+    except ValueError:
+        return None
+    return name if is_unicode(name) else None
+
+
 def _as_call(text: str) -> dict[str, Any] | None:
+    """Read a call, a JSON object with a name; None for any other text, or one that is not valid Unicode."""
     try:
         value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and isinstance(value.get("name"), str) else None

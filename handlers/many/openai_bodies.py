@@ -46,7 +46,11 @@ def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, ma
         return _read_embeddings(given, model).request_of(task)
     if "documents" in given:
         _check_number(given, "documents", max_inputs)
-        return _read_rerank(given, model).request_of(task)
+        request = _read_rerank(given, model).request_of(task)
+        if len(request.inputs) > max_inputs:  # the query is one of them
+            message = f"a request may have {max_inputs - 1} documents beside its query, not {max_inputs}"
+            raise InvalidRequest(message, param="documents")
+        return request
     for name in ("input", "documents"):
         if name in body:
             raise InvalidRequest(f"'{name}' must be {TEXTS[name]}, not null", param=name)

@@ -7,6 +7,7 @@ archive is executed. Bytes are reserved before they are written (Take), and coun
 
 import gzip
 import io
+import lzma
 import os
 import stat
 import tarfile
@@ -27,6 +28,7 @@ PIECE_BYTES = 1 << 20
 MAX_DIRECTORY_BYTES = 4 << 20  # of a zip: about 30,000 entries
 MIN_ALLOWED_BYTES = 1 << 20  # the ratio is not checked below: a tar of small files is mostly zeros
 MAX_PATH_BYTES = 1024
+MAX_PART_BYTES = 255  # of a path's part, by Linux's file systems
 MAX_DEPTH = 16
 _ZIP_KINDS = (0, stat.S_IFREG, stat.S_IFDIR)  # 0: written by a system without modes
 
@@ -56,7 +58,15 @@ def unpack_tar(
                     assert content is not None
                     tree.add_file(member.name, content, member.size)
         stream.drain()  # so that gzip's checksum at the end is checked
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError) as exc:
+    except (
+        tarfile.TarError,
+        EOFError,
+        zlib.error,
+        gzip.BadGzipFile,
+        ValueError,
+        OverflowError,
+        RecursionError,  # of headers that follow headers
+    ) as exc:
         raise ModelBroken(f"the archive is damaged, or is not a .tar.gz: {exc}") from exc
 
 
@@ -87,6 +97,7 @@ def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, prog
         NotImplementedError,
         EOFError,
         zlib.error,
+        lzma.LZMAError,
         ValueError,
         RuntimeError,
         OverflowError,
@@ -135,6 +146,7 @@ class _Tree:
             and "\0" not in name
             and len(path.parts) <= MAX_DEPTH
             and len(os.fsencode(name)) <= MAX_PATH_BYTES
+            and all(len(os.fsencode(part)) <= MAX_PART_BYTES for part in path.parts)
         )
         if not is_safe:
             raise ModelBroken(f"{_shown(name)} in the archive is not a path below its top")

@@ -74,10 +74,21 @@ def _read_header(file: Path) -> dict[str, dict]:
             if not 2 <= length <= MAX_HEADER_BYTES:
                 raise ValueError(f"its header has {length} bytes")
             header: dict[str, dict] = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
+        if isinstance(header, dict):
+            header.pop("__metadata__", None)
+        if not isinstance(header, dict) or not all(map(_is_tensor, header.values())):
+            raise ValueError("its header does not describe tensors")
         return header
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise SettingsError(f"{file} is not a safetensors file: {exc}") from exc
+
+
+def _is_tensor(described: object) -> bool:
+    """Return True for a type and a shape, as a header has them for each tensor."""
+    if not isinstance(described, dict) or not isinstance(described.get("dtype"), str):
+        return False
+    shape = described.get("shape")
+    return isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
 
 
 def free_bytes(device: torch.device) -> int | None:

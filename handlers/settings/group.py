@@ -20,7 +20,7 @@ def from_text(parse: Callable[[str], Any]) -> BeforeValidator:
     def read(value: Any) -> Any:
         try:
             return parse(value) if isinstance(value, str) else value
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, RecursionError):
             return value
 
     return BeforeValidator(read)
@@ -97,7 +97,9 @@ def _requirement(field: FieldInfo, details: ErrorDetails) -> str:
         text = f"be {', '.join(others)} or {last}"
     elif kind == "string_too_short":
         return "not be empty"
-    elif kind.endswith("_type") or kind == "finite_number":
+    elif kind == "finite_number":
+        text = "be finite"
+    elif kind.endswith("_type"):
         text = f"be of type {getattr(field.annotation, '__name__', field.annotation)}"
     elif Lt in limits:
         least = f"above {limits[Gt].gt}" if Gt in limits else f"at least {limits[Ge].ge}"

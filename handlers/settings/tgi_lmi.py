@@ -56,7 +56,10 @@ def _quantization(text: str) -> str:
 
 
 def _json(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("it must be a JSON object")
     return value
@@ -233,7 +236,7 @@ def _read_properties(folders: Sequence[Path]) -> dict[str, _Said]:
         if path.stat().st_size > MAX_PROPERTIES_BYTES:
             raise SettingsError(f"{path} is larger than {MAX_PROPERTIES_BYTES} bytes")
         found = {}
-        for line in path.read_text(errors="replace").splitlines():
+        for line in path.read_text("utf-8-sig", errors="replace").splitlines():
             if not line.strip() or line.lstrip().startswith(("#", "!")):
                 continue
             name, separator, value = line.partition("=")

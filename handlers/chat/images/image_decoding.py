@@ -4,9 +4,11 @@ import io
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.errors import HandlerError, ImageTooLarge, NotAnImage, OutOfMemory
@@ -24,7 +26,12 @@ ORIENTATION = ExifTags.Base.Orientation
 DECODED_BYTES_PER_PIXEL = 4
 RGB_BYTES_PER_PIXEL = 10  # for the conversion and the preprocessor
 DECODER_BYTES_PER_PIXEL = {"WEBP": 18, "TIFF": 8}  # of decoders that keep copies, a TIFF's if it is turned upright
-COEFFICIENT_BYTES = 2  # of each band of each pixel, which the decoder of a progressive JPEG keeps at full size
+COEFFICIENT_BYTES = 2  # of each band of each pixel, which the decoder of a JPEG with several scans keeps at full size
+TILE_BYTES_PER_PIXEL = 8  # of a TIFF's tile, which is decoded whole, however small the image is
+START_OF_SCAN = b"\xda"
+BARE_MARKERS = bytes((0x00, 0x01, *range(0xD0, 0xD9), 0xFF))  # of a JPEG; all others begin a segment
+MAX_MARKER_BYTES = 10_000  # that are read to find a JPEG's first scan; then it counts as one of several
+MAX_READS = 1_000_000  # of a file; Pillow reads heads byte by byte, and 20 MB of them took 27 s
 
 # Pillow's own for thumbnails: an image is reduced by whole factors, without a filter, to no less than twice the size
 # that is wanted. The preprocessor scales the rest with its filter.
@@ -53,11 +60,11 @@ def decoded(
         with _opened(io.BytesIO(data)) as opened:
             _check_pixels(opened, settings.max_pixels)
             _check_shape(opened, settings)
-            coefficients = _coefficient_bytes(opened)
+            extra = _extra_bytes(opened)
             factor = _reduce(opened, side)
             width, height = _reduced(opened.size, factor)
             num_bytes = opened.width * opened.height * DECODED_BYTES_PER_PIXEL + width * height * RGB_BYTES_PER_PIXEL
-            held.enter_context(budget.lease(max(num_bytes, _decoder_bytes(opened) + coefficients), check))
+            held.enter_context(budget.lease(max(num_bytes, _decoder_bytes(opened) + extra), check))
             image = _to_rgb(opened, factor)
         del opened  # WebP's decoder keeps pixels
         held.callback(image.close)  # before the share is returned, although the caller still has the image
@@ -75,12 +82,12 @@ def scale_down(file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget,
         num_pixels = min(settings.scaled_pixels, settings.max_pixels, int(settings.max_bytes / PNG_BYTES_PER_PIXEL))
         ratio = math.sqrt(num_pixels / (image.width * image.height))
         size = (max(int(image.width * ratio), 1), max(int(image.height * ratio), 1))
-        coefficients = _coefficient_bytes(image)
+        extra = _extra_bytes(image)
         if ratio < 1:
             image.draft(None, size)  # only JPEG's decoder can scale
         _check_pixels(image, settings.large_pixels)
         num_bytes = image.width * image.height * DECODED_BYTES_PER_PIXEL * (2 if image.has_transparency_data else 1)
-        with budget.lease(max(num_bytes, _decoder_bytes(image) + coefficients), check):
+        with budget.lease(max(num_bytes, _decoder_bytes(image) + extra), check):
             return _scaled(image, size if ratio < 1 else image.size)
 
 
@@ -108,26 +115,68 @@ def _reduce(image: Image.Image, side: int | None) -> int:
 
 
 def _decoder_bytes(image: Image.Image) -> int:
-    """Return the most memory that it takes to decode the image, without a progressive JPEG's coefficients."""
+    """Return the most memory that it takes to decode the image, without `_extra_bytes`."""
     return image.width * image.height * DECODER_BYTES_PER_PIXEL.get(image.format or "", DECODED_BYTES_PER_PIXEL)
 
 
-def _coefficient_bytes(image: Image.Image) -> int:
-    """Return the memory of a progressive JPEG's coefficients. Call it before `draft`, which does not reduce them."""
-    if image.format != "JPEG" or not image.info.get("progressive"):
-        return 0
-    return image.width * image.height * len(image.getbands()) * COEFFICIENT_BYTES
+def _extra_bytes(image: Image.Image) -> int:
+    """Return the memory of a JPEG's coefficients or of a TIFF's tile. Call it before `draft`, which reduces neither."""
+    if isinstance(image, TiffImageFile):
+        return int(image.tag_v2.get(TILEWIDTH, 0) * image.tag_v2.get(TILELENGTH, 0)) * TILE_BYTES_PER_PIXEL
+    num_bands = len(image.getbands())
+    if isinstance(image, JpegImageFile):
+        file = cast(BinaryIO, image.fp)
+        if image.info.get("progressive") or _first_scan(file) < num_bands:
+            return image.width * image.height * num_bands * COEFFICIENT_BYTES
+    return 0
+
+
+def _first_scan(file: BinaryIO) -> int:
+    """Return how many of a JPEG's components its first scan has, 0 if it is not found.
+
+    The decoder keeps the coefficients of these until it has the others.
+    """
+    file.seek(0)
+    is_marker = False
+    for _ in range(MAX_MARKER_BYTES):
+        byte = file.read(1)
+        if not is_marker or byte in BARE_MARKERS:
+            is_marker = byte == b"\xff"
+            continue
+        length = int.from_bytes(file.read(2))
+        if byte == START_OF_SCAN:
+            return int.from_bytes(file.read(1))
+        file.seek(length - 2, io.SEEK_CUR)
+        is_marker = False
+    return 0
 
 
 def _reduced(size: tuple[int, int], factor: int) -> tuple[int, int]:
     return math.ceil(size[0] / factor), math.ceil(size[1] / factor)
 
 
+class _LimitedReads:
+    """A file that raises ValueError after MAX_READS reads."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = MAX_READS
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("the file has too many parts")
+        return self._file.read(size)
+
+
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     """Open an image and translate the errors of its decoder."""
     try:
-        with Image.open(file, formats=FORMATS) as image:
+        with Image.open(cast(BinaryIO, _LimitedReads(file)), formats=FORMATS) as image:
             try:
                 yield image
             finally:
@@ -170,7 +219,11 @@ def _to_rgb(image: Image.Image, factor: int = 1) -> Image.Image:
 
 def _strip_to_rgb(strip: Image.Image) -> Image.Image:
     if strip.mode.startswith("I"):  # 16-bit greys, which a plain conversion would cut off at 255
-        strip = strip.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+        deep, clear = strip.convert("I"), strip.info.get("transparency")
+        strip = deep.point(lambda value: value * (1 / 256)).convert("L")
+        if clear is not None:  # a grey of 16 bits
+            del strip.info["transparency"]
+            strip.putalpha(deep.point([0 if value == clear else 255 for value in range(1 << 16)], "L"))
     if strip.has_transparency_data:
         with_alpha = strip if strip.mode == "RGBA" else strip.convert("RGBA")
         least, most = cast(tuple[int, int], with_alpha.getchannel("A").getextrema())

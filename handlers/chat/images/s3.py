@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from handlers.chat.checks import check_unicode
 from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.images.image_decoding import scale_down
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, OutOfDisk
@@ -56,6 +57,7 @@ class S3Images:
         bucket, _, key = url[len("s3://") :].partition("/")
         if not bucket or not key:
             raise ImageUrlForbidden("an image address in S3 must be s3://bucket/key")
+        check_unicode(key, "the key of an image in S3", None)
         if not f"{bucket}/{key}".startswith(self._allowed):
             raise ImageUrlForbidden(
                 f"this worker reads no such images from the bucket {bucket[:63]!r}; "

@@ -52,10 +52,15 @@ def _tag(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"
 
 
+def _fail_unless_removed(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _walk(folder: Path, max_files: int) -> list[SourceFile]:
     """List a folder's files without hidden ones, which editors and unfinished copies leave."""
     files: list[SourceFile] = []
-    for base, folders, names in os.walk(folder):
+    for base, folders, names in os.walk(folder, onerror=_fail_unless_removed):
         folders[:] = [each for each in folders if not each.startswith(".")]
         for name in names:
             if not name.startswith("."):

@@ -28,7 +28,7 @@ class GivenSource:
                 raise ModelUnknown("the url must be a path below one of the directories in handler.many.url_roots")
             if not path.exists():
                 raise ModelUnknown("there is nothing at the url")
-        except (OSError, ValueError) as exc:  # a name that no file can have, or a folder that may not be read
+        except (OSError, ValueError, RuntimeError) as exc:  # no file's name, an unreadable folder, a link to itself
             raise ModelUnknown("the url is not a path that can be read") from exc
         if len(self._given) >= MAX_GIVEN and name not in self._given:
             raise ModelUnknown(f"{MAX_GIVEN} models have been given by url; unload some")

@@ -78,7 +78,7 @@ def read_pooling(folder: Path) -> Pooling:
     modes: tuple[str, ...] = ("mean_tokens",)
     if "Pooling" in kinds:
         path = kinds["Pooling"]
-        if Path(path).name != path:
+        if Path(path).name != path or path in ("", ".."):
             raise ModelBroken(f"{MODULES} names a folder outside the model's")
         modes = _read_modes(read_json(folder, f"{path}/config.json"))
     own = folder / "sentence_bert_config.json"

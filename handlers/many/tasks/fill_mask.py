@@ -12,6 +12,7 @@ from handlers.many.compute import TaskRow
 from handlers.many.request import Parameters, TaskRequest, check_text, texts_of
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
+from handlers.models.tokenizer import check_known
 from handlers.requests.reply import PendingReply
 
 PARAMETERS: Parameters = {"top_k": int, "targets": (str, list), "truncation": bool}
@@ -82,6 +83,7 @@ class FillMask(TextTask):
                 pieces = self.shared.encode(word, add_special_tokens=False)["input_ids"]
                 known = pieces[0] if pieces else None
             if known is not None:
+                check_known([known], self.num_tokens, self.tokenizer)
                 ids.add(known)
         if words and not ids:
             raise InvalidRequest("none of 'targets' is in this model's vocabulary", param="targets")

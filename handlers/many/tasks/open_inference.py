@@ -188,9 +188,20 @@ def read_tensor(given: Any) -> tuple[str, Tensor]:
     if not all(type(value) in allowed for value in values):
         raise InvalidRequest(f"the data of {name[:100]!r} must be of type {given['datatype']}", param="inputs")
     try:
-        return name, torch.tensor(values, dtype=dtype).reshape(shape)
+        tensor = torch.tensor(values, dtype=dtype).reshape(shape)
+        _check_range(values, tensor)
     except (RuntimeError, OverflowError, ValueError, TypeError) as exc:
         raise InvalidRequest(f"a value of {name[:100]!r} is out of range", param="inputs") from exc
+    return name, tensor
+
+
+def _check_range(values: list[Any], tensor: Tensor) -> None:
+    """Raise ValueError for numbers that torch has changed: negative ones, or those that have become infinite."""
+    if tensor.dtype is torch.uint8 and min(values, default=0) < 0:
+        raise ValueError("negative")
+    num_infinite = int(tensor.isinf().sum()) if tensor.is_floating_point() else 0
+    if num_infinite and num_infinite != sum(map(math.isinf, values)):
+        raise ValueError("too large")
 
 
 def _read_raw(name: str, data: memoryview, dtype: torch.dtype, shape: list[int]) -> Tensor:

@@ -55,7 +55,7 @@ class TextTask:
         self.settings = settings
         self._max_answer_bytes = max_answer_bytes
         self.max_tokens = max_tokens or find_max_tokens(model, self.tokenizer)
-        self._num_tokens = getattr(model.config, "vocab_size", None) or math.inf
+        self.num_tokens = getattr(model.config, "vocab_size", None) or math.inf
         self._read_by_model = set(inspect.signature(model.forward).parameters)
         known = {getattr(model.config, "pad_token_id", None), self.tokenizer.pad_token_id} - {None}
         # Some models find a text's end by its padding: if model and tokenizer disagree on it, nothing is padded.
@@ -112,8 +112,10 @@ class TextTask:
             )
 
     def as_input(self, encoded: Any) -> Input:
-        """Select what the model reads of an encoding. Raises InvalidRequest for a token that it does not have."""
-        check_known(encoded["input_ids"], self._num_tokens, self.tokenizer)
+        """Select what the model reads of an encoding. Raises InvalidRequest if it has no tokens, or unknown ones."""
+        if not encoded["input_ids"]:
+            raise InvalidRequest("a text has no tokens: it is empty, or has only ignored characters", param="inputs")
+        check_known(encoded["input_ids"], self.num_tokens, self.tokenizer)
         own = {name: encoded[name] for name in self._padding if name in encoded and name in self._read_by_model}
         alone = None if self._can_pad else object()  # a kind that no other row shares
         return Input(own, len(own["input_ids"]), alone)

@@ -64,10 +64,13 @@ def read_config(folder: Path) -> TritonConfig:
         file = _single(fields, "default_model_filename", MODEL)
         if Path(file).name != file:
             raise ValueError("default_model_filename must be a file's plain name")
+        max_batch_size = _single(fields, "max_batch_size", 0)
+        if max_batch_size < 0:
+            raise ValueError("max_batch_size must not be negative")
         return TritonConfig(
             inputs=_in_order(tuple(_spec(each) for each in fields.get("input", []))),
             outputs=_in_order(tuple(_spec(each) for each in fields.get("output", []))),
-            max_batch_size=_single(fields, "max_batch_size", 0),
+            max_batch_size=max_batch_size,
             file=file,
         )
     except (ValueError, TypeError, OSError) as exc:
@@ -183,7 +186,7 @@ class TritonTask:
 
     def run(self, rows: Sequence[TaskRow]) -> Sequence[Any]:
         """Return the outputs of each row, a list of tensors on the CPU."""
-        limit = self._config.max_batch_size
+        limit = self._config.max_batch_size if self._config.inputs else 0  # others may have no batch
         outputs: list[Any] = []
         waiting = list(rows)
         while waiting:

@@ -302,6 +302,28 @@ def test_weights_are_counted_in_the_type_they_are_loaded_as(tmp_path: Path) -> N
     assert weight_bytes(tmp_path, torch.float32) == 4 * 22 + 16
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[]",
+        '{"a": 1}',
+        '{"a": {}}',
+        '{"a": {"dtype": [], "shape": [1]}}',
+        '{"a": {"dtype": "F32", "shape": ["x"]}}',
+        '{"a": {"dtype": "F32", "shape": null}}',
+        '{"a": {"dtype": "F32", "shape": [-1]}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_header_is_named(header: str, tmp_path: Path) -> None:
+    """The error of a damaged weight file has its name."""
+    content = header.encode()
+    (tmp_path / "model.safetensors").write_bytes(len(content).to_bytes(8, "little") + content)
+
+    with pytest.raises(SettingsError, match=r"model\.safetensors is not a safetensors file"):
+        weight_bytes(tmp_path, None)
+
+
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_copies_of_the_weights_are_not_counted(is_sharded: bool, tmp_path: Path) -> None:
     """Transformers reads one of several forms, so a checkpoint with copies fits where one without them does."""

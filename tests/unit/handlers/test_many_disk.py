@@ -1,5 +1,6 @@
 """Sources of models and their unpacked folders: the same for a directory and for S3."""
 
+import errno
 import io
 import os
 import shutil
@@ -16,6 +17,7 @@ from handlers.errors import LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, 
 from handlers.many.model import LoadProgress
 from handlers.many.residency.disk_cache import PARTIAL, DiskCache, take_home
 from handlers.many.residency.download import Downloader
+from handlers.many.sources.directory import find_in
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import identify_source, open_source
 from handlers.many.sources.s3 import open_s3
@@ -431,6 +433,7 @@ def test_models_given_by_url_lie_below_a_root(directory: Place, tmp_path: Path) 
     (root / "hash" / "model").mkdir(parents=True)
     (root / "hash" / "model" / "config.json").write_text("{}")
     (root / "link").symlink_to("/etc")
+    (root / "loop").symlink_to("loop")
     source = GivenSource(directory.find, [str(root)], 100)
 
     source.give("0a1b", f"file://{root}/hash/model")
@@ -439,11 +442,37 @@ def test_models_given_by_url_lie_below_a_root(directory: Place, tmp_path: Path) 
 
     assert found.folder == root / "hash" / "model"
     outside = ("/etc", f"{root}/../models", f"{root}/link", "s3://bucket/x", "http://host/x")
-    for url in (*outside, f"{root}/missing", f"{root}/\0", f"{root}/\ud800", f"{root}/{'a' * 300}"):
+    for url in (
+        *outside,
+        f"{root}/missing",
+        f"{root}/loop",
+        f"{root}/loop/x",
+        f"{root}/\0",
+        f"{root}/\ud800",
+        f"{root}/{'a' * 300}",
+    ):
         with pytest.raises(ModelUnknown):
             source.give("0a1b", url)
     with pytest.raises(ModelUnknown):
         source.find("0a1b")
+
+
+def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a model is not taken for the whole when a mounted folder fails; a folder that is gone is not missed."""
+    (tmp_path / "m" / "1_Pooling").mkdir(parents=True)
+    (tmp_path / "m" / "config.json").write_text("{}")
+    list_folder, error = os.scandir, OSError(errno.EIO, "Input/output error")
+
+    def fail(path: Any) -> Any:
+        if str(path).endswith("1_Pooling"):
+            raise error
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(SourceUnavailable, match="Input/output error"):
+        find_in(tmp_path / "m", "m", 100)
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    assert [file.path for file in find_in(tmp_path / "m", "m", 100).files] == ["config.json"]
 
 
 def test_a_source_that_is_none_is_a_wrong_setting(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def test_files_come_out_as_they_went_in(into: Path) -> None:
         (("config.json", b"again"), "twice"),
         (("config.json/x", b"again"), "both a file and a folder"),
         ((".", b"x"), "both a file and a folder"),
+        (("a" * 256, b"x"), "not a path below"),
+        (("a" * 256 + "/b", b"x"), "not a path below"),
     ],
 )
 def test_what_is_no_file_below_the_top_is_refused(into: Path, member: Member, reason: str) -> None:
@@ -117,6 +119,16 @@ def test_a_header_that_would_fill_the_memory_is_refused(into: Path) -> None:
 
     with pytest.raises(ModelBroken, match="header"):
         unpack(gzip.compress(info.tobuf()), into)
+
+
+def test_headers_before_headers_are_refused(into: Path) -> None:
+    """Python reads a header that follows a member's longer name by recursion."""
+    info = special("././@LongLink", tarfile.GNUTYPE_LONGNAME)
+    info.size = 4
+    chain = (info.tobuf() + b"abc".ljust(512, b"\0")) * 2000
+
+    with pytest.raises(ModelBroken, match="damaged"):
+        unpack(gzip.compress(chain + special("x", tarfile.REGTYPE).tobuf() + bytes(1024)), into)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +243,19 @@ def test_a_mar_that_lies_or_is_damaged_is_told_with_its_reason(tmp_path: Path, i
         (tmp_path / "x.mar").write_bytes(content)
         with pytest.raises(HandlerError, match=r"damaged|larger than any"):
             unpack_zip(tmp_path / "x.mar", into, ManySettings(), lambda num_bytes: None, LoadProgress())
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_damaged_bytes_of_each_method_are_told(method: int, tmp_path: Path, into: Path) -> None:
+    """Each method of a zip has errors of its own."""
+    with zipfile.ZipFile(tmp_path / "x.mar", "w", method) as bundle:
+        bundle.writestr("config.json", os.urandom(1000))
+    content = bytearray((tmp_path / "x.mar").read_bytes())
+    content[60:400] = bytes(340)
+    (tmp_path / "x.mar").write_bytes(content)
+
+    with pytest.raises(ModelBroken, match="damaged"):
+        unpack_zip(tmp_path / "x.mar", into, ManySettings(), lambda num_bytes: None, LoadProgress())
 
 
 @pytest.mark.parametrize(

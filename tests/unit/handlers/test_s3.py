@@ -31,6 +31,18 @@ def test_a_replaced_object_is_not_read_even_if_the_store_ignores_the_condition()
     assert client.body.closed
 
 
+def test_an_object_is_not_read_beyond_its_size() -> None:
+    """A store that sends more than it has announced cannot fill the memory, nor repeat a part after a broken read."""
+    client = Client('"tag"', bytes(3 << 20))
+    pieces = read_object(client, PLACE, '"tag"', 1 << 20, lambda: None)
+
+    assert next(pieces) == bytes(1 << 20)
+    with pytest.raises(S3Error) as caught:
+        next(pieces)
+    assert caught.value.is_precondition
+    assert client.body.closed
+
+
 def test_a_reader_that_is_closed_early_gives_the_connection_back() -> None:
     client = Client('"tag"', bytes(3 << 20))
     reader = PieceReader(read_object(client, PLACE, '"tag"', 3 << 20, lambda: None))

@@ -18,7 +18,15 @@ from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.images.image_decoding import FORMATS, decoded, scale_down
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.s3 import Transfer
-from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
+from handlers.errors import (
+    ClientGone,
+    ImageTooLarge,
+    ImageUnreachable,
+    ImageUrlForbidden,
+    InvalidRequest,
+    NotAnImage,
+    OutOfDisk,
+)
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings
 from tests.servers import S3Server
@@ -219,6 +227,8 @@ def test_only_allowed_places_are_read(bucket: Any) -> None:
             read(narrow, refused)
     with pytest.raises(ImageUrlForbidden, match="allowed_buckets"):
         read(intake(allowed_buckets=()), URL)
+    with pytest.raises(InvalidRequest, match="valid Unicode"):
+        read(narrow, f"s3://{BUCKET}/open/\ud800.png")
 
 
 def test_what_cannot_be_read_is_told(door: ImageLoader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,11 @@ def test_serving_properties_are_understood(tmp_path: Path) -> None:
     assert found.engine.max_rows == 16
 
 
+def test_the_first_line_counts_behind_a_byte_order_mark(tmp_path: Path) -> None:
+    """Some editors begin a file with a byte order mark."""
+    assert settings({}, properties(tmp_path, "\ufeffoption.model_id=/models/x")).model.path == "/models/x"
+
+
 def test_options_of_the_environment_are_understood() -> None:
     """LMI's environment variables are accepted."""
     found = settings({"OPTION_MODEL_ID": "/opt/weights", "OPTION_MAX_ROLLING_BATCH_SIZE": "8"})

@@ -281,6 +281,12 @@ TWO_CALLS = (
 )
 
 
+# JSON that Python refuses, and strings with half a surrogate pair, which no answer can have.
+BAD_ESCAPE = r'<tool_call>{"name": "a\q", "arguments": {"b": 1}}</tool_call>'
+HALF_NAME = r'<tool_call>{"name": "a\ud800", "arguments": {}}</tool_call>'
+HALF_VALUE = r'<tool_call>{"arguments": {"b": "\ud800"}, "name": "f"}</tool_call>'
+
+
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
@@ -291,6 +297,10 @@ TWO_CALLS = (
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"nam', '<tool_call>{"nam', []),
         ("almost <tool_ca", "almost <tool_ca", []),
+        ('<tool_call>{"parameters": {"z": 1}, "name": "f"}</tool_call>', "", [("f", '{"z": 1}')]),
+        (BAD_ESCAPE, BAD_ESCAPE, []),
+        (HALF_NAME, HALF_NAME, []),
+        (HALF_VALUE, HALF_VALUE, []),
     ],
 )
 @settings(max_examples=30, deadline=None)

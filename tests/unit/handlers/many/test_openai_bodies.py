@@ -106,6 +106,7 @@ def test_rerank_uses_a_cross_encoders_score() -> None:
         ({"input": ["a"] * 257}, EMBEDDINGS, "input"),
         ({"query": "a", "documents": None}, EMBEDDINGS, "documents"),
         ({"query": "a", "documents": ["b"] * 257}, EMBEDDINGS, "documents"),
+        ({"query": "a", "documents": ["b"] * 256}, EMBEDDINGS, "documents"),
         ({"input": "a", "dimensions": 0}, EMBEDDINGS, "dimensions"),
         ({"input": "a", "dimensions": True}, EMBEDDINGS, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, EMBEDDINGS, "encoding_format"),

@@ -302,6 +302,18 @@ def test_modules_that_are_not_known_are_refused(tmp_path: Path, load: Load) -> N
         load(tmp_path)
 
 
+@pytest.mark.parametrize("path", ["..", "", "a/b", "/tmp"])
+def test_a_pooling_outside_the_model_is_refused(path: str, tmp_path: Path, load: Load) -> None:
+    """Only a folder inside the model's own is read."""
+    folder = save_checkpoint(tmp_path / "model", "BertModel")
+    (tmp_path / "config.json").write_text('{"pooling_mode": "cls"}')
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": path}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+    with pytest.raises(ModelBroken, match="names a folder outside"):
+        load(folder)
+
+
 @pytest.mark.parametrize("architecture", ["BertForQuestionAnswering", "DistilBertForQuestionAnswering"])
 def test_questions_are_answered_with_the_best_span(architecture: str, tmp_path: Path, load: Load) -> None:
     """The answer is the best of all spans of the text, compared by brute force."""
@@ -563,6 +575,35 @@ def test_a_task_of_texts_refuses_models_that_take_images(config: Any, inputs: st
 
     with pytest.raises(ModelBroken, match=f"feature-extraction, .* take {inputs}$"):
         load(tmp_path)
+
+
+def test_a_target_that_the_model_does_not_know_is_refused(tmp_path: Path, load: Load) -> None:
+    """A tokenizer may have tokens that the model lacks."""
+    save_checkpoint(tmp_path, "BertForMaskedLM")
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(tmp_path)
+
+    status, message = error(load(tmp_path), {"inputs": "a [MASK]", "parameters": {"targets": ["cat", "zebra"]}})
+
+    assert status == 400
+    assert message == "the tokenizer has a token 'zebra', which the model does not know: leave it out"
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "GPT2ForSequenceClassification"])
+def test_a_text_without_tokens_is_refused(architecture: str, tmp_path: Path, load: Load) -> None:
+    """Some tokenizers add no special tokens, so an empty text has no token at all."""
+    save_checkpoint(tmp_path, architecture)
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**described, "post_processor": None}))
+    model = load(tmp_path)
+
+    for inputs in ("", ["cat", ""], "\u200b"):
+        assert error(model, {"inputs": inputs}) == (
+            400,
+            "a text has no tokens: it is empty, or has only ignored characters",
+        )
+    assert ask(model, "cat")
 
 
 @pytest.mark.parametrize("architecture", ["BertModel", "BertForQuestionAnswering"])

@@ -1,6 +1,7 @@
 """Triton's layout: its configuration, its TorchScript, its requests."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,16 @@ def test_a_lone_torchscript_file_is_a_model_too(folder: Path, tmp_path: Path) ->
         answer(task, {"inputs": [tensor("x", [3]), tensor("y", [1])], "outputs": [{"name": "SUM__0"}]})
 
 
+def test_inputs_that_the_configuration_leaves_out_have_no_batch(folder: Path) -> None:
+    """A configuration with max_batch_size may say nothing of its inputs, which may be scalars then."""
+    (folder / "config.pbtxt").write_text('backend: "pytorch" max_batch_size: 4')
+    task = TritonTask.load(folder, CPU, is_allowed=True)
+
+    (found,) = answer(task, {"inputs": [tensor("x", [3], shape=[]), tensor("y", [1], shape=[])]})
+
+    assert found["outputs"][0]["data"] == [4]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -135,6 +146,7 @@ def test_a_lone_torchscript_file_is_a_model_too(folder: Path, tmp_path: Path) ->
         ('backend: "pytorch" input { name: "a" data_type: TYPE_STRING dims: 1 }', "TYPE_STRING"),
         ('backend: "pytorch" input { name: "a" data_type: TYPE_FP32 dims: 0 }', "dims"),
         ('backend: "pytorch" default_model_filename: "../x"', "plain name"),
+        ('backend: "pytorch" max_batch_size: -1', "max_batch_size"),
         ("input {", "line 1"),
         ("input: [ 1 2 ]", "comma"),
         ("name 5", "value is missing"),
@@ -191,6 +203,10 @@ def test_lines_of_hashes_are_read_once() -> None:
         tensor("a", [1], datatype="BOOL"),
         tensor("a", [300], datatype="UINT8"),
         tensor("a", [10**30], datatype="INT64"),
+        tensor("a", [-1], datatype="UINT8"),
+        tensor("a", [1e6], datatype="FP16"),
+        tensor("a", [math.inf, 1e39], datatype="FP32", shape=[2]),
+        tensor("a", [10**400], datatype="FP64"),
     ],
 )
 def test_a_tensor_that_is_not_what_it_says_is_refused(given: Any) -> None:
