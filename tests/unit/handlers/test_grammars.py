@@ -569,13 +569,3 @@ def test_wrong_formats_name_their_field(client: Any, format: Any, param: str) ->
 
     assert (answer.status, answer.error) == (400, "InvalidRequest")
     assert answer.json["error"]["param"] == param
-
-
-def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
-    """The parser of bodies accepts a schema that is too deep for the functions that write it."""
-    schema: dict[str, Any] = {}
-    for _ in range(1000):
-        schema = {"items": schema}
-
-    with pytest.raises(InvalidRequest, match="schema is nested too deeply"):
-        read_schema(schema, "schema")
