@@ -72,7 +72,9 @@ def test_a_flood_of_messages_is_not_read(attacked: Fleet, gpt: openai.OpenAI) ->
         with pytest.raises(TimeoutError):  # all buffers on the way are full
             client.socket.sendall(masked(message) * 2_000)
         assert psutil.Process(attacked.process.pid).memory_info().rss - memory < 32 << 20
-        assert count(attacked, "turns", "in_progress") == 1
+        running = [count(attacked, "turns", "in_progress") for _ in range(5)]
+        assert max(running) <= 1
+        wait_until(lambda: count(attacked, "turns", "in_progress") == 1, "a turn runs; none did between two of them")
         answer = gpt.responses.create(model="llava", input="What is this?", max_output_tokens=2)
         assert answer.status == "incomplete"
         client.socket.shutdown(socket.SHUT_RDWR)

@@ -10,6 +10,8 @@ Schema = dict[str, Any]
 
 EMPTY: Schema = {}
 JSON_VALUE: Schema = {"description": "Any JSON value: the model's own form."}
+# Without a type: readers of the document differ in whether a schema describes the stream or each of its events.
+EVENTS: Schema = {"description": "Server-sent events."}
 ANY_FORM: Schema = {"description": "The model's own form."}
 TEXT: Schema = {"type": "string"}
 TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]}

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from torchmoor.proxy.api.reference.common_schemas import EMPTY, JSON_VALUE, TEXT, Schema
+from torchmoor.proxy.api.reference.common_schemas import EMPTY, EVENTS, JSON_VALUE, TEXT, Schema
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -22,7 +22,8 @@ class Body:
 
     def schemas(self) -> dict[str, dict[str, Any]]:
         """Return the schema of each media type."""
-        return {**dict.fromkeys(self.types, self.schema), **dict.fromkeys(self.texts, TEXT)}
+        texts = {name: EVENTS if name == EVENT_STREAM else TEXT for name in self.texts}
+        return {**dict.fromkeys(self.types, self.schema), **texts}
 
 
 ANY_BODY = Body(schema=JSON_VALUE)

@@ -23,8 +23,9 @@ GENERATE = record(
     ),
 )
 GENERATED = record(("generated_text",), generated_text=TEXT, details={"type": "object"})
-# Without a type: readers of the document differ in whether a schema describes the stream or each of its events.
-EVENTS: Schema = {"description": "Server-sent events `data:{token, generated_text, details}`."}
+EVENTS: Schema = {
+    "description": "Server-sent events `data:{token, generated_text, details}`."
+}  # see common_schemas.EVENTS
 INFO = record(("model_id", "router", "version"), model_id=TEXT, router=TEXT, version=TEXT)
 ERROR: Schema = {
     "anyOf": [
