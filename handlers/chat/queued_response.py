@@ -65,7 +65,9 @@ class QueuedResponse:
 
     def stop_if_ended(self) -> None:
         """Stop its turns if the response has ended. Called when it ends, and when a turn is in the session's queue."""
-        for turn in tuple(self.turns) if self.ended is not None else ():  # another thread may end one
+        if self.ended is None:
+            return
+        for turn in tuple(self.turns):  # another thread may end one
             turn.stop(ResponseCancelled("this response was cancelled"))
 
     def raise_if_changed(self) -> None:

@@ -108,9 +108,7 @@ class Sampler:
         if params.logit_bias:
             tokens, amounts = zip(*params.logit_bias, strict=True)
             self._bias = torch.tensor(tokens, device=device), torch.tensor(amounts, device=device)
-        self._num_endless = max(
-            0, (params.min_tokens or 0) - len(answer)
-        )  # number of next tokens that must not be end tokens
+        self._num_endless = max(0, (params.min_tokens or 0) - len(answer))  # next tokens, none of which may be an end
         end_ids = sorted(eos_token_ids) if self._num_endless else []
         self._end_ids = torch.tensor(end_ids, dtype=torch.int64, device=device)
         self.grammar = None if params.grammar is None else params.grammar.begin(answer)
