@@ -23,10 +23,10 @@ import aiohttp
 
 from torchmoor.config.health import HealthSettings
 from torchmoor.fleet.worker_probe import WorkerProbe
-from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import BackgroundTasks, cancel_all
+from torchmoor.wire.connection_errors import is_shortage
 
 logger = logging.getLogger(__name__)
 
