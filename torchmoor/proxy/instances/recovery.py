@@ -18,6 +18,7 @@ from torchmoor.config.health import RecoverySettings
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.wire.last_kept import LastKept
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Recovery:
         self._clock = clock
         self._known: dict[str, Instance] = {}
         # Names, because an instance that restarts becomes a new object; the one that failed last is the last.
-        self._have_failed: dict[str, None] = {}
+        self._have_failed: LastKept[str, None] = LastKept(MAX_FAILED)
         self._back_since: dict[str, float] = {}
         for instance in registry.instances():
             self._on_change(instance)
@@ -114,7 +115,7 @@ class Recovery:
             if instance.state is InstanceState.DRAINING:  # removed on purpose: the next of its name is new
                 self._have_failed.pop(name, None)
             else:
-                self._note_failure(name)
+                self._have_failed.keep(name, None)
             return
         if self._known.get(name) is not instance:
             self._known[name] = instance
@@ -124,15 +125,9 @@ class Recovery:
                 del self._have_failed[name]
                 self._begin_slow_start(instance)
         elif instance.state is not InstanceState.STARTING:
-            self._note_failure(name)
+            self._have_failed.keep(name, None)
             self._back_since.pop(name, None)
             instance.breaker = Breaker(self._settings)
-
-    def _note_failure(self, name: str) -> None:
-        self._have_failed.pop(name, None)
-        self._have_failed[name] = None
-        if len(self._have_failed) > MAX_FAILED:
-            del self._have_failed[next(iter(self._have_failed))]
 
 
 def share_after(elapsed_s: float, settings: RecoverySettings) -> float:
