@@ -13,7 +13,7 @@ class StopCutter:
     It holds back text that may be the beginning of a stop sequence.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str]) -> None:
         self._stop = [sequence for sequence in stop if sequence]
         self._held = ""
         self.is_over = False

@@ -127,14 +127,14 @@ class HealthChecker:
         began = asyncio.get_running_loop().time()
         try:
             is_ready = await self.ask(instance)
-            if is_ready and self._registry.find(instance.name) is instance:
+            if is_ready and self._registry.has(instance):
                 is_ready = await self._ask_worker(instance)
         except OSError as error:  # a shortage of descriptors, which says nothing about the instance
             logger.warning("probe not sent instance=%s error=%s", instance.name, error)
             return
         finally:
             self._probing.discard(instance.name)
-        if self._registry.find(instance.name) is not instance:
+        if not self._registry.has(instance):
             return
         if is_ready is None:
             self._look_for_delay()

@@ -66,7 +66,7 @@ class MovedSessions:
 
     def _on_change(self, instance: Instance) -> None:
         """Send the waiting closes when their instance answers again; drop them if it is removed."""
-        is_known = self._registry.find(instance.name) is instance
+        is_known = self._registry.has(instance)
         if is_known and instance.state not in SERVING:
             return
         ids = self._unsent.pop(instance.name, [])

@@ -49,7 +49,7 @@ class Recovery:
 
     def restore(self, instance: Instance) -> None:
         """Close the breaker because the instance, or another process's breaker, shows that it answers again."""
-        if self._is_gone(instance):
+        if not self._registry.has(instance):
             return
         was_open = instance.breaker.state is not BreakerState.CLOSED
         instance.breaker.on_success()
@@ -60,7 +60,7 @@ class Recovery:
 
     def on_failed(self, instance: Instance) -> None:
         """Count a request that the instance lost or did not answer in time."""
-        if self._is_gone(instance):
+        if not self._registry.has(instance):
             return
         breaker = instance.breaker
         was_open = breaker.state is BreakerState.OPEN
@@ -73,10 +73,6 @@ class Recovery:
         """Open the breaker because another process's has opened."""
         instance.breaker.open(self._clock())
         self._registry.refresh(instance)
-
-    def _is_gone(self, instance: Instance) -> bool:
-        """Return whether a late result is of an instance that was removed; another one may have its name."""
-        return self._registry.find(instance.name) is not instance
 
     def _can_do_without(self, instance: Instance) -> bool:
         members = [m for m in self._registry.variant_of(instance).pool.members if m.state is InstanceState.READY]
@@ -108,7 +104,7 @@ class Recovery:
     def _on_change(self, instance: Instance) -> None:
         """React to an instance that came, went or changed its state."""
         name = instance.name
-        if self._is_gone(instance):
+        if not self._registry.has(instance):
             if self._known.pop(name, None) is None:
                 return
             self._back_since.pop(name, None)

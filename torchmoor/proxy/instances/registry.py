@@ -256,6 +256,10 @@ class Registry:
     def find(self, name: str) -> Instance | None:
         return self._instances.get(name)
 
+    def has(self, instance: Instance) -> bool:
+        """Return False for an instance that is gone, even if another one has its name."""
+        return self._instances.get(instance.name) is instance
+
     def add(self, instance: Instance) -> None:
         """Add an instance, replacing one of the same name. Raises UnknownEndpoint, UnknownVariant."""
         endpoint = self._generations.get((instance.endpoint, instance.generation))
