@@ -74,7 +74,7 @@ def write_token(place: Any) -> str:
 
 
 def read_token(token: str) -> Any:
-    """Return the place in a list, which is unchecked; None for a text that is no token."""
+    """Return the place in a list, which is unchecked; None for any other text."""
     try:
         return json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
     except (ValueError, RecursionError):
