@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -43,3 +44,10 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def wait_at_most(timeout_s: float, event: asyncio.Event) -> None:
+    """Wait until the event is set or the time is over."""
+    with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

@@ -7,6 +7,7 @@ from typing import Any
 
 from handlers.chat.checks import is_unicode
 from handlers.models.answer_style import CALL_HEAD, AnswerStyle
+from torchmoor.wire.held_text import num_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,14 +254,6 @@ class AnswerReader:
         self._cut(at + len(end))
         self._read = self._read_content
         return True
-
-
-def num_held(text: str, mark: str) -> int:
-    """Return how many last characters of a text may be the beginning of a mark."""
-    at = text.find(mark[:1], max(0, len(text) - len(mark) + 1)) if mark else -1
-    while at >= 0 and not mark.startswith(text[at:]):
-        at = text.find(mark[0], at + 1)
-    return len(text) - at if at >= 0 else 0
 
 
 def _as_name(text: str) -> str | None:

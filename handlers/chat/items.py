@@ -193,12 +193,7 @@ def _message(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] |
             f"{where}.phase must be {' or '.join(_PHASES)}, of an assistant's message", param=f"{where}.phase"
         )
     status = _read_status(given, where)
-    content, where = given.get("content"), f"{where}.content"
-    if isinstance(content, str):
-        content = [{"type": "output_text" if role == "assistant" else "input_text", "text": content}]
-    if not isinstance(content, list) or not content:
-        raise InvalidRequest(f"{where} must be a text or a list of parts", param=where)
-    parts = [_part(part, role, f"{where}[{i}]", files) for i, part in enumerate(content)]
+    parts = _parts(given.get("content"), role, f"{where}.content", files)
     value = {"type": "message", "role": role, "status": status, "content": [shown for _, shown in parts]}
     if phase is not None:
         value["phase"] = phase
@@ -243,11 +238,8 @@ def _result(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | 
     """Read the result of a call. files: as for `_item`."""
     _check_fields(given, {"type", "id", "call_id", "output", "status"}, where)
     call_id, status = _text(given.get("call_id"), f"{where}.call_id"), _read_status(given, where)
-    output, where = given.get("output"), f"{where}.output"
-    parts = [{"type": "input_text", "text": output}] if isinstance(output, str) else output
-    if not isinstance(parts, list) or not parts:
-        raise InvalidRequest(f"{where} must be a text or a list of parts", param=where)
-    said = [_part(part, TOOL, f"{where}[{i}]", files) for i, part in enumerate(parts)]
+    output = given.get("output")
+    said = _parts(output, TOOL, f"{where}.output", files)
     shown = output if isinstance(output, str) else [part for _, part in said]
     value = {"type": "function_call_output", "status": status, "call_id": call_id, "output": shown}
     return Item(value, Message(TOOL, tuple(part for part, _ in said), call_id=call_id))
@@ -282,6 +274,17 @@ def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]], f
         if item.message.role == TOOL and item.message.call_id not in called:
             shown = item.message.call_id[:64]
             raise InvalidRequest(f"No tool call found for function call output with call_id {shown}.", param=field)
+
+
+def _parts(
+    given: Any, role: str, where: str, files: Mapping[str, KeptImage] | None
+) -> list[tuple[Part, dict[str, Any]]]:
+    """Read a text or a list of parts."""
+    if isinstance(given, str):
+        given = [{"type": "output_text" if role == "assistant" else "input_text", "text": given}]
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest(f"{where} must be a text or a list of parts", param=where)
+    return [_part(part, role, f"{where}[{i}]", files) for i, part in enumerate(given)]
 
 
 def _part(given: Any, role: str, where: str, files: Mapping[str, KeptImage] | None) -> tuple[Part, dict[str, Any]]:

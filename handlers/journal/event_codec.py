@@ -6,18 +6,17 @@ a worker of this fleet wrote it for this session.
 
 import hmac
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge, check_size
+from handlers.journal.journal import is_image_name
 from handlers.settings.journal import JournalSettings
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import find_key
 
 _KINDS = ("open", "images", "queue", "begin", "end", "turn", "update", "delete", "close")
-_IMAGE = re.compile(r"[0-9a-f]{64}")
 _EMPTY: Mapping[str, Any] = {**dict.fromkeys((each.name for each in fields(Event)), ""), "images": []}
 _SESSION = "session"  # encoded with the event: binds it to its session
 _CONTEXT = "torchmoor-event-v1"  # no message that a fleet signs for another purpose begins so
@@ -87,7 +86,7 @@ def _from_dict(value: Mapping[str, Any]) -> Event:
     if value.keys() != _EMPTY.keys():
         raise DamagedRecord("an event has unknown fields")
     images = value.pop("images")
-    if not isinstance(images, list) or not all(_is_text(each) and _IMAGE.fullmatch(each) for each in images):
+    if not isinstance(images, list) or not all(isinstance(each, str) and is_image_name(each) for each in images):
         raise DamagedRecord("an event has malformed names of images")
     if not all(_is_text(text) for text in value.values()) or value["kind"] not in _KINDS:
         raise DamagedRecord("an event has a field of another type or an unknown kind")

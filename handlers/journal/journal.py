@@ -176,6 +176,11 @@ def expiry(session_id: str) -> int:
     return int(match[1], 16)
 
 
+def needed_until(session_id: str) -> int:
+    """Return until when a store keeps the session, in seconds since 1970. Raises ValueError."""
+    return expiry(session_id) + EXPIRED_KEPT_S
+
+
 def make_listed(session_id: str, label: str) -> Listed:
     """Make the entry of a list. Raises ValueError."""
     found = read_listed(f"{session_id}.{label}")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from handlers.journal.budget import JournalUsage
-from handlers.journal.event import DamagedRecord, Event, check_size, image_hash
+from handlers.journal.event import DamagedRecord, Event, image_hash
 from handlers.journal.failures import EventsMissing
 from handlers.journal.journal import (
     ANYONE,
@@ -34,10 +34,11 @@ from handlers.journal.journal import (
     is_owner,
     is_session_id,
     make_listed,
+    needed_until,
     read_listed,
 )
 from handlers.journal.redis_images import RedisSharedImages
-from handlers.journal.redis_scripts import RedisScripts
+from handlers.journal.redis_scripts import RedisScripts, within
 from handlers.journal.stored_journal import StoredJournal
 from handlers.settings.journal import JournalSettings
 
@@ -151,7 +152,7 @@ class RedisJournal(StoredJournal):
     def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         data = self._codec.encode(event, session_id)
         keys = _keys(session_id, "events", "closed", "account")
-        said = self._scripts.run(_APPEND, keys, number, data, _needed_until(session_id), check_owner(owner))
+        said = self._scripts.run(_APPEND, keys, number, data, needed_until(session_id), check_owner(owner))
         if said == b"taken":
             raise EventTaken(f"event {number} of this session has been written already")
         if said == b"gap":
@@ -171,14 +172,14 @@ class RedisJournal(StoredJournal):
             return []
         if isinstance(found, bytes):
             return [self._codec.decode(found, session_id)]
-        return [self._codec.decode(_within(data, max_bytes), session_id) for data in found]
+        return [self._codec.decode(within(data, max_bytes), session_id) for data in found]
 
     def put_image(self, session_id: str, data: bytes, owner: str) -> str:
         name, expires_at = image_hash(data), expiry(session_id)
         self._budget.add(owner, expires_at, self._images.share(session_id, owner, name, data))
         keys = _keys(session_id, "pictures", "closed")
         try:
-            _unless_closed(self._scripts.run(_NAME_IMAGE, keys, name, owner, _needed_until(session_id)))
+            _unless_closed(self._scripts.run(_NAME_IMAGE, keys, name, owner, needed_until(session_id)))
         except JournalClosed:
             self._budget.add(owner, expires_at, -self._images.release(session_id, owner, name))
             raise
@@ -194,7 +195,7 @@ class RedisJournal(StoredJournal):
     def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
         self._budget.check_kv(owner, len(data))
         keys = _keys(session_id, "kv", "closed", "account")
-        said = self._scripts.run(_PUT_KV, keys, number, data, _needed_until(session_id))
+        said = self._scripts.run(_PUT_KV, keys, number, data, needed_until(session_id))
         if said == b"closed":
             return False
         self._budget.add_kv(owner, expiry(session_id), int(said))
@@ -202,7 +203,7 @@ class RedisJournal(StoredJournal):
 
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
         found = self._scripts.run(_READ_KV, _keys(session_id, "kv"), first, first + count - 1, max_bytes)
-        return [_within(data, max_bytes) for data in found]
+        return [within(data, max_bytes) for data in found]
 
     def close(self, session_id: str, event: Event) -> Event:
         max_bytes = self._settings.max_event_bytes
@@ -319,23 +320,12 @@ def _unseen(keys: Iterable[str], seen: set[int]) -> list[str]:
     return found
 
 
-def _needed_until(session_id: str) -> int:
-    return expiry(session_id) + EXPIRED_KEPT_S
-
-
 def _read_owner(data: bytes) -> str:
     """Decode an owner. Raises DamagedRecord."""
     owner = data.decode(errors="replace")
     if not is_owner(owner):
         raise DamagedRecord("the owner of a session has another form")
     return owner
-
-
-def _within(found: Any, max_bytes: int) -> Any:
-    """Return a reading script's result. Raises DamagedRecord if it is a size, for a value above max_bytes."""
-    if isinstance(found, int):
-        check_size(found, max_bytes)
-    return found
 
 
 def _check_expired(session_id: str, number: int) -> None:

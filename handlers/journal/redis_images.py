@@ -10,9 +10,8 @@ has not released is deleted when its session expires.
 
 from collections.abc import Iterable
 
-from handlers.journal.event import check_size
-from handlers.journal.journal import EXPIRED_KEPT_S, check_owner, expiry
-from handlers.journal.redis_scripts import RedisScripts
+from handlers.journal.journal import check_owner, needed_until
+from handlers.journal.redis_scripts import RedisScripts, within
 
 # KEYS: image, sessions. Forget sessions that have expired; delete the image after the last one.
 _RENEW = """
@@ -56,8 +55,7 @@ class RedisSharedImages:
 
     def share(self, session_id: str, owner: str, name: str, data: bytes) -> int:
         """Store an image for a session. Return the bytes that were written; 0 if the owner has the image."""
-        needed_until = expiry(session_id) + EXPIRED_KEPT_S
-        return int(self._scripts.run(_SHARE, _keys(owner, name), data, session_id, needed_until))
+        return int(self._scripts.run(_SHARE, _keys(owner, name), data, session_id, needed_until(session_id)))
 
     def release(self, session_id: str, owner: str, name: str) -> int:
         """Delete an image if no other session has it. Return the bytes that are free then."""
@@ -65,10 +63,7 @@ class RedisSharedImages:
 
     def get(self, owner: str, name: str, max_bytes: int) -> bytes | None:
         """Read an image; None if it is missing. Raises DamagedRecord."""
-        found: bytes | int | None = self._scripts.run(_GET, _keys(owner, name)[:1], max_bytes)
-        if isinstance(found, int):
-            check_size(found, max_bytes)
-            return None
+        found: bytes | None = within(self._scripts.run(_GET, _keys(owner, name)[:1], max_bytes), max_bytes)
         return found
 
     def renew(self, images: Iterable[tuple[str, str]]) -> None:

@@ -11,6 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from handlers.journal.event import check_size
 from handlers.settings.journal import JournalSettings
 from torchmoor.wire.connection_errors import failure_reason
 from torchmoor.wire.store_urls import RedisAddress
@@ -55,6 +56,13 @@ class RedisScripts:
                 pipeline.execute_command(*command)
             results: list[Any] = pipeline.execute()
             return results
+
+
+def within(found: Any, max_bytes: int) -> Any:
+    """Return a reading script's result. Raises DamagedRecord if it is a size, for a value above max_bytes."""
+    if isinstance(found, int):
+        check_size(found, max_bytes)
+    return found
 
 
 def _whole(key: str) -> str:

@@ -72,17 +72,11 @@ class AnsweringModel(ResidentModel, Protocol):
         ...
 
 
-class ModelLease:
-    """The right to use a model, which stays in its place until the release.
+class _Lease:
+    """The right to use something, which stays in its place until the release."""
 
-    found: hit (on the device), host, disk (unpacked) or cold (only in the source). load_s: how long the request waited.
-    """
-
-    def __init__(self, model: ResidentModel, on_release: Callable[[], None]) -> None:
-        self.model = model
-        self.found = "hit"
-        self.load_s = 0.0
-        self._on_release: Callable[[], None] | None = on_release
+    def __init__(self, on_release: Callable[[], None] | None) -> None:
+        self._on_release = on_release
         self._lock = threading.Lock()
 
     def release(self) -> None:
@@ -93,20 +87,27 @@ class ModelLease:
             on_release()
 
 
-class DiskLease:
-    """A model's folder on disk, which stays until the release. is_new: it was unpacked for this lease."""
+class ModelLease(_Lease):
+    """The right to use a model.
+
+    found: hit (on the device), host, disk (unpacked) or cold (only in the source). load_s: how long the request waited.
+    """
+
+    def __init__(self, model: ResidentModel, on_release: Callable[[], None]) -> None:
+        super().__init__(on_release)
+        self.model = model
+        self.found = "hit"
+        self.load_s = 0.0
+
+
+class DiskLease(_Lease):
+    """The right to use a model's folder on disk. is_new: it was unpacked for this lease."""
 
     def __init__(self, version: str, folder: Path, on_release: Callable[[], None] | None, *, is_new: bool) -> None:
+        super().__init__(on_release)
         self.version = version
         self.folder = folder
         self.is_new = is_new
-        self._on_release = on_release
-
-    def release(self) -> None:
-        """End the lease; a repetition has no effect."""
-        on_release, self._on_release = self._on_release, None
-        if on_release is not None:
-            on_release()
 
 
 class LoadProgress:

@@ -31,6 +31,7 @@ from handlers.worker.counters import Counters
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
 from torchmoor.wire.continuation import MARKING
+from torchmoor.wire.last_kept import LastKept
 from torchmoor.wire.operations import MAX_CANCELLED
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Pump:
         self._used_s = thread_time()
         self._replies: dict[str, PendingReply] = {}  # by TorchServe's id of the row
         self._operations: set[str] = set()  # ids of rows that are operations; some are answered in a later step
-        self._early: dict[str, float] = {}  # the proxy's id and when it is forgotten, oldest first
+        self._early: LastKept[str, float] = LastKept(MAX_EARLY)  # the proxy's id and when it is forgotten
         self._news = threading.Condition()
         self._next_pieces_at = 0.0  # when next pieces of streams may be sent; first and last ones do not wait
 
@@ -174,10 +175,7 @@ class Pump:
         for reply in found:
             _cancel(reply)
         for request_id in wanted - {reply.request_id for reply in found}:
-            self._early.pop(request_id, None)  # so that the newest id is the last
-            self._early[request_id] = self._clock() + EARLY_S
-        while len(self._early) > MAX_EARLY:
-            del self._early[next(iter(self._early))]
+            self._early.keep(request_id, self._clock() + EARLY_S)
         return len(found)
 
     def _wake(self) -> None:

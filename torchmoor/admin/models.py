@@ -116,7 +116,7 @@ class ModelsAdmin:
     def _expect(self, name: str, instances: list[Instance], answers: list[OperationAnswer | None]) -> None:
         """Route requests for the model to these instances before their next report names it."""
         for instance, answer in zip(instances, answers, strict=True):
-            is_still_there = self._registry.find(instance.name) is instance and instance.is_ready
+            is_still_there = self._registry.has(instance) and instance.is_ready
             if answer is None or answer.status != 200 or not is_still_there:
                 continue
             models = self._registry.variant_of(instance).models

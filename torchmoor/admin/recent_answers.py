@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from time import monotonic
 from typing import Any
 
+from torchmoor.wire.last_kept import LastKept
+
 MAX_KEPT = 16  # different queries
 
 
@@ -16,22 +18,20 @@ class RecentAnswers:
     def __init__(self, fresh_s: float) -> None:
         self._fresh_s = fresh_s
         self._lock = asyncio.Lock()
-        self._kept: dict[Hashable, tuple[float, Any]] = {}
+        self._kept: LastKept[Hashable, tuple[float, Any]] = LastKept(MAX_KEPT)
         self._num_changes = 0
 
     async def get(self, query: Hashable, find: Callable[[], Awaitable[Any]]) -> Any:
         """Return the fresh answer to a query, or call `find` for it."""
         async with self._lock:
-            known = self._kept.pop(query, None)
+            known = self._kept.get(query)
             if known is None or monotonic() - known[0] >= self._fresh_s:
                 num_changes = self._num_changes
                 answer = await find()
                 if num_changes != self._num_changes:  # possibly older than the change: not kept for later callers
                     return answer
                 known = (monotonic(), answer)
-            self._kept[query] = known
-            while len(self._kept) > MAX_KEPT:
-                del self._kept[next(iter(self._kept))]
+            self._kept.keep(query, known)
             return known[1]
 
     def forget(self) -> None:

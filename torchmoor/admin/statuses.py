@@ -75,7 +75,7 @@ class InstanceStatuses:
                 answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=TIMEOUT_S)
         finally:
             self._queries.pop(instance.name, None)
-        if self._registry.find(instance.name) is not instance:
+        if not self._registry.has(instance):
             return
         status = _read(answer)
         if status is None:
@@ -85,7 +85,7 @@ class InstanceStatuses:
 
     def _on_change(self, instance: Instance) -> None:
         """Forget an instance that is gone."""
-        if self._registry.find(instance.name) is not instance:
+        if not self._registry.has(instance):
             self._known.pop(instance.name, None)
             self._asked_at.pop(instance.name, None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
@@ -13,6 +12,7 @@ from pydantic import Field
 
 from torchmoor.bench.sample import Sample
 from torchmoor.config.group import Count, Positive, SettingsGroup
+from torchmoor.tasks import wait_at_most
 
 NOT_SENT = "not sent: too many conversations at once"
 Converse = Callable[[int, Callable[[], bool], Callable[[Sample], None]], Awaitable[None]]
@@ -110,8 +110,7 @@ class Load:
         """Sleep, or return early when the load ends."""
         if self._settings.duration_s is not None:
             at = min(at, self.outcome.began + self._settings.duration_s)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), max(0.0, at - monotonic()))
+        await wait_at_most(max(0.0, at - monotonic()), self._stopped)
 
     async def _converse(self) -> None:
         number, self._num_begun = self._num_begun, self._num_begun + 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchmoor.wire.held_text import num_held
+
 
 class StopCutter:
     """Passes text on up to the first complete stop sequence, which may span pieces.
@@ -11,7 +13,7 @@ class StopCutter:
     It holds back text that may be the beginning of a stop sequence.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str]) -> None:
         self._stop = [sequence for sequence in stop if sequence]
         self._held = ""
         self.is_over = False
@@ -25,17 +27,11 @@ class StopCutter:
         if found:
             self.is_over, self._held = True, ""
             return text[: min(found)[1]]
-        num_held = max((_overlap(text, sequence) for sequence in self._stop), default=0)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
+        end = len(text) - max((num_held(text, sequence) for sequence in self._stop), default=0)
+        self._held = text[end:]
+        return text[:end]
 
     def flush(self) -> str:
         """Return the text that was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, sequence: str) -> int:
-    """Return the length of the longest end of the text that begins the sequence."""
-    longest = min(len(text), len(sequence) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(sequence[:size])), 0)

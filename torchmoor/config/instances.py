@@ -10,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from torchmoor.config.body_heap import DEFAULT_INFLIGHT_BODY_BYTES
 from torchmoor.config.group import Count, OptionalPort, Port, Positive, SettingsGroup, Texts, refusal
+from torchmoor.wire.session_ids import is_instance_name
 
-INSTANCE_NAME = re.compile(r"(?=.{1,63}$)[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 DNS_PORT = 53
 _DNS_NAME = re.compile(
     r"(?=.{3,254}$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)+[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.?"
@@ -20,7 +20,7 @@ _DNS_NAME = re.compile(
 
 def check_instance_name(name: str) -> str:
     """Return a name that session ids can carry. Raises ValueError."""
-    if not INSTANCE_NAME.fullmatch(name):
+    if not is_instance_name(name):
         raise ValueError(f"must be of a-z, 0-9 and single hyphens, 63 at most, not {name!r}")
     return name
 

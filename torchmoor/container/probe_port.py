@@ -15,6 +15,7 @@ from collections.abc import Callable
 import aiohttp
 from aiohttp import web
 
+from torchmoor.proxy.instances.handler_operations import read_at_most
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 
@@ -89,14 +90,10 @@ class ProbePort:
         assert self._client is not None
         try:
             async with self._client.get(url) as answer:
-                page = bytearray()
-                async for piece in answer.content.iter_any():
-                    page += piece
-                    if len(page) > MAX_PAGE_BYTES:
-                        raise web.HTTPBadGateway(text="TorchServe's page is too long")
-                return web.Response(
-                    status=answer.status, body=bytes(page), headers={"Content-Type": answer.content_type}
-                )
+                page = await read_at_most(MAX_PAGE_BYTES, answer)
+                if page is None:
+                    raise web.HTTPBadGateway(text="TorchServe's page is too long")
+                return web.Response(status=answer.status, body=page, headers={"Content-Type": answer.content_type})
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise web.HTTPServiceUnavailable(text="TorchServe does not answer") from error
 

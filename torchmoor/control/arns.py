@@ -28,12 +28,10 @@ class Arns:
         return f"{self._prefix}{kind}/{name}"
 
     def target_arn(self, resource: str) -> str:
-        """Return the ARN of a scalable target."""
         identity = uuid.uuid5(uuid.NAMESPACE_URL, resource).hex
         return f"arn:aws:application-autoscaling:{self._place}:scalable-target/{identity}"
 
     def policy_arn(self, resource: str, policy: str) -> str:
-        """Return the ARN of a scaling policy."""
         identity = uuid.uuid5(uuid.NAMESPACE_URL, f"{resource}/{policy}")
         return (
             f"arn:aws:autoscaling:{self._place}:scalingPolicy:{identity}:resource/sagemaker/{resource}"
@@ -45,7 +43,6 @@ class Arns:
         return f"arn:aws:iam::{self._account_id}:role/aws-service-role/{SCALING_ROLE}"
 
     def alarm_arn(self, name: str) -> str:
-        """Return the ARN of an alarm."""
         return f"arn:aws:cloudwatch:{self._place}:alarm:{name}"
 
     def missing(self, kind: str, name: str) -> RequestInvalid:

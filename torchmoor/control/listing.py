@@ -40,14 +40,16 @@ def list_page(rows: Iterable[ListedResource], values: Mapping[str, Any], member:
 
     chosen = sorted((row for row in rows if _fits(row, values)), key=place, reverse=is_descending)
     if "NextToken" in values:
-        last = _read_token(values["NextToken"])
+        last = read_token(values["NextToken"])
+        if not isinstance(last, list) or len(last) != 2:
+            raise _bad_token()
         try:
             chosen = [row for row in chosen if (place(row) < last if is_descending else place(row) > last)]
         except TypeError:
             raise _bad_token() from None
     page: dict[str, Any] = {member: [row.summary for row in chosen[:size]]}
     if len(chosen) > size:
-        page["NextToken"] = base64.urlsafe_b64encode(json.dumps(place(chosen[size - 1])).encode()).decode()
+        page["NextToken"] = write_token(place(chosen[size - 1]))
     return page
 
 
@@ -62,15 +64,18 @@ def _fits(row: ListedResource, values: Mapping[str, Any]) -> bool:
     return wanted in row.name.lower() and values.get("StatusEquals", row.status) == row.status
 
 
-def _read_token(token: str) -> list[Any]:
-    try:
-        place = json.loads(base64.urlsafe_b64decode(token))
-    except (ValueError, RecursionError):
-        raise _bad_token() from None
-    if not isinstance(place, list) or len(place) != 2:
-        raise _bad_token()
-    return place
-
-
 def _bad_token() -> RequestInvalid:
     return RequestInvalid("NextToken is not valid: use the one of the page before, with the same SortBy and SortOrder.")
+
+
+def write_token(place: Any) -> str:
+    """Return the token of a place in a list."""
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+
+
+def read_token(token: str) -> Any:
+    """Return the place in a list, which is unchecked; None for any other text."""
+    try:
+        return json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):
+        return None

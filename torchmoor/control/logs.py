@@ -6,14 +6,13 @@ An event's place is its offset in the file, which tokens contain.
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from torchmoor.config.launcher import INSTANCE_LOG
+from torchmoor.control.listing import read_token, write_token
 from torchmoor.control.log_files import PIECE_BYTES, LogEvent, LogReader, merge, read_backward, read_forward
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.errors import LogMissing, RequestInvalid
@@ -22,6 +21,7 @@ from torchmoor.proxy.instances.registry import Registry
 GROUPS = "/aws/sagemaker/Endpoints/"
 MAX_EVENTS = 10_000  # in one answer, as at AWS
 MAX_STREAMS = 50
+_BAD_TOKEN = "nextToken is not valid: use the one of the previous page."
 _TERM = re.compile(r'(?P<sign>[-?]?)(?:"(?P<phrase>[^"]*)"|(?P<word>\S+))')
 
 
@@ -89,7 +89,7 @@ class EndpointLogs:
                 {"logStreamName": name, "eventId": f"{name}/{event.offset}", **_show(event)} for name, event in found
             ],
             "searchedLogStreams": [],
-            "nextToken": None if next_places is None else _write_places(next_places),
+            "nextToken": None if next_places is None else write_token(next_places),
         }
 
     def _find_streams(self, values: Values, prefix: str) -> list[str]:
@@ -130,20 +130,13 @@ def _read_place(token: str | None) -> tuple[str, int | None]:
     return direction, int(offset)
 
 
-def _write_places(places: dict[str, int]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
-
-
 def _read_places(token: str | None) -> dict[str, int]:
     """Return the offset in each stream from a token. Raises RequestInvalid."""
     if token is None:
         return {}
-    try:
-        places: Any = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
-    except (ValueError, RecursionError):
-        places = None
+    places = read_token(token)
     if not isinstance(places, dict) or not all(type(each) is int and 0 <= each < 1 << 60 for each in places.values()):
-        raise RequestInvalid("nextToken is not valid: use the one of the previous page.")
+        raise RequestInvalid(_BAD_TOKEN)
     return places
 
 
@@ -174,5 +167,5 @@ def _after(names: list[str], token: str | None) -> list[str]:
     if token is None:
         return names
     if token not in names:
-        raise RequestInvalid("nextToken is not valid: use the one of the previous page.")
+        raise RequestInvalid(_BAD_TOKEN)
     return names[names.index(token) + 1 :]

@@ -71,7 +71,6 @@ class ControlPlane:
         self._reading = asyncio.Lock()
 
     async def answer(self, request: ControlRequest) -> Reply:
-        """Answer a request."""
         target, is_cbor = request.target, request.is_cbor
         try:
             prefix, _, operation = target.rpartition(".")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from time import monotonic
 
 from torchmoor.config.routing import ALL_TRAFFIC
@@ -26,7 +25,7 @@ from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, ScalingDecision, Variant
 from torchmoor.proxy.routing.reported_status import parse_status
-from torchmoor.tasks import cancel_all
+from torchmoor.tasks import cancel_all, wait_at_most
 from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)
@@ -83,9 +82,7 @@ class Autoscaler:
             except Exception:  # the next look may succeed; without looks no instance ever starts
                 logger.exception("autoscaler failed")
             await asyncio.sleep(MIN_LOOK_S)
-            with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
-                async with asyncio.timeout(LOOK_S):
-                    await self._woken.wait()
+            await wait_at_most(LOOK_S, self._woken)
 
     async def stop(self) -> None:
         """Stop scaling. Instances keep running."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchmoor.config.instances import INSTANCE_NAME
+from torchmoor.wire.session_ids import is_instance_name
 
 ABSENCES_BEFORE_DRAINING = 2
 
@@ -102,7 +102,7 @@ def _select(
     """Return the targets that can be instances, by name; at most max_instances, known ones first."""
     found: dict[str, DnsTarget] = {}
     for target in sorted(targets, key=lambda each: (each.name not in known, each.name, each.port, each.hosts)):
-        if len(target.name) > 63 or not INSTANCE_NAME.fullmatch(target.name):
+        if not is_instance_name(target.name):
             notes.append(f"{target.name!r} cannot be an instance's name")
         elif target.name in found:
             notes.append(f"{target.name} is listed twice")

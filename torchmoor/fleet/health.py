@@ -23,10 +23,10 @@ import aiohttp
 
 from torchmoor.config.health import HealthSettings
 from torchmoor.fleet.worker_probe import WorkerProbe
-from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import BackgroundTasks, cancel_all
+from torchmoor.wire.connection_errors import is_shortage
 
 logger = logging.getLogger(__name__)
 
@@ -127,14 +127,14 @@ class HealthChecker:
         began = asyncio.get_running_loop().time()
         try:
             is_ready = await self.ask(instance)
-            if is_ready and self._registry.find(instance.name) is instance:
+            if is_ready and self._registry.has(instance):
                 is_ready = await self._ask_worker(instance)
         except OSError as error:  # a shortage of descriptors, which says nothing about the instance
             logger.warning("probe not sent instance=%s error=%s", instance.name, error)
             return
         finally:
             self._probing.discard(instance.name)
-        if self._registry.find(instance.name) is not instance:
+        if not self._registry.has(instance):
             return
         if is_ready is None:
             self._look_for_delay()

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from torchmoor.fleet.torchserve import InstanceSpec
-from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.instances.instance import InstanceEnd
+from torchmoor.wire.connection_errors import is_shortage
 from torchmoor.wire.progress import MARK
 
 TAKEN = "failed: Address already in use"  # in the console, as netty says it

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Set
 
-from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.fleet.discovery_dns import name_of_address
 from torchmoor.fleet.discovery_plan import DnsTarget
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import operations
+from torchmoor.wire.session_ids import is_instance_name
 
 MAX_TRIES = 3  # of an instance that reports no name
 MAX_QUESTIONS = 64  # in flight
@@ -62,7 +62,7 @@ class InstanceNames:
             return
         status = answer.content()
         name = status.get("instance")
-        if answer.status == 200 and isinstance(name, str) and len(name) <= 63 and INSTANCE_NAME.fullmatch(name):
+        if answer.status == 200 and isinstance(name, str) and is_instance_name(name):
             self._names[host] = name
         elif host not in self._names and status.get("type") not in _NOT_YET:
             self._tries[host] = self._tries.get(host, 0) + 1

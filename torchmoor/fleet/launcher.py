@@ -165,8 +165,7 @@ class Launcher:
         """Kill every instance with SIGKILL, and restart none."""
         self._is_stopping = True
         for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
 
     async def _keep_running(self, launch: Launch, first: asyncio.Future[None]) -> None:
         """Keep one instance running. `first` gets the result of its first start; later failures are retried."""
@@ -327,8 +326,7 @@ class Launcher:
                 await self._stop(spec.name)
                 return f"did not answer for {self._settings.down_timeout_s:.0f} s and was stopped"
         process = self._processes.pop(spec.name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # in case the supervisor was killed
+        _kill_group(process)  # in case the supervisor was killed
         return describe_exit(process.returncode or 0)
 
     def _state(self, name: str) -> InstanceState | None:
@@ -349,8 +347,7 @@ class Launcher:
                 await process.wait()
         except TimeoutError:
             logger.error("instance killed instance=%s", name)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
             await process.wait()
         self._processes.pop(name, None)
 
@@ -361,6 +358,11 @@ def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContex
         return nullcontext()
     spec.console_file.unlink(missing_ok=True)
     return spec.console_file.open("ab")
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _settle(first: asyncio.Future[None], ended: asyncio.Task[None], name: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import aiohttp
 
+from torchmoor.proxy.instances.handler_operations import read_at_most
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 
@@ -54,12 +55,8 @@ class MetricsScraper:
             async with self._client.get(url) as answer:
                 if answer.status != 200:
                     return None
-                page = bytearray()
-                async for piece in answer.content.iter_any():
-                    page += piece
-                    if len(page) > MAX_PAGE_BYTES:
-                        return None
-                return page.decode("utf-8", "replace")
+                page = await read_at_most(MAX_PAGE_BYTES, answer)
+                return None if page is None else page.decode("utf-8", "replace")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("instance not scraped instance=%s error=%s", instance.name, error)
             return None

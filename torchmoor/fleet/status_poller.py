@@ -121,7 +121,7 @@ class StatusPoller:
             self._listener.on_asked(instance)
         try:
             answer = await self._operations.ask(instance, STATUS, {}, timeout_s=self._settings.probe_timeout_s)
-            if self._registry.find(instance.name) is not instance or not instance.is_ready:
+            if not self._registry.has(instance) or not instance.is_ready:
                 return
             began = thread_time()  # not the clock: on a busy host every answer would seem long
             status = self._read(instance, answer, is_always_polled=models is not None)
@@ -156,7 +156,7 @@ class StatusPoller:
 
     def _on_change(self, instance: Instance) -> None:
         """Forget what is known of an instance that is down or removed."""
-        is_known = self._registry.find(instance.name) is instance
+        is_known = self._registry.has(instance)
         if not is_known or not instance.is_ready:
             self._polled.pop(instance.name, None)
         forget_lost(self._registry, instance)
@@ -172,5 +172,5 @@ def take_status(instance: Instance, status: ReportedStatus, models: ModelPlaceme
 def forget_lost(registry: Registry, instance: Instance) -> None:
     """Remove the models of a changed instance that has restarted or is removed."""
     models = registry.variant_of(instance).models
-    if models is not None and (registry.find(instance.name) is not instance or instance.state not in SERVING):
+    if models is not None and (not registry.has(instance) or instance.state not in SERVING):
         models.forget(instance.name)

@@ -10,9 +10,9 @@ import logging
 
 import aiohttp
 
-from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import headers, operations
+from torchmoor.wire.connection_errors import is_shortage
 
 logger = logging.getLogger(__name__)
 

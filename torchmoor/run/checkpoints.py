@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ARCHIVE_SUFFIX, model_name
@@ -92,7 +91,7 @@ def check_environment(settings: UpSettings, environ: Mapping[str, str]) -> None:
 
 def is_endpoint_name(name: str) -> bool:
     """Return whether an endpoint of this host may have the name: its instances' names derive from it."""
-    return len(name) <= MAX_NAME and bool(_NAME.fullmatch(name) and INSTANCE_NAME.fullmatch(name.lower()))
+    return len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
 
 
 def suggest_name(text: str) -> str:

@@ -242,7 +242,7 @@ class DataPlane:
 
         This happens in the loop's next turn, because an exchange may have caused this call.
         """
-        if instance.state is InstanceState.DOWN or self.registry.find(instance.name) is not instance:
+        if instance.state is InstanceState.DOWN or not self.registry.has(instance):
             asyncio.get_running_loop().call_soon(self._end_exchanges, instance)
 
     def _end_exchanges(self, instance: Instance) -> None:

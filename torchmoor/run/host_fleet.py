@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
@@ -17,6 +16,7 @@ from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.registry import Registry, name_stem
+from torchmoor.wire.session_ids import is_instance_name
 
 
 class HostFleet:
@@ -83,7 +83,7 @@ def plan_scaled(endpoints: Sequence[EndpointSettings], gpus: Sequence[str]) -> l
         for variant in endpoint.variants:
             for number in range(variant.scaling.max_capacity if variant.scaling else 0):
                 name = f"{name_stem(endpoint, variant)}-{number}"
-                if not INSTANCE_NAME.fullmatch(name):
+                if not is_instance_name(name):
                     raise ConfigError(
                         f"an instance of {endpoint.name} would have the name {name!r}: choose a shorter one"
                     )

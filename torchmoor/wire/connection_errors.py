@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -17,6 +18,11 @@ def failure_reason(error: BaseException) -> str:
             return reason
         cause = cause.__cause__ or cause.__context__
     return type(error).__name__
+
+
+def is_shortage(error: OSError) -> bool:
+    """Return True if the process or the machine has no free descriptor."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def _own_reason(error: BaseException) -> str:

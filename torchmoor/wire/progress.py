@@ -16,7 +16,7 @@ _BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 @contextmanager
-def reporting(line: Callable[[], str], report: Callable[[str], None], interval_s: float = INTERVAL_S) -> Iterator[None]:
+def reporting(line: Callable[[], str], report: Callable[[str], None], interval_s: float) -> Iterator[None]:
     """Report the current line at each interval, from a thread, until the block ends. interval_s: 0 for no lines."""
     over = threading.Event()
 

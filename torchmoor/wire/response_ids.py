@@ -69,32 +69,27 @@ def item_id(session_id: str, number: int, item: int, kind: str) -> str:
 
 def read_response_id(text: str) -> Place | None:
     """Read the id of a response; None for any other text."""
-    match = _RESPONSE_FORM.fullmatch(text)
-    return None if match is None else Place(PREFIX + match[1], int(match[2]))
+    return _read(_RESPONSE_FORM, text)
 
 
 def read_conversation_id(text: str) -> Place | None:
     """Read the id of a conversation; None for any other text."""
-    match = _CONVERSATION_FORM.fullmatch(text)
-    return None if match is None else Place(PREFIX + match[1])
+    return _read(_CONVERSATION_FORM, text)
 
 
 def read_compaction_id(text: str) -> Place | None:
     """Read the id of a compacted conversation; None for any other text."""
-    match = _COMPACTION_FORM.fullmatch(text)
-    return None if match is None else Place(PREFIX + match[1])
+    return _read(_COMPACTION_FORM, text)
 
 
 def read_file_id(text: str) -> Place | None:
     """Read the id of a file; None for any other text."""
-    match = _FILE_FORM.fullmatch(text)
-    return None if match is None else Place(PREFIX + match[1])
+    return _read(_FILE_FORM, text)
 
 
 def read_image_id(text: str) -> Place | None:
     """Read the id of an image of stored items; None for any other text."""
-    match = _IMAGE_FORM.fullmatch(text)
-    return None if match is None else Place(PREFIX + match[1], int(match[2]), int(match[3]))
+    return _read(_IMAGE_FORM, text)
 
 
 def read_id(text: str) -> Place | None:
@@ -110,5 +105,9 @@ def read_resource_path(path: str) -> Place | None:
 
 def read_item_id(text: str) -> Place | None:
     """Read the id of an item; None for any other text."""
-    match = _ITEM_FORM.fullmatch(text)
-    return None if match is None else Place(PREFIX + match[1], int(match[2]), int(match[3]))
+    return _read(_ITEM_FORM, text)
+
+
+def _read(form: re.Pattern[str], text: str) -> Place | None:
+    match = form.fullmatch(text)
+    return None if match is None else Place(PREFIX + match[1], *map(int, match.groups()[1:]))

@@ -77,10 +77,10 @@ def read_include_usage(given: Mapping[str, Any], is_streaming: bool) -> bool:
     return read_flag(options, "include_usage")
 
 
-def read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of Parameters that OpenAI's names give."""
+def read_sampling(given: Mapping[str, Any], fields: Mapping[str, str] = OPENAI_NAMES) -> dict[str, Any]:
+    """Return the values of Parameters that a body gives. fields: of Parameters, by their names in the body."""
     values: dict[str, Any] = {}
-    for called, name in OPENAI_NAMES.items():
+    for called, name in fields.items():
         if called in given:
             value = [given[called]] if name == "stop" and isinstance(given[called], str) else given[called]
             values[name] = check_parameter(name, value, f"'{called}'")

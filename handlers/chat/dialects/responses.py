@@ -17,13 +17,14 @@ from handlers.chat.commands import (
     opening_of,
 )
 from handlers.chat.dialects.background_form import BackgroundForm
+from handlers.chat.dialects.openai_fields import read_sampling
 from handlers.chat.dialects.reasoning_fields import REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.grammars import read_text_format
 from handlers.chat.items import NOTHING, Item, Referred, check_results, images_in, parse_input, read_items
 from handlers.chat.messages import SYSTEM, Message, TextPart, joined
-from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter, draw_seed
+from handlers.chat.parameters import OPENAI_NAMES, Parameters, draw_seed
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.template_variables import TEMPLATE_FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
@@ -262,11 +263,7 @@ def _read_instructions(given: dict[str, Any]) -> tuple[Message, ...]:
 
 
 def _read_parameters(given: dict[str, Any]) -> Parameters:
-    values: dict[str, Any] = {"length_field": "max_output_tokens"}
-    for called, name in _PARAMETERS.items():
-        if called in given:
-            value = [given[called]] if name == "stop" and isinstance(given[called], str) else given[called]
-            values[name] = check_parameter(name, value, f"'{called}'")
+    values = {"length_field": "max_output_tokens", **read_sampling(given, _PARAMETERS)}
     if given.get("text", {}).get("format") is not None:
         values["grammar"] = read_text_format(given["text"]["format"])
     if LOGPROBS in given.get("include", ()):

@@ -35,13 +35,12 @@ def describe(store: SessionStore, session: Session) -> dict[str, Any]:
     """
     num_bytes, tier = store.measure(session)
     kv_bytes = session.cache.num_bytes
-    num_images = len(session.images) + len(session.pending_images)
     return {
         "session": session.hash,
-        "tier": "device" if kv_bytes else _TIERS[tier] if num_images else "host",
+        "tier": "device" if kv_bytes else _TIERS[tier] if session.num_images else "host",
         "bytes": kv_bytes + num_bytes,
         "turns": len(session.order),
-        "images": num_images,
+        "images": session.num_images,
         "waiting": len(session.waiting),
         "is_running": session.turn is not None,
         "is_pinned": session.is_pinned,

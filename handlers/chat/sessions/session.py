@@ -65,6 +65,10 @@ class Session:
         return purpose if isinstance(purpose, str) else ""
 
     @property
+    def num_images(self) -> int:
+        return len(self.images) + len(self.pending_images)
+
+    @property
     def is_busy(self) -> bool:
         """Return whether the session must not be evicted: a request uses or awaits it, or an operator pins it."""
         return self.turn is not None or bool(self.waiting) or self.num_holds > 0 or self.is_pinned

@@ -119,7 +119,7 @@ class SessionStore(SessionTable):
         with self._lock:
             if session.end is not None:
                 raise session.end
-            num_images = len(session.images) + len(session.pending_images) + len(images)
+            num_images = session.num_images + len(images)
             num_images -= len(session.unrecorded) if are_recorded else 0
             check_num_images(num_images, self.settings.max_images)
             session.used_at = self._wall()
@@ -128,7 +128,7 @@ class SessionStore(SessionTable):
     def check_images(self, session: Session) -> None:
         """Raise InvalidRequest if the session has too many images, because other workers have added some, too."""
         with self._lock:
-            num_images = len(session.images) + len(session.pending_images)
+            num_images = session.num_images
         check_num_images(num_images, self.settings.max_images)
 
     def recorded_images_for(self, session: Session, queued: QueuedResponse | None) -> list[Image]:
@@ -196,4 +196,4 @@ class SessionStore(SessionTable):
                 raise RuntimeError("a session has ended and its last turn is over, but it is kept")
             sessions = [*self._sessions.values(), *self._ending]
             self.pool.check_integrity([session.cache for session in sessions])
-            self.images.check_integrity(sum(len(s.images) + len(s.pending_images) for s in sessions))
+            self.images.check_integrity(sum(session.num_images for session in sessions))

@@ -10,7 +10,6 @@ counted, and the prompt is computed.
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from handlers.chat.images.store import Image
@@ -21,6 +20,7 @@ from handlers.journal.event import DamagedRecord
 from handlers.journal.journal import Journal, JournalFull, OwnerFull
 from handlers.journal.kv_codec import HEAD_BYTES, KvCodec
 from handlers.worker.counters import Counters
+from torchmoor.wire.last_kept import LastKept
 
 logger = logging.getLogger(__name__)
 MAX_WAITING = 10_000  # sessions that wait to be written; beyond this number the oldest is skipped
@@ -50,7 +50,7 @@ class StoredKv:
         self._counters = counters
         self._token_s: float | None = None  # seconds to read a token
         self._num_slower = 0
-        self._waiting: OrderedDict[Session, float] = OrderedDict()  # by when they are due
+        self._waiting: LastKept[Session, float] = LastKept(MAX_WAITING)  # by when they are due
         self._wake = threading.Condition()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="stored-kv", daemon=True)
@@ -67,10 +67,7 @@ class StoredKv:
     def note_idle(self, session: Session) -> None:
         """Write the session's cache unless another turn begins soon. Returns at once."""
         with self._wake:
-            self._waiting[session] = time.monotonic() + self._idle_s
-            self._waiting.move_to_end(session)
-            if len(self._waiting) > MAX_WAITING:
-                self._waiting.popitem(last=False)
+            self._waiting.keep(session, time.monotonic() + self._idle_s)
             self._wake.notify()
 
     def _run(self) -> None:

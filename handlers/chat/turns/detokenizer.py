@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from handlers.chat.answer_parts import num_held
+from torchmoor.wire.held_text import num_held
 from torchmoor.wire.marked_text import ERROR_MARK
 
 _ERROR_MARK = ERROR_MARK.decode()

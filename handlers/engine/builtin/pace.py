@@ -29,9 +29,6 @@ class Pace:
         self._step_s: float | None = None  # of a step with decoding rows only
         self._token_s: float | None = None  # of a prompt token
 
-    def __repr__(self) -> str:
-        return f"<Pace step_s={self._step_s} token_s={self._token_s}>"
-
     @property
     def token_s(self) -> float | None:
         """Seconds that a prompt token takes; None before the first prompt."""

@@ -29,9 +29,6 @@ class TokenSequence:
         self.arrived = 0  # the scheduler's counter at its arrival, and at its first token
         self.began = 0
 
-    def __repr__(self) -> str:
-        return f"<TokenSequence {self.cache.length}/{len(self.prompt)} prompt, {len(self.output)} new>"
-
     @property
     def num_new(self) -> int:
         """Number of tokens that this engine has generated."""

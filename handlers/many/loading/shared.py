@@ -6,10 +6,11 @@ recently used part is dropped first; models that use it keep it.
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
+
+from torchmoor.wire.last_kept import LastKept
 
 T = TypeVar("T")
 
@@ -18,8 +19,7 @@ class SharedParts:
     """Parts by kind and content. Any thread; one thread makes a part while others wait for it."""
 
     def __init__(self, max_parts: int) -> None:
-        self._max_parts = max_parts
-        self._parts: OrderedDict[tuple[str, ...], object] = OrderedDict()
+        self._parts: LastKept[tuple[str, ...], object] = LastKept(max_parts)
         self._lock = threading.Lock()
         self._making = threading.Lock()  # transformers changes process-wide settings while it makes a model
 
@@ -37,9 +37,7 @@ class SharedParts:
                 return found  # type: ignore[return-value]
             made = make()
             with self._lock:
-                self._parts[key] = made
-                while len(self._parts) > self._max_parts:
-                    self._parts.popitem(last=False)
+                self._parts.keep(key, made)
         return made
 
     def alone(self, make: Callable[[], T]) -> T:

@@ -72,9 +72,6 @@ class ModelEntry:
             return ModelTier.LEAVING
         return ModelTier.HOST if self.state in (ModelState.ON_HOST, ModelState.DEMOTING) else ModelTier.LOADING
 
-    def __repr__(self) -> str:
-        return f"<ModelEntry {self.name} {self.state.name} {self.num_leases} leases>"
-
 
 class Entries:
     """Keeps each entry's state and the collections that follow from it in step."""

@@ -22,7 +22,6 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from handlers.chat.answer_parts import num_held
 from handlers.chat.turns.detokenizer import MAX_HELD_TOKENS, REPLACEMENT, Detokenizer
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
 from handlers.engine.builtin.pace import MIN_CHUNK, Pace, make_pace
@@ -31,6 +30,7 @@ from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, SamplingParams
 from handlers.settings.engine import EngineSettings
+from torchmoor.wire.held_text import num_held
 
 SHAPE = CacheShape(num_layers=3, num_kv_heads=2, head_size=4, dtype=torch.float16, device=torch.device("cpu"))
 TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "models" / "tiny-llava", local_files_only=True)

@@ -9,6 +9,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from torchmoor.async_inference.objects.s3_client import code_of, status_of
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.notifications import NotificationSettings
 from torchmoor.errors import NotDelivered
@@ -39,8 +40,7 @@ class Sns:
         try:
             self._client(region_of(topic)).publish(TopicArn=topic, Message=message)
         except ClientError as exc:
-            code = str(exc.response.get("Error", {}).get("Code", "unknown"))
-            status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            code, status = code_of(exc), status_of(exc)
             is_permanent = status < 500 and status != 429 and code not in RETRYABLE_CODES
             raise NotDelivered(f"SNS refused the message ({code})", is_permanent=is_permanent) from exc
         except BotoCoreError as exc:

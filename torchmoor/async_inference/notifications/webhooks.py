@@ -17,12 +17,10 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
-from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolve
+from torchmoor.async_inference.objects.outbound import Outbound, Resolve, is_retryable, resolve
 from torchmoor.config.notifications import NotificationSettings, Webhook
 from torchmoor.errors import NotDelivered
 from torchmoor.wire.connection_errors import failure_reason
-
-RETRYABLE_STATUSES = (408, 425, 429)
 
 
 def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
@@ -62,7 +60,7 @@ class WebhookSender:
             raise NotDelivered(f"the webhook at {host} cannot be reached ({failure_reason(exc)})") from exc
         response.close()
         if not 200 <= response.status < 300:
-            is_permanent = response.status < 500 and response.status not in RETRYABLE_STATUSES
+            is_permanent = not is_retryable(response.status)
             raise NotDelivered(f"the webhook at {host} answered {response.status}", is_permanent=is_permanent)
 
     async def close(self) -> None:

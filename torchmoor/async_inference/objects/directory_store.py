@@ -308,12 +308,18 @@ def _put(location: _Location, body: bytes, max_bytes: int) -> None:
         writer.discard()
 
 
-def _check_written(location: _Location, body: bytes) -> None:
-    """Raise ObjectConflict unless the file has these bytes."""
-    path = location.resolve()
+def _find_file(path: Path) -> os.stat_result:
+    """Return the status of anything but a directory. Raises OSError."""
     found = os.lstat(path)
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return found
+
+
+def _check_written(location: _Location, body: bytes) -> None:
+    """Raise ObjectConflict unless the file has these bytes."""
+    path = location.resolve()
+    found = _find_file(path)
     if not stat.S_ISREG(found.st_mode) or found.st_size != len(body) or path.read_bytes() != body:
         raise ObjectConflict(location.url)
 
@@ -341,9 +347,7 @@ def _publish(staged: _Location, tag: str, final: _Location) -> None:
 
 def _check_published(final: _Location, target: Path, tag: str) -> None:
     """Raise ObjectConflict unless the file is the one that was staged."""
-    found = os.lstat(target)
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    found = _find_file(target)
     if _tag(found) != tag:
         raise ObjectConflict(final.url)
 

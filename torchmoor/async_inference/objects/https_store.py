@@ -20,7 +20,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectTooLarge,
     ObjectUnavailable,
 )
-from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolve
+from torchmoor.async_inference.objects.outbound import Outbound, Resolve, is_retryable, resolve
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.wire.connection_errors import failure_reason
@@ -72,7 +72,7 @@ class HttpsStore(InputStore):
         status = response.status
         if status in (404, 410):
             raise ObjectMissing(f"{host} has no such object")
-        if status >= 500 or status in (408, 425, 429):
+        if is_retryable(status):
             raise ObjectUnavailable(f"{host} answered with status {status}")
         if status != 200:
             raise ObjectDenied(f"{host} answered with status {status}; has the presigned URL expired?")

@@ -25,6 +25,11 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 READ_BUFFER_BYTES = 1 << 18
 
 
+def is_retryable(status: int) -> bool:
+    """Return whether the same request may succeed later."""
+    return status >= 500 or status in (408, 425, 429)
+
+
 async def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a host name. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)

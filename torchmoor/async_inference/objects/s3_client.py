@@ -66,7 +66,7 @@ def bucket_and_key(url: str) -> dict[str, str]:
 
 
 def code_of(error: ClientError) -> str:
-    """Return S3's code of an error, such as NoSuchKey."""
+    """Return AWS's code of an error, such as NoSuchKey."""
     return str(error.response.get("Error", {}).get("Code", "unknown"))
 
 

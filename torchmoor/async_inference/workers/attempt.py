@@ -91,10 +91,14 @@ class Attempt:
 
     def _on_input_error(self, error: ObjectError) -> AsyncOutcome:
         self._metrics.async_download_failures += 1
+        return self._fail_at_store(error, "The input could not be read", "input not read yet")
+
+    def _fail_at_store(self, error: ObjectError, message: str, logged: str) -> AsyncOutcome:
+        """Return the failure, if the error is permanent. Raises RetryableFailure."""
         if error.is_permanent:
-            return _failure(f"The input could not be read: {error}")
-        self._context.faults.add("input not read yet", error, inference_id=self._request.inference_id)
-        raise RetryableFailure(f"The input could not be read: {error}", counts=False) from error
+            return _failure(f"{message}: {error}")
+        self._context.faults.add(logged, error, inference_id=self._request.inference_id)
+        raise RetryableFailure(f"{message}: {error}", counts=False) from error
 
     async def _invoke(self, body: bytes | Download, content_type: str) -> AsyncOutcome:
         lease, client = self._lease, self._context.client
@@ -170,10 +174,7 @@ class Attempt:
             stored = await self._context.store.upload(staged, chunks, ObjectMetadata(answer.content_type))
         except ObjectError as error:
             self._metrics.async_upload_failures += 1
-            if error.is_permanent:
-                return _failure(f"The answer could not be stored: {error}")
-            self._context.faults.add("answer not stored yet", error, inference_id=self._request.inference_id)
-            raise RetryableFailure(f"The answer could not be stored: {error}", counts=False) from error
+            return self._fail_at_store(error, "The answer could not be stored", "answer not stored yet")
         self.staged = staged
         self._metrics.async_upload_latency.observe(monotonic() - began)
         return self._complete(answer, staged_tag=stored.tag)

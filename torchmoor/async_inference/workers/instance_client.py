@@ -7,7 +7,6 @@ bodies. An invocation's time runs only while the proxy waits for the instance, n
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ import aiohttp
 from torchmoor.async_inference.objects.object_store import Download
 from torchmoor.errors import TorchmoorError
 from torchmoor.wire import headers
+from torchmoor.wire.connection_errors import is_shortage
 from torchmoor.wire.marked_text import MarkedText
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class InstanceClient:
             async with timer.waiting():
                 response = await self._client.post(url, data=data, headers=fields, allow_redirects=False)
         except aiohttp.ClientConnectorError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if is_shortage(error):
                 raise DescriptorShortage("The proxy has too many open connections.") from error
             raise InstanceUnreachable(f"No connection to the instance: {error.strerror or error}") from error
         except TimeoutError as error:  # from aiohttp, while connecting

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import Claim
 from torchmoor.errors import QueueUnavailable, TorchmoorError
+from torchmoor.tasks import wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,7 @@ class LeaseRenewal:
         interval_s = self._lease_s / EXTENSIONS_PER_LEASE
         wait_s = min(FIRST_EXTENSION_S, interval_s)
         while True:
-            with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
-                async with asyncio.timeout(wait_s):
-                    await self._is_due.wait()
+            await wait_at_most(wait_s, self._is_due)
             wait_s = interval_s
             self._is_due.clear()
             try:

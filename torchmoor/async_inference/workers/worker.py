@@ -21,7 +21,7 @@ from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRene
 from torchmoor.async_inference.workers.publication import Publication, PublishLater
 from torchmoor.async_inference.workers.response_publication import ResponsePublication
 from torchmoor.errors import QueueUnavailable
-from torchmoor.tasks import cancel_all
+from torchmoor.tasks import cancel_all, wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -101,9 +101,7 @@ class Worker:
                 failures += 1
                 pause_s = max(pause_s, self._backoff.delay_s(failures))
             if not has_more:
-                with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
-                    async with asyncio.timeout(pause_s):
-                        await self._is_awake.wait()
+                await wait_at_most(pause_s, self._is_awake)
 
     async def _claim_one(self) -> bool:
         """Claim and start the next request. Returns False if there is none, or no capacity for it."""

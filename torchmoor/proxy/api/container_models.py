@@ -220,7 +220,7 @@ class ContainerModelsApi:
 
     def _on_change(self, instance: Instance) -> None:
         """Forget the models of an instance that has lost its memory."""
-        if self._dispatchers.registry.find(instance.name) is not instance or instance.state not in SERVING:
+        if not self._dispatchers.registry.has(instance) or instance.state not in SERVING:
             for name in [name for name, model in self._models.items() if model.instance == instance.name]:
                 del self._models[name]
 

@@ -204,7 +204,7 @@ class Assignment:
         instance = self.choice.instance
         if self.is_repeatable and self.try_reassign(resume, is_counted=False):
             return True
-        if instance.state not in SERVING or self._dispatchers.registry.find(instance.name) is not instance:
+        if instance.state not in SERVING or not self._dispatchers.registry.has(instance):
             return False
         self.has_failed = False
         self._count_retry()

@@ -20,6 +20,7 @@ from torchmoor.proxy.routing.affinity import Affinity
 from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER
 from torchmoor.proxy.routing.session_failover import place_of, rendezvous
 from torchmoor.proxy.routing.strategy import StrategyRequest
+from torchmoor.wire.last_kept import LastKept
 from torchmoor.wire.session_ids import SessionId
 
 MAX_REMEMBERED_OPENINGS = 4096  # clients retry an opening within seconds
@@ -40,7 +41,7 @@ class Chooser:
         self._binds_late = binds_late
         self._are_journaled = are_journaled
         self._choices: dict[tuple[str, str], Choice] = {}
-        self._openings: dict[bytes, str] = {}  # the instance that got each, the oldest first
+        self._openings: LastKept[bytes, str] = LastKept(MAX_REMEMBERED_OPENINGS)  # the instance that got each
 
     def choose(self, request: DispatchRequest) -> Choice | None:
         """Return the instance for a request, or None if none can take it now.
@@ -155,10 +156,7 @@ class Chooser:
 
     def _remember_opening(self, opening: bytes, instance: Instance) -> None:
         if opening:
-            self._openings.pop(opening, None)
-            if len(self._openings) >= MAX_REMEMBERED_OPENINGS:
-                del self._openings[next(iter(self._openings))]
-            self._openings[opening] = instance.name
+            self._openings.keep(opening, instance.name)
 
     def on_receipt(self, instance: Instance, expected: Any, *, num_kept: int, num_tokens: int) -> None:
         """Compare what the strategy expected with the cached tokens that an answer reports."""

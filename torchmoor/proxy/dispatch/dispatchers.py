@@ -180,7 +180,7 @@ class Dispatchers:
 
     def report_unreachable(self, instance: Instance) -> None:
         """Send nothing to an instance that refuses connections until a probe succeeds."""
-        if instance.state is InstanceState.READY and self.registry.find(instance.name) is instance:
+        if instance.state is InstanceState.READY and self.registry.has(instance):
             self.registry.set_state(instance.name, InstanceState.DOWN)
 
 

@@ -12,6 +12,7 @@ import logging
 from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.wire.last_kept import LastKept
 from torchmoor.wire.session_ids import SessionId
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class MovedSessions:
     def __init__(self, registry: Registry, closings: IdOperations) -> None:
         self._registry = registry
         self._closings = closings
-        self._holders: dict[str, tuple[str, ...]] = {}  # names, by session; the least recently used session first
+        self._holders: LastKept[str, tuple[str, ...]] = LastKept(MAX_SESSIONS)  # names, by session
         self._unsent: dict[str, list[str]] = {}  # sessions, by instance
         self._num_unsent = 0
         registry.listen(self._on_change)
@@ -41,11 +42,9 @@ class MovedSessions:
 
     def note(self, session: SessionId, instance: Instance) -> None:
         """Remember that a request of the session goes to this instance, which has not opened it."""
-        others = self._holders.pop(session.text, ())
-        if len(self._holders) >= MAX_SESSIONS:
-            del self._holders[next(iter(self._holders))]
+        others = self._holders.get(session.text, ())
         names = others if instance.name in others else (*others, instance.name)
-        self._holders[session.text] = names[-MAX_HOLDERS:]
+        self._holders.keep(session.text, names[-MAX_HOLDERS:])
 
     def on_closed(self, session: SessionId, closer: Instance) -> None:
         """Send a close that has succeeded to the other instances that may hold the session."""
@@ -67,7 +66,7 @@ class MovedSessions:
 
     def _on_change(self, instance: Instance) -> None:
         """Send the waiting closes when their instance answers again; drop them if it is removed."""
-        is_known = self._registry.find(instance.name) is instance
+        is_known = self._registry.has(instance)
         if is_known and instance.state not in SERVING:
             return
         ids = self._unsent.pop(instance.name, [])

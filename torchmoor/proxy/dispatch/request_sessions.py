@@ -14,6 +14,7 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.foreign_sessions import ForeignSessions
 from torchmoor.wire import headers
+from torchmoor.wire.last_kept import LastKept
 from torchmoor.wire.session_ids import SessionId, find_key, verify
 
 NEW_SESSION = headers.NEW_SESSION.encode()
@@ -27,7 +28,7 @@ class RequestSessions:
     def __init__(self, settings: SessionIdSettings, max_foreign_sessions: int) -> None:
         self._keys = settings.keys
         self._foreign = ForeignSessions(max_foreign_sessions)
-        self._verified: dict[tuple[str, str, bytes], SessionId] = {}
+        self._verified: LastKept[tuple[str, str, bytes], SessionId] = LastKept(MAX_REMEMBERED_IDS)
 
     def get(self, endpoint: Endpoint, principal: str, raw: bytes | None) -> SessionId | None:
         """Return the session that a request belongs to; None if it has none or opens one.
@@ -48,9 +49,7 @@ class RequestSessions:
             if session is None:
                 raise ValidationError("The session id is not valid: it was not issued by this endpoint.")
             return session
-        if len(self._verified) >= MAX_REMEMBERED_IDS:
-            del self._verified[next(iter(self._verified))]
-        self._verified[endpoint.name, principal, raw] = session
+        self._verified.keep((endpoint.name, principal, raw), session)
         return session
 
     def find_verified(self, endpoint: Endpoint, principal: str, raw: bytes) -> SessionId | None:

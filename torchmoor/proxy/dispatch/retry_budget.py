@@ -31,6 +31,3 @@ class RetryBudget:
     def give_back(self) -> None:
         """Count a retry no longer: it was not made."""
         self._left += 1.0
-
-    def __repr__(self) -> str:
-        return f"<RetryBudget {self._left:.1f} of {self._burst} left>"

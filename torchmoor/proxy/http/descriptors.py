@@ -1,12 +1,10 @@
-"""The process's file descriptors: their limit, the parts of connections and long bodies, and a shortage's errors."""
+"""The process's file descriptors: their limit, and the parts of connections and of long bodies."""
 
 from __future__ import annotations
 
-import errno
 import resource
 from contextlib import suppress
 
-_SHORTAGE = (errno.EMFILE, errno.ENFILE)
 BODY_FILES = 1024  # kept for long bodies, or a quarter of what remains after the reserve; the rest is for connections
 
 
@@ -36,8 +34,3 @@ def limit_connections(most: int, *, descriptors: float, reserved: int) -> int:
 def limit_files(num_connections: int, *, descriptors: float, reserved: int) -> float:
     """Return how many files of long bodies fit beside the reserve and the client connections; perhaps infinity."""
     return max(0, descriptors - reserved - 2 * num_connections)
-
-
-def is_shortage(error: OSError) -> bool:
-    """Return True if the process or the machine has no free descriptor."""
-    return error.errno in _SHORTAGE

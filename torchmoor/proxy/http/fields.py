@@ -96,7 +96,7 @@ class FieldNote:
 PASSED = FieldNote()
 
 
-@dataclass(eq=False, repr=False, slots=True)
+@dataclass(eq=False, slots=True)
 class FieldRole:
     """The meaning of a name: one object for all fields of the name, whatever their values.
 
@@ -108,9 +108,6 @@ class FieldRole:
     note: FieldNote = PASSED
     options: frozenset[bytes] = _NO_OPTIONS
     problem: str | None = None
-
-    def __repr__(self) -> str:
-        return f"<FieldRole {self.name.decode()} {self.kind.name}>"
 
 
 class Field:
@@ -124,9 +121,6 @@ class Field:
         self.line = b"%b: %b\r\n" % (name, value)
         self.role = role
         self.number = int(value) if role.kind is _LENGTH else None
-
-    def __repr__(self) -> str:
-        return f"<Field {self.name.decode()}>"
 
 
 def note_nothing(name: bytes) -> FieldNote:

@@ -135,9 +135,6 @@ class AnswerHead(Head):
         """The seconds of Retry-After, if it has them."""
         return self.find_number(b"retry-after")
 
-    def __repr__(self) -> str:
-        return f"<AnswerHead {self.status}>"
-
 
 @dataclass(frozen=True, slots=True)
 class Reply:

@@ -11,10 +11,10 @@ from time import monotonic
 
 from torchmoor.proxy.http.answer import ClientSide, Loss
 from torchmoor.proxy.http.call import Target
-from torchmoor.proxy.http.descriptors import is_shortage
 from torchmoor.proxy.http.held_answer import HeldAnswer
 from torchmoor.proxy.http.outgoing import OutgoingRequest
 from torchmoor.proxy.http.upstream import AnswerReceiver, Connector, UpstreamConnection
+from torchmoor.wire.connection_errors import is_shortage
 
 logger = logging.getLogger(__name__)
 

@@ -69,9 +69,6 @@ class SpooledBody:
             closing = asyncio.get_running_loop().run_in_executor(None, self._file.close)
             closing.add_done_callback(self._spool.on_deleted)
 
-    def __repr__(self) -> str:
-        return f"<SpooledBody {self.num_bytes} bytes>"
-
 
 class Spool:
     """Makes the files, in a folder. num_bytes: total size. num_files: files that are open or being deleted.

@@ -69,6 +69,3 @@ class Breaker:
     def admits_trial(self, outstanding: int) -> bool:
         """Return True if a half-open breaker lets the instance have another request."""
         return self.state is BreakerState.HALF_OPEN and outstanding < MAX_TRIALS
-
-    def __repr__(self) -> str:
-        return f"<Breaker {self.state.name} after {self.num_failures} failures>"

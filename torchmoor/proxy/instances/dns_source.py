@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class DnsSource:
     """The state of one entry of Discovery.
 
@@ -26,6 +26,3 @@ class DnsSource:
     def age_s(self) -> float | None:
         """Return the seconds since the last answer."""
         return None if self.answered_at is None else monotonic() - self.answered_at
-
-    def __repr__(self) -> str:
-        return f"<DnsSource {self.dns_name} {self.num_listed} listed, {self.num_failures} failures>"

@@ -41,6 +41,16 @@ class OperationAnswer(NamedTuple):
 NOT_KNOWN = OperationAnswer(404, "", b"")
 
 
+async def read_at_most(max_bytes: int, answer: aiohttp.ClientResponse) -> bytes | None:
+    """Return an answer's body; None if it is longer."""
+    received = bytearray()
+    async for piece in answer.content.iter_any():
+        received += piece
+        if len(received) > max_bytes:
+            return None
+    return bytes(received)
+
+
 class HandlerOperations:
     """Sends operations while the context lasts."""
 
@@ -78,13 +88,11 @@ class HandlerOperations:
             async with self._client.post(
                 url, data=json.dumps(body).encode(), headers=fields, timeout=aiohttp.ClientTimeout(total=timeout_s)
             ) as answer:
-                received = bytearray()
-                async for piece in answer.content.iter_any():
-                    received += piece
-                    if len(received) > MAX_ANSWER_BYTES:
-                        logger.warning("operation's answer too long instance=%s name=%s", instance.name, operation)
-                        return None
-                return OperationAnswer(answer.status, answer.headers.get(headers.ERROR, ""), bytes(received))
+                received = await read_at_most(MAX_ANSWER_BYTES, answer)
+                if received is None:
+                    logger.warning("operation's answer too long instance=%s name=%s", instance.name, operation)
+                    return None
+                return OperationAnswer(answer.status, answer.headers.get(headers.ERROR, ""), received)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("operation failed instance=%s name=%s error=%s", instance.name, operation, error)
             return None

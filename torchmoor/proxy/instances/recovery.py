@@ -18,6 +18,7 @@ from torchmoor.config.health import RecoverySettings
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.wire.last_kept import LastKept
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Recovery:
         self._clock = clock
         self._known: dict[str, Instance] = {}
         # Names, because an instance that restarts becomes a new object; the one that failed last is the last.
-        self._have_failed: dict[str, None] = {}
+        self._have_failed: LastKept[str, None] = LastKept(MAX_FAILED)
         self._back_since: dict[str, float] = {}
         for instance in registry.instances():
             self._on_change(instance)
@@ -48,7 +49,7 @@ class Recovery:
 
     def restore(self, instance: Instance) -> None:
         """Close the breaker because the instance, or another process's breaker, shows that it answers again."""
-        if self._is_gone(instance):
+        if not self._registry.has(instance):
             return
         was_open = instance.breaker.state is not BreakerState.CLOSED
         instance.breaker.on_success()
@@ -59,7 +60,7 @@ class Recovery:
 
     def on_failed(self, instance: Instance) -> None:
         """Count a request that the instance lost or did not answer in time."""
-        if self._is_gone(instance):
+        if not self._registry.has(instance):
             return
         breaker = instance.breaker
         was_open = breaker.state is BreakerState.OPEN
@@ -72,10 +73,6 @@ class Recovery:
         """Open the breaker because another process's has opened."""
         instance.breaker.open(self._clock())
         self._registry.refresh(instance)
-
-    def _is_gone(self, instance: Instance) -> bool:
-        """Return whether a late result is of an instance that was removed; another one may have its name."""
-        return self._registry.find(instance.name) is not instance
 
     def _can_do_without(self, instance: Instance) -> bool:
         members = [m for m in self._registry.variant_of(instance).pool.members if m.state is InstanceState.READY]
@@ -107,14 +104,14 @@ class Recovery:
     def _on_change(self, instance: Instance) -> None:
         """React to an instance that came, went or changed its state."""
         name = instance.name
-        if self._is_gone(instance):
+        if not self._registry.has(instance):
             if self._known.pop(name, None) is None:
                 return
             self._back_since.pop(name, None)
             if instance.state is InstanceState.DRAINING:  # removed on purpose: the next of its name is new
                 self._have_failed.pop(name, None)
             else:
-                self._note_failure(name)
+                self._have_failed.keep(name, None)
             return
         if self._known.get(name) is not instance:
             self._known[name] = instance
@@ -124,15 +121,9 @@ class Recovery:
                 del self._have_failed[name]
                 self._begin_slow_start(instance)
         elif instance.state is not InstanceState.STARTING:
-            self._note_failure(name)
+            self._have_failed.keep(name, None)
             self._back_since.pop(name, None)
             instance.breaker = Breaker(self._settings)
-
-    def _note_failure(self, name: str) -> None:
-        self._have_failed.pop(name, None)
-        self._have_failed[name] = None
-        if len(self._have_failed) > MAX_FAILED:
-            del self._have_failed[next(iter(self._have_failed))]
 
 
 def share_after(elapsed_s: float, settings: RecoverySettings) -> float:

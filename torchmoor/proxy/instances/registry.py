@@ -77,9 +77,6 @@ class Variant:
         )
         return sum(drained) < scaling.max_capacity
 
-    def __repr__(self) -> str:
-        return f"<Variant {self.endpoint}/{self.name} {self.pool!r}>"
-
 
 class Endpoint:
     """An endpoint's settings, its variants, and all their instances in the order in which they were added."""
@@ -121,9 +118,6 @@ class Endpoint:
             variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0 and variant.may_start
             for variant in self.variants
         )
-
-    def __repr__(self) -> str:
-        return f"<Endpoint {self.name} {self.instances!r}>"
 
 
 def name_stem(endpoint: EndpointSettings, variant: VariantSettings) -> str:
@@ -255,6 +249,10 @@ class Registry:
 
     def find(self, name: str) -> Instance | None:
         return self._instances.get(name)
+
+    def has(self, instance: Instance) -> bool:
+        """Return False for an instance that is gone, even if another one has its name."""
+        return self._instances.get(instance.name) is instance
 
     def add(self, instance: Instance) -> None:
         """Add an instance, replacing one of the same name. Raises UnknownEndpoint, UnknownVariant."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torchmoor.wire.last_kept import LastKept
 from torchmoor.wire.session_ids import SessionId
 
 
@@ -21,26 +22,23 @@ class ForeignSessions:
     """Remembers max_sessions sessions, the last used ones. For the event loop's thread only."""
 
     def __init__(self, max_sessions: int) -> None:
-        self._max_sessions = max_sessions
-        self._sessions: dict[_Key, SessionId] = {}
+        self._sessions: LastKept[_Key, SessionId] = LastKept(max_sessions)
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def add(self, text: str, instance: str, *, endpoint: str, principal: str) -> SessionId:
         """Remember an id that an instance has answered with."""
-        self._sessions.pop(_Key(endpoint, principal, text), None)
-        if len(self._sessions) >= self._max_sessions:
-            del self._sessions[next(iter(self._sessions))]
-        session = self._sessions[_Key(endpoint, principal, text)] = SessionId(text, instance, 0, "")
+        session = SessionId(text, instance, 0, "")
+        self._sessions.keep(_Key(endpoint, principal, text), session)
         return session
 
     def find(self, text: str, *, endpoint: str, principal: str) -> SessionId | None:
         """Return this caller's session; None if it was not opened here or is forgotten."""
         key = _Key(endpoint, principal, text)
-        session = self._sessions.pop(key, None)
+        session = self._sessions.get(key)
         if session is not None:
-            self._sessions[key] = session  # now the last used one
+            self._sessions.keep(key, session)  # now the last used one
         return session
 
     def remove(self, text: str, *, endpoint: str, principal: str) -> None:

@@ -290,9 +290,6 @@ class ModelPlacement:
     def num_outstanding(self) -> int:
         return sum(number for counts in self._outstanding.values() for number in counts.values())
 
-    def __repr__(self) -> str:
-        return f"<ModelPlacement {len(self._memory)} models in memory, {self.num_outstanding} outstanding>"
-
 
 _NONE: dict[str, int] = {}
 _NO_NOTES: dict[str, _Note] = {}

@@ -215,9 +215,6 @@ class Pool(Generic[C]):
         if min(right.values(), default=self._least) < self._least:
             raise RuntimeError(f"an instance is below level {self._least}")
 
-    def __repr__(self) -> str:
-        return f"<Pool {len(self.open_instances)} of {len(self._members)} open>"
-
 
 def _points(name: str) -> Iterator[int]:
     """Yield an instance's points on the ring."""

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Ticket(Generic[T]):
     """A place in a queue.
 
@@ -40,9 +40,6 @@ class Ticket(Generic[T]):
     @property
     def order(self) -> tuple[float, int]:
         return (self.deadline, self.number)
-
-    def __repr__(self) -> str:
-        return f"<Ticket {self.number} {self.num_bytes} bytes for {self.home or 'any'}>"
 
 
 @dataclass
@@ -172,9 +169,6 @@ class WaitingQueue(Generic[T]):
             raise RuntimeError(f"the queue counts {self.num_waiting} tickets but holds {len(tickets)}")
         if sum(ticket.num_bytes for ticket in tickets) > self._total.used_bytes:
             raise RuntimeError(f"the queues count {self._total.used_bytes} bytes but hold more")
-
-    def __repr__(self) -> str:
-        return f"<WaitingQueue {self.num_waiting}/{self._max_waiting} waiting>"
 
 
 def _order(ticket: Ticket[T]) -> tuple[float, int]:

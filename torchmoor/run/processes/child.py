@@ -140,7 +140,7 @@ class ChildProxy:
 
     def _on_change(self, instance: Instance) -> None:
         name, breaker = instance.name, instance.breaker.state
-        is_gone = self.registry.find(name) is not instance
+        is_gone = not self.registry.has(instance)
         forget_lost(self.registry, instance)
         if is_gone or instance.state is not InstanceState.READY:
             self._cut_off.discard(name)

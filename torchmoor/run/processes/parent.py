@@ -149,7 +149,7 @@ class ProcessGroup:
                 child.send(kind, **members)
 
     def _on_change(self, instance: Instance) -> None:
-        is_known = self.registry.find(instance.name) is instance
+        is_known = self.registry.has(instance)
         if not is_known or not instance.is_ready:
             self._statuses.pop(instance.name, None)
         if is_known:
