@@ -33,7 +33,7 @@ class OperationAnswer(NamedTuple):
         """Return the JSON object in the body; an empty one if the body is not a JSON object."""
         try:
             content = json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
 
