@@ -34,9 +34,9 @@ from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet
-from torchmoor.run.launching import JOURNAL_URL
 from torchmoor.run.proxy_settings import complete
 from torchmoor.run.stopping import has_started, stop_on_signals
+from torchmoor.wire.handler_variables import JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 logger = logging.getLogger(__name__)

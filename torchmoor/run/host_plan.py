@@ -23,16 +23,14 @@ from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.checkpoints import Checkpoint, check_environment, endpoint_names, find_checkpoints
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.launching import (
-    JOURNAL_URL,
     find_archive,
     find_model_store,
     find_session_keys,
     make_supervision_settings,
 )
 from torchmoor.run.proxy_settings import complete
+from torchmoor.wire.handler_variables import ALLOWED_HOSTS, JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
-
-ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
 
 
 @dataclass(frozen=True, slots=True)
