@@ -24,10 +24,10 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
 from torchmoor.container.runtime_directory import container_supervision_settings, make_session_keys, runtime_directory
+from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.model_sources import MANY, many_environment, multi_model_settings
 from torchmoor.fleet.ports import find_free_ports
-from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.access.credentials import KEYS_FILE
 from torchmoor.proxy.instances.registry import Registry

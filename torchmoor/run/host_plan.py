@@ -15,9 +15,9 @@ from torchmoor.config.session_keys import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.fleet.archives import archive_name, chat_handler
+from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.model_sources import MANY, adapter_environment, many_environment, multi_model_settings
-from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.checkpoints import Checkpoint, check_environment, endpoint_names, find_checkpoints

@@ -21,9 +21,9 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.archive_checks import check_archives
 from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
+from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.process_commands import reopen_log
-from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.access.credentials import ASYNC_QUEUE
 from torchmoor.proxy.instances.registry import Registry

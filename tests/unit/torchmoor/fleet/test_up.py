@@ -22,7 +22,7 @@ from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.supervisor import LOCK_FILE
+from torchmoor.fleet.instance_guard import LOCK_FILE
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.run.checkpoints import Checkpoint
