@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.aws import check_constraints, check_input, input_shape
 from torchmoor.config.group import SettingsGroup, read_mapping
 from torchmoor.config.routing import (

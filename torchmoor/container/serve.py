@@ -15,12 +15,13 @@ from torchmoor.config.access import AccessSettings
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.group import MIB
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
 from torchmoor.container.runtime_directory import container_supervision_settings, make_session_keys, runtime_directory

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.fleet.archives import archive_name, chat_handler
