@@ -157,7 +157,7 @@ class RedisJournal(StoredJournal):
         keys = _keys(session_id, "events", "closed", "account")
         said = self._connection.run(_APPEND, keys, number, data, _needed_until(session_id), check_owner(owner))
         if said == b"taken":
-            raise EventTaken(f"event {number} of this session has been written already")
+            raise EventTaken(number)
         if said == b"gap":
             _check_expired(session_id, number)
         if _unless_closed(said) == b"written":
@@ -351,5 +351,5 @@ def _check_expired(session_id: str, number: int) -> None:
 def _unless_closed(said: Any) -> Any:
     """Return a writing script's result. Raises JournalClosed."""
     if said == b"closed":
-        raise JournalClosed("this session was closed")
+        raise JournalClosed()
     return said
