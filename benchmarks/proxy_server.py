@@ -17,7 +17,7 @@ from torchmoor.config.group import MIB
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

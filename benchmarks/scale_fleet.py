@@ -14,7 +14,7 @@ from benchmarks.report import percentile
 from benchmarks.routing_simulation import Run, service_time
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.requests.incoming import Caller
-from torchmoor.config.health import RecoverySettings
+from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.chooser import Chooser

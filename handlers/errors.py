@@ -23,6 +23,10 @@ import json
 
 from torchmoor.wire import headers
 
+# Messages of errors that several modules raise.
+MODEL_FAILED = "the model failed on this conversation; see the worker's log"
+STOPPING = "the worker is stopping"
+
 
 class HandlerError(Exception):
     """Base of all errors that are answered to a client. The message is for the client; `text` is its default."""
@@ -226,6 +230,7 @@ class TurnTimedOut(HandlerError):
     """The turn did not finish before its deadline."""
 
     status = 504
+    text = "the answer was not finished before the turn's deadline"
 
 
 class ClientGone(HandlerError):
@@ -268,6 +273,7 @@ class LoadStopped(HandlerError):
     """A load was aborted because the worker stops."""
 
     status = 503
+    text = STOPPING
     retry_after_s = 1
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # handlers are not an installed package
 
 from handlers.chat.metrics import CHAT_METRICS
-from handlers.settings.handler import ENV_PREFIX, HandlerSettings
+from handlers.settings.handler import HandlerSettings
 from handlers.torchserve.metrics_publisher import PREFIX
 from torchmoor.admin.collectors import METRICS
 from torchmoor.config.endpoints import VARIANT_GROUPS
@@ -24,6 +24,7 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.config.settings import GROUPS
 from torchmoor.container.environment import OVERRIDES, ContainerEnvironment
+from torchmoor.wire.handler_variables import ENV_PREFIX
 
 TABLE = ["| key | default | |", "|---|---|---|"]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"

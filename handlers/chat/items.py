@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handlers.chat.checks import check_unicode, names
-from handlers.chat.images.addresses import DATA, find_scheme, is_address
+from handlers.chat.images.addresses import ADDRESS_FORM, DATA, find_scheme, is_address
 from handlers.chat.messages import (
     ASSISTANT,
     TOOL,
@@ -328,7 +328,7 @@ def _image(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | N
         return ImagePart(files[file]), shown
     if files is not None and (not isinstance(url, str) or not is_address(url)):
         where += ".image_url"
-        raise InvalidRequest(f"{where} must be an http(s) or s3 address or a data URL", param=where)
+        raise InvalidRequest(f"{where} must be {ADDRESS_FORM}", param=where)
     if isinstance(url, str) and 0 < len(url) <= _MAX_URL_CHARS and find_scheme(url) != DATA:
         shown["image_url"] = url
     return ImagePart(url), shown

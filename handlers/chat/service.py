@@ -30,6 +30,7 @@ from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.images.store import ImageStore
 from handlers.chat.metrics import count_everything
 from handlers.chat.resources.service import ResourceService, find_fetches
+from handlers.chat.sessions.additions import SessionAdditions
 from handlers.chat.sessions.expiry import ExpiryThread
 from handlers.chat.sessions.inspection import describe, list_sessions
 from handlers.chat.sessions.journal_failures import JournalFailures
@@ -39,8 +40,10 @@ from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
+from handlers.chat.sessions.session_images import SessionImages
 from handlers.chat.sessions.store import SessionStore
 from handlers.chat.sessions.stored_kv import StoredKv
+from handlers.chat.sessions.turn_queues import TurnQueues
 from handlers.chat.sessions.unjournaled_sessions import UnjournaledSessions
 from handlers.chat.turns.admission import Admission
 from handlers.chat.turns.choices import Choices
@@ -111,10 +114,17 @@ class ChatService:
             self.known = UnjournaledSessions(self.store)
         else:
             self.known = JournaledSessions(journal, self.store, failures, counters)
-        self.recorder = SessionRecorder(self.known, self.store, self.images, failures, settings.journal.max_replays)
+        self._session_images = SessionImages(self.store)
+        self.queues = TurnQueues(self.store)
+        self.recorder = SessionRecorder(
+            self.known, self.store, self._session_images, self.images, failures, settings.journal.max_replays
+        )
         can_see = model.image_token_id is not None
         receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
-        self._sessions = SessionLifecycle(ids, self.store, self.known, self.recorder, receiver, counters, self._intake)
+        self._additions = SessionAdditions(self.recorder, receiver, self._session_images)
+        self._sessions = SessionLifecycle(
+            ids, self.store, self.queues, self.known, self.recorder, self._additions, receiver, self._intake
+        )
         self.stored_kv = None
         if journal is not None and kv_parts is not None:
             self.stored_kv = StoredKv(journal, kv_parts, ids.keys, settings.journal.kv_idle_s, counters)
@@ -133,7 +143,7 @@ class ChatService:
             stored_kv=self.stored_kv,
             counters=counters,
         )
-        self._resources = ResourceService(self._parts, self._sessions, self.known, self.recorder, self)
+        self._resources = ResourceService(self._parts, self._sessions, self._additions, self.known, self.recorder, self)
         self._expiry = ExpiryThread(self.store.expire, self.known.sweep, wall)
 
     def stop(self) -> None:
@@ -208,7 +218,7 @@ class ChatService:
             self.make_turn(session, command, reply).start()
 
     def make_turn(self, session: Session, command: Ask, reply: PendingReply) -> Turn:
-        return Turn(self._parts, self.store, self.recorder, session, command, reply)
+        return Turn(self._parts, self.queues, self._session_images, self.recorder, session, command, reply)
 
     def _change_in_background(self, command: OpenSession | AddImages, reply: PendingReply) -> None:
         line = find_line(command.caller, command.images)
@@ -243,7 +253,8 @@ class ChatService:
             case BranchSession():
                 reply.finish_json({"session_id": self._branch(command, reply)})
             case AddImages():
-                self._sessions.add_images(command, reply)
+                with self._sessions.hold(command.session_id, command.caller) as session:
+                    self._additions.add_images(session, command, reply)
                 reply.finish_json({"success": True, "images": len(command.images)})
             case CloseSession():
                 self._sessions.close(command)

@@ -54,7 +54,7 @@ class DirectoryJournal(StoredJournal):
         self._images = DirectorySharedImages(root)
         self._lists = DirectoryLists(root)
         self._expiring = ExpiringSessions()
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        root.mkdir(parents=True, exist_ok=True, mode=files.FOLDER_MODE)
 
     def check_room(self, owner: str) -> None:
         super().check_room(owner)
@@ -70,7 +70,7 @@ class DirectoryJournal(StoredJournal):
         try:
             self._create(folder / f"{number:08d}", data, owner)
         except FileExistsError as exc:
-            raise EventTaken(f"event {number} of this session has been written already") from exc
+            raise EventTaken(number) from exc
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
         events: list[Event] = []
@@ -242,7 +242,7 @@ class DirectoryJournal(StoredJournal):
         folder = path.parent
         if (folder / CLOSED).exists():  # checked after the link: a later close deletes the file
             path.unlink(missing_ok=True)
-            raise JournalClosed("this session was closed")
+            raise JournalClosed()
         try:
             files.sync_folder(folder)
         except FileNotFoundError:
@@ -280,7 +280,7 @@ class DirectoryJournal(StoredJournal):
         """Make a folder if it is not there. Return whether it was missing."""
         if folder.is_dir():
             return False
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=files.FOLDER_MODE, exist_ok=True)
         files.sync_folder(self._root)
         return True
 
@@ -292,7 +292,7 @@ class DirectoryJournal(StoredJournal):
 def _mark(folder: Path, owner: str) -> None:
     """Note the owner of a session in its folder."""
     if check_owner(owner) != ANYONE:
-        (folder / f"{OWNER_MARK}{owner}").touch(mode=0o600)
+        (folder / f"{OWNER_MARK}{owner}").touch(mode=files.FILE_MODE)
 
 
 def _owners(names: Iterable[str]) -> list[str]:

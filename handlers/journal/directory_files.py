@@ -11,6 +11,8 @@ from handlers.journal.event import DamagedRecord, check_size
 
 ABANDONED_S = 600.0  # age of an abandoned temporary file; much longer than any operation takes
 BLOCK_BYTES = 4096  # of the usual file systems; a file takes whole blocks
+FOLDER_MODE = 0o700  # below the root, other users cannot reach the files
+FILE_MODE = 0o600
 
 
 def read(path: Path, max_bytes: int) -> bytes:

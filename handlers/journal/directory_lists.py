@@ -22,9 +22,9 @@ class DirectoryLists:
     def add(self, owner: str, listed: Listed) -> None:
         folder = self._folder / check_owner(owner)
         for _ in range(2):  # a sweep deletes empty folders
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(parents=True, exist_ok=True, mode=files.FOLDER_MODE)
             with suppress(FileNotFoundError):
-                (folder / listed.name).touch(mode=0o600)
+                (folder / listed.name).touch(mode=files.FILE_MODE)
                 files.sync_folder(folder)
                 return
         raise OSError("a list of the journal cannot be written: other workers delete it each time")

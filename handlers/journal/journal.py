@@ -31,9 +31,15 @@ _LISTED = re.compile(rf"({ID_FORM.pattern})\.([a-z_]{{1,32}})", re.ASCII)
 class EventTaken(Exception):
     """Raised if another instance has written an event of this number."""
 
+    def __init__(self, number: int) -> None:
+        super().__init__(f"event {number} of this session has been written already")
+
 
 class JournalClosed(Exception):
     """The session was closed, and its content deleted."""
+
+    def __init__(self) -> None:
+        super().__init__("this session was closed")
 
 
 class JournalFull(Exception):

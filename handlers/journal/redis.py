@@ -37,8 +37,8 @@ from handlers.journal.journal import (
     needed_until,
     read_listed,
 )
+from handlers.journal.redis_connection import RedisConnection, within
 from handlers.journal.redis_images import RedisSharedImages
-from handlers.journal.redis_scripts import RedisScripts, within
 from handlers.journal.stored_journal import StoredJournal
 from handlers.settings.journal import JournalSettings
 
@@ -142,19 +142,23 @@ class RedisJournal(StoredJournal):
     """tombstone_s: how long the marker of a closed session outlives its expiry. keys: see EventCodec."""
 
     def __init__(
-        self, scripts: RedisScripts, tombstone_s: int, settings: JournalSettings, keys: Mapping[str, bytes] = NO_KEYS
+        self,
+        connection: RedisConnection,
+        tombstone_s: int,
+        settings: JournalSettings,
+        keys: Mapping[str, bytes] = NO_KEYS,
     ) -> None:
         super().__init__(settings, keys)
-        self._scripts = scripts
-        self._images = RedisSharedImages(scripts)
+        self._connection = connection
+        self._images = RedisSharedImages(connection)
         self._tombstone_s = tombstone_s
 
     def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         data = self._codec.encode(event, session_id)
         keys = _keys(session_id, "events", "closed", "account")
-        said = self._scripts.run(_APPEND, keys, number, data, needed_until(session_id), check_owner(owner))
+        said = self._connection.run(_APPEND, keys, number, data, needed_until(session_id), check_owner(owner))
         if said == b"taken":
-            raise EventTaken(f"event {number} of this session has been written already")
+            raise EventTaken(number)
         if said == b"gap":
             _check_expired(session_id, number)
         if _unless_closed(said) == b"written":
@@ -166,7 +170,7 @@ class RedisJournal(StoredJournal):
             return []
         last = -1 if max_events is None else start + max_events - 1
         max_bytes = self._settings.max_event_bytes
-        found = self._scripts.run(_READ, _keys(session_id, "events", "closed"), start, last, max_bytes)
+        found = self._connection.run(_READ, _keys(session_id, "events", "closed"), start, last, max_bytes)
         if found is None:
             _check_expired(session_id, start)
             return []
@@ -179,7 +183,7 @@ class RedisJournal(StoredJournal):
         self._budget.add(owner, expires_at, self._images.share(session_id, owner, name, data))
         keys = _keys(session_id, "pictures", "closed")
         try:
-            _unless_closed(self._scripts.run(_NAME_IMAGE, keys, name, owner, needed_until(session_id)))
+            _unless_closed(self._connection.run(_NAME_IMAGE, keys, name, owner, needed_until(session_id)))
         except JournalClosed:
             self._budget.add(owner, expires_at, -self._images.release(session_id, owner, name))
             raise
@@ -187,7 +191,7 @@ class RedisJournal(StoredJournal):
 
     def get_image(self, session_id: str, image: str) -> bytes:
         check_image_name(image)
-        owner = self._scripts.run(_FIND_OWNER, _keys(session_id, "pictures"), image)
+        owner = self._connection.run(_FIND_OWNER, _keys(session_id, "pictures"), image)
         max_bytes = self._settings.max_image_bytes
         data = None if owner is None else self._images.get(_read_owner(owner), image, max_bytes)
         return check_image(image, data)
@@ -195,26 +199,26 @@ class RedisJournal(StoredJournal):
     def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
         self._budget.check_kv(owner, len(data))
         keys = _keys(session_id, "kv", "closed", "account")
-        said = self._scripts.run(_PUT_KV, keys, number, data, needed_until(session_id))
+        said = self._connection.run(_PUT_KV, keys, number, data, needed_until(session_id))
         if said == b"closed":
             return False
         self._budget.add_kv(owner, expiry(session_id), int(said))
         return True
 
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
-        found = self._scripts.run(_READ_KV, _keys(session_id, "kv"), first, first + count - 1, max_bytes)
+        found = self._connection.run(_READ_KV, _keys(session_id, "kv"), first, first + count - 1, max_bytes)
         return [within(data, max_bytes) for data in found]
 
     def close(self, session_id: str, event: Event) -> Event:
         max_bytes = self._settings.max_event_bytes
         data = self._codec.encode(event, session_id)
         expire_at = expiry(session_id) + self._tombstone_s
-        images, account, closed = self._scripts.run(_CLOSE, _all_keys(session_id), data, expire_at, max_bytes)
+        images, account, closed = self._connection.run(_CLOSE, _all_keys(session_id), data, expire_at, max_bytes)
         self._free(session_id, images, account)
         return self._codec.decode(closed, session_id)
 
     def delete(self, session_id: str) -> None:
-        self._free(session_id, *self._scripts.run(_DELETE, _all_keys(session_id)))
+        self._free(session_id, *self._connection.run(_DELETE, _all_keys(session_id)))
 
     def _free(self, session_id: str, images: Sequence[bytes], account: Sequence[bytes | None]) -> None:
         """Release a session's images, names and owners in turn, and count the session's bytes no longer."""
@@ -222,7 +226,7 @@ class RedisJournal(StoredJournal):
         for name, owner in zip(images[::2], images[1::2], strict=True):
             num_bytes += self._images.release(session_id, _read_owner(owner), name.decode())
         if images:  # the names stay until then, so that another sweep can repeat this
-            self._scripts.run(_FORGET, _keys(session_id, "pictures"))
+            self._connection.run(_FORGET, _keys(session_id, "pictures"))
         of_session, event_bytes, kv_bytes = account
         if event_bytes is not None:
             num_bytes += int(event_bytes) + SESSION_BYTES
@@ -233,23 +237,23 @@ class RedisJournal(StoredJournal):
 
     def claim(self, name: str, value: str) -> str:
         keys = [f"claim:{claim_key(name)}"]
-        first: bytes = self._scripts.run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
+        first: bytes = self._connection.run(_CLAIM, keys, value, self._settings.claim_s, MAX_CLAIM_BYTES)
         return first.decode(errors="replace")
 
     def enlist(self, session_id: str, label: str, owner: str) -> None:
         listed = make_listed(session_id, label)
-        self._scripts.run(_ENLIST, [_list_key(owner)], listed.name, listed.expires_at, int(time.time()))
+        self._connection.run(_ENLIST, [_list_key(owner)], listed.name, listed.expires_at, int(time.time()))
 
     def delist(self, session_id: str, label: str, owner: str) -> None:
-        self._scripts.run(_DELIST, [_list_key(owner)], make_listed(session_id, label).name)
+        self._connection.run(_DELIST, [_list_key(owner)], make_listed(session_id, label).name)
 
     def list_owned(self, owner: str) -> list[Listed]:
-        names = self._scripts.run(_LIST_OWNED, [_list_key(owner)], int(time.time()), MAX_LISTED)
+        names = self._connection.run(_LIST_OWNED, [_list_key(owner)], int(time.time()), MAX_LISTED)
         found = (read_listed(name.decode(errors="replace")) for name in names)
         return [listed for listed in found if listed is not None]
 
     def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
-        after, keys = self._scripts.scan(int(cursor or 0), "{*}:events")
+        after, keys = self._connection.scan(int(cursor or 0), "{*}:events")
         names = [_tag(key) for key in keys]
         return [name for name in names if is_session_id(name)], str(after) if after else ""
 
@@ -263,7 +267,7 @@ class RedisJournal(StoredJournal):
         found, seen = self._budget.begin_measurement(), set[int]()
         cursor, is_last = 0, False
         while not is_last:
-            cursor, keys = self._scripts.scan(cursor, "{*")
+            cursor, keys = self._connection.scan(cursor, "{*")
             is_last = cursor == 0
             self._release_closed([key for key in keys if key.endswith("}:pictures")])
             images = _unseen((key for key in keys if "}:picture:" in key and is_owner(_tag(key))), seen)
@@ -273,7 +277,7 @@ class RedisJournal(StoredJournal):
         self._budget.replace(found)
 
     def _measure_sessions(self, keys: Sequence[str], found: JournalUsage) -> None:
-        accounts = self._scripts.read_all([("HMGET", key, "owner", "bytes", "kv") for key in keys])
+        accounts = self._connection.read_all([("HMGET", key, "owner", "bytes", "kv") for key in keys])
         for key, (owner, num_bytes, kv_bytes) in zip(keys, accounts, strict=True):
             is_whole = is_session_id(_tag(key)) and is_owner((owner or b"").decode(errors="replace"))
             if is_whole and (num_bytes or b"").isdigit():  # else it has expired, or another program has written it
@@ -282,7 +286,7 @@ class RedisJournal(StoredJournal):
                 found.kv_bytes[owner.decode(), expiry(_tag(key))] += of_kv
 
     def _measure_images(self, keys: Sequence[str], found: JournalUsage) -> None:
-        answers = self._scripts.read_all([(command, key) for key in keys for command in ("STRLEN", "TTL")])
+        answers = self._connection.read_all([(command, key) for key in keys for command in ("STRLEN", "TTL")])
         now = int(time.time())
         for key, num_bytes, ttl_s in zip(keys, answers[::2], answers[1::2], strict=True):
             found.add(_tag(key), now + ttl_s - EXPIRED_KEPT_S, num_bytes)
@@ -290,9 +294,9 @@ class RedisJournal(StoredJournal):
     def _release_closed(self, keys: Sequence[str]) -> None:
         """Release the images of closed sessions, which killed workers have left."""
         ids = [_tag(key) for key in keys if is_session_id(_tag(key))]
-        closed = self._scripts.read_all([("EXISTS", *_keys(session_id, "closed")) for session_id in ids])
+        closed = self._connection.read_all([("EXISTS", *_keys(session_id, "closed")) for session_id in ids])
         for session_id in (session_id for session_id, is_closed in zip(ids, closed, strict=True) if is_closed):
-            self._free(session_id, *self._scripts.run(_LIST_IMAGES, _all_keys(session_id)))
+            self._free(session_id, *self._connection.run(_LIST_IMAGES, _all_keys(session_id)))
 
 
 def _keys(session_id: str, *names: str) -> list[str]:
@@ -337,5 +341,5 @@ def _check_expired(session_id: str, number: int) -> None:
 def _unless_closed(said: Any) -> Any:
     """Return a writing script's result. Raises JournalClosed."""
     if said == b"closed":
-        raise JournalClosed("this session was closed")
+        raise JournalClosed()
     return said

@@ -11,7 +11,7 @@ has not released is deleted when its session expires.
 from collections.abc import Iterable
 
 from handlers.journal.journal import check_owner, needed_until
-from handlers.journal.redis_scripts import RedisScripts, within
+from handlers.journal.redis_connection import RedisConnection, within
 
 # KEYS: image, sessions. Forget sessions that have expired; delete the image after the last one.
 _RENEW = """
@@ -50,25 +50,25 @@ return redis.call('GET', KEYS[1])
 class RedisSharedImages:
     """Safe for all threads, and for all processes that share the server."""
 
-    def __init__(self, scripts: RedisScripts) -> None:
-        self._scripts = scripts
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection = connection
 
     def share(self, session_id: str, owner: str, name: str, data: bytes) -> int:
         """Store an image for a session. Return the bytes that were written; 0 if the owner has the image."""
-        return int(self._scripts.run(_SHARE, _keys(owner, name), data, session_id, needed_until(session_id)))
+        return int(self._connection.run(_SHARE, _keys(owner, name), data, session_id, needed_until(session_id)))
 
     def release(self, session_id: str, owner: str, name: str) -> int:
         """Delete an image if no other session has it. Return the bytes that are free then."""
-        return int(self._scripts.run(_RELEASE, _keys(owner, name), session_id))
+        return int(self._connection.run(_RELEASE, _keys(owner, name), session_id))
 
     def get(self, owner: str, name: str, max_bytes: int) -> bytes | None:
         """Read an image; None if it is missing. Raises DamagedRecord."""
-        found: bytes | None = within(self._scripts.run(_GET, _keys(owner, name)[:1], max_bytes), max_bytes)
+        found: bytes | None = within(self._connection.run(_GET, _keys(owner, name)[:1], max_bytes), max_bytes)
         return found
 
     def renew(self, images: Iterable[tuple[str, str]]) -> None:
         """Forget the expired sessions of these images. images: owners and names."""
-        self._scripts.run_each(_RENEW, [_keys(owner, name) for owner, name in images])
+        self._connection.run_each(_RENEW, [_keys(owner, name) for owner, name in images])
 
 
 def _keys(owner: str, name: str) -> tuple[str, str]:

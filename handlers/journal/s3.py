@@ -75,9 +75,9 @@ class S3Journal(StoredJournal):
             return
         found = self._objects.get(key, self._settings.max_event_bytes)
         if found is not None and self._codec.decode(found, session_id).kind == "close":
-            raise JournalClosed("this session was closed")
+            raise JournalClosed()
         if found != data:
-            raise EventTaken(f"event {number} of this session has been written already")
+            raise EventTaken(number)
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
         """Read one event first, since there is usually none; then several at once."""
@@ -101,7 +101,7 @@ class S3Journal(StoredJournal):
         pointer, num_bytes = self._images.share(folder, session_id, owner, data)
         if self._find_close(session_id, 0) is not None:  # after the write: a later close finds the image
             self._images.release(session_id, [pointer])
-            raise JournalClosed("this session was closed")
+            raise JournalClosed()
         self._budget.add(owner, expiry(session_id), num_bytes)
         return image_hash(data)
 

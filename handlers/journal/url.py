@@ -52,15 +52,15 @@ def _open_directory(parts: SplitResult, settings: JournalSettings, keys: Mapping
 
 
 def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int, keys: Mapping[str, bytes]) -> Journal:
-    from handlers.journal import redis, redis_scripts  # other journals do not need the library
+    from handlers.journal import redis, redis_connection  # other journals do not need the library
 
     address = read_redis_address(parts)
     if address is None:
         raise SettingsError(
             f"handler.journal.url must have a host and a database's number: {parts.scheme}://host:port/0"
         )
-    scripts = redis_scripts.RedisScripts(redis_scripts.connect(address, settings))
-    return redis.RedisJournal(scripts, tombstone_s, settings, keys)
+    connection = redis_connection.RedisConnection(redis_connection.connect(address, settings))
+    return redis.RedisJournal(connection, tombstone_s, settings, keys)
 
 
 def _open_s3(parts: SplitResult, settings: JournalSettings, keys: Mapping[str, bytes]) -> Journal:

@@ -138,7 +138,7 @@ class LoadProgress:
     def check(self) -> None:
         """Raise LoadTimedOut after the deadline, LoadStopped after `stop`."""
         if self._is_stopped:
-            raise LoadStopped("the worker is stopping")
+            raise LoadStopped()
         if self._clock() >= self._deadline:
             raise LoadTimedOut(f"it took longer than handler.many.load_timeout_s and had come to: {self}")
 

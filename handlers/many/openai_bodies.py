@@ -18,7 +18,7 @@ from handlers.requests.incoming import Incoming
 from torchmoor.wire import headers as wire
 
 EMBEDDINGS, CLASSIFICATION = "sentence-embeddings", "text-classification"
-GENERATION = "text-generation"
+TEXT_GENERATION = "text-generation"
 ENCODINGS = ("float", "base64")
 EMBEDDING_FIELDS = {"input", "model", "encoding_format", "dimensions", "user"}
 TEXTS = {
@@ -56,7 +56,7 @@ def read_task_request(incoming: Incoming, max_json_values: int, *, task: str, ma
             raise InvalidRequest(f"'{name}' must be {TEXTS[name]}, not null", param=name)
     for name in ("messages", "prompt"):
         if name in body:
-            message = f"this model's task is {task}, and '{name}' is for {GENERATION}: send {_takes(task)}"
+            message = f"this model's task is {task}, and '{name}' is for {TEXT_GENERATION}: send {_takes(task)}"
             raise InvalidRequest(message, param="model")
     raise InvalidRequest(f"the body has no 'inputs': this model's task is {task}, send {_takes(task)}", param="inputs")
 

@@ -23,8 +23,8 @@ from handlers.settings.request import RequestSettings
 from handlers.settings.session import ChatSessionSettings
 from handlers.settings.tasks import TaskSettings
 from handlers.settings.vllm import VllmSettings
+from torchmoor.wire.handler_variables import ENV_PREFIX
 
-ENV_PREFIX = "TORCHMOOR_HANDLER_"
 # What the engine vllm does not have, with the value that asks for nothing.
 OF_BUILTIN = (
     ("model", "attention", "auto"),

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from handlers.settings.group import GIB, MIB, Count, HandlerGroup, Number, Size, from_text, refusal
+from torchmoor.wire.handler_variables import DEFAULT_DEVICE_FRACTION
 
 
 class ChatSessionSettings(HandlerGroup, title="session"):
@@ -16,7 +17,7 @@ class ChatSessionSettings(HandlerGroup, title="session"):
     )
     kv_tokens: Size = Field(0, description="The same as a number of positions. 0: from device_fraction.")
     device_fraction: Number = Field(
-        0.85,
+        DEFAULT_DEVICE_FRACTION,
         gt=0,
         lt=1,
         description="Fraction of a GPU's memory for this worker: weights, features, working memory, and keys and "

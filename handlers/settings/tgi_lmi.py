@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from handlers.errors import SettingsError
-from handlers.settings.handler import ENV_PREFIX
 from handlers.settings.pump import PumpSettings
 from torchmoor.wire.checkpoint_places import PROPERTIES
+from torchmoor.wire.handler_variables import ADAPTERS_SOURCE, ENGINE_NAME, ENV_PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _off(text: str) -> None:
 def _off_without_source(text: str) -> None:
     """Refuse to switch adapters on without a source. Called only if no source is set."""
     if text.lower() not in _OFF:
-        raise ValueError("name the adapters' folder in TORCHMOOR_HANDLER_ADAPTERS_SOURCE (docs/adapters.md)")
+        raise ValueError(f"name the adapters' folder in {ADAPTERS_SOURCE} (docs/adapters.md)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def understand(
         if found is not None and foreign.setting is not None and found.value:
             settings[foreign.setting] = found
     _check_lengths(settings)
-    if (environ.get("TORCHMOOR_HANDLER_ENGINE_NAME") or _own_value(config, "engine", "name")) != "vllm":
+    if (environ.get(ENGINE_NAME) or _own_value(config, "engine", "name")) != "vllm":
         settings.pop("vllm.max_loras", None)  # the built-in engine has no such limit
         _check_built_in(settings)
     return _merge(config, settings)

@@ -21,7 +21,8 @@ from handlers.torchserve.entry import StartedWorker
 from handlers.torchserve.pump import Pump, check_batch_size
 from handlers.worker.counters import Metric
 from handlers.worker.process_memory import bound_freed_memory
-from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
+from torchmoor.wire.checkpoint_places import PROPERTIES_FOLDER
+from torchmoor.wire.handler_variables import MODEL_PATH
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.aws.conftest import ACCOUNT, REGION, Aws
 from tests.aws.stack import ASYNCHRONOUS, ROLE, TEMPLATE, Stack, read_document
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 
 pytestmark = pytest.mark.slow
 ALARM = "HasBacklogWithoutCapacity-llava-AllTraffic"

@@ -36,7 +36,7 @@ from torchmoor.config.access import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.dispatch.decisions import MAX_SHOWN, DecisionQuery

@@ -28,8 +28,8 @@ from tests.tools import require
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.cli.main import main
-from torchmoor.config.asynchronous import AsyncQueueSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.proxy.access.credentials import read_credentials
 
 pytestmark = pytest.mark.redis

@@ -23,18 +23,21 @@ from tests.decision_limits import leave_out_usual
 from tests.proxy.fake_instance import FakeInstance
 from tests.waiting import DEADLINE_S
 from torchmoor.config.access import AccessSettings, Credentials
-from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.config.body_heap import DEFAULT_INFLIGHT_BODY_BYTES
+from torchmoor.config.callers import CallerSettings
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.container import ContainerSettings
-from torchmoor.config.health import HealthSettings, RecoverySettings
-from torchmoor.config.limits import CallerSettings, LimitSettings, TimeoutSettings
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.config.websocket import WebSocketSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

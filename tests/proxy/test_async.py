@@ -22,7 +22,7 @@ from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answer
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
 from torchmoor.config.access import AccessKey, Credentials
-from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances.instance import Instance, InstanceState

@@ -15,7 +15,7 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.async_inference.request import background_request
-from torchmoor.config.limits import CallerSettings
+from torchmoor.config.callers import CallerSettings
 from torchmoor.errors import ApiError, QueueUnavailable
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.response_ids import conversation_id, response_id

@@ -14,8 +14,9 @@ from tests.proxy.conftest import Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, signed
 from tests.proxy.test_openai import MESSAGES, behave, call, chunk, client
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
+from torchmoor.config.timeouts import TimeoutSettings
 
 PATH = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"

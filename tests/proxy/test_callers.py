@@ -21,7 +21,7 @@ from tests.proxy.conftest import KEY, Stage
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.access import AccessKey, Credentials
-from torchmoor.config.limits import CallerSettings
+from torchmoor.config.callers import CallerSettings
 from torchmoor.proxy.access.gate import principal_of
 from torchmoor.wire.session_ids import mint
 

@@ -13,7 +13,8 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, refusing, streaming
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.timeouts import TimeoutSettings
 
 BODY = b'{"type": "send_text_prompt"}'
 

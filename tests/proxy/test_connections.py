@@ -13,7 +13,8 @@ import pytest
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from tests.waiting import DEADLINE_S
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.timeouts import TimeoutSettings
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 

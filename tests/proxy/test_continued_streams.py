@@ -13,8 +13,9 @@ from botocore.exceptions import EventStreamError
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.instances.instance import InstanceState

@@ -13,7 +13,8 @@ import pytest
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from torchmoor.config.health import HealthSettings
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 

@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, answering, refusing
-from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.invocation import Invocation
 
 OPERATIONS = ("invoke_endpoint", "invoke_endpoint_with_response_stream")

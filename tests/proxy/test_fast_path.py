@@ -20,9 +20,10 @@ from tests.proxy.conftest import FAST, GENERAL, PATH, Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.waiting import wait_until
 from torchmoor.config.access import AccessKey, Credentials
-from torchmoor.config.limits import CallerSettings, TimeoutSettings
+from torchmoor.config.callers import CallerSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.fast_path import request as fast_path_request

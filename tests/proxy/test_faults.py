@@ -12,9 +12,10 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire, answering, refusing
-from torchmoor.config.health import HealthSettings, RecoverySettings
-from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import VariantSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.fleet.worker_probe import MAX_TRIES
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState

@@ -18,7 +18,7 @@ from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.routing import VariantSettings as Variant
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

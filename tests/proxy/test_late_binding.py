@@ -10,8 +10,9 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering, refusing
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 LATE = LateBindingSettings(max_waiting=8, max_wait_s=20)

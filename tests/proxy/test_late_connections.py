@@ -15,7 +15,7 @@ from tests.proxy.fake_instance import Received, Wire
 from tests.proxy.test_async import submit, until_there
 from tests.proxy.test_faults import instance_of, invoke
 from torchmoor.config.health import HealthSettings
-from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.fleet.health import HELD_UP_S
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import InstanceState

@@ -14,8 +14,8 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import NO_PROBES, Stage
 from tests.proxy.fake_instance import Gate, streaming
 from tests.proxy.fake_many import FakeFleet, FakeMany
-from torchmoor.config.limits import TimeoutSettings
 from torchmoor.config.routing import MultiModelSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 MODELS = {f"m{number}.tar.gz" for number in range(20)}

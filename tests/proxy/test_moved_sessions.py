@@ -8,8 +8,8 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, answering, refusing
-from torchmoor.config.health import RecoverySettings
-from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.recovery import RecoverySettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 CLOSED = b"x-amzn-sagemaker-closed-session-id: "

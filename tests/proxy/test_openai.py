@@ -11,7 +11,8 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.response_ids import conversation_id, item_id, response_id
 

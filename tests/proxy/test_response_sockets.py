@@ -23,7 +23,8 @@ from tests.proxy.test_access import CREDENTIALS, TOKEN, make_certificate
 from tests.proxy.test_metrics import scrape, value
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.access import Credentials
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.config.websocket import WebSocketSettings
 
 MakeStage = Callable[..., Stage]

@@ -11,8 +11,9 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, PrefixAwareSettings, VariantSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 NUM_CLIENTS = 24

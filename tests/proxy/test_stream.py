@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ConnectionClosedError, EventStrea
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
-from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.timeouts import TimeoutSettings
 
 
 def invoke(stage: Stage, **arguments: object) -> dict[str, object]:

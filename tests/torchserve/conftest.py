@@ -180,7 +180,7 @@ def small(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @dataclass(frozen=True)
 class Three:
-    """A fleet of three instances, which tests of several files break and the supervisor repairs."""
+    """A fleet of three instances, which tests of several files break and the launcher repairs."""
 
     fleet: Fleet
     run_dir: Path

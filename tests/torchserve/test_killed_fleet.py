@@ -168,7 +168,7 @@ def test_every_file_survives_a_restart_of_the_whole_fleet(restarted: Restarted) 
 
 
 def test_up_killed_with_9_takes_its_instances_along(restarted: Restarted) -> None:
-    """A supervisor killed with kill -9 leaves no TorchServe process; only the files of asynchronous requests remain.
+    """`torchmoor up` killed with kill -9 leaves no TorchServe process; only asynchronous requests and results remain.
 
     It is the last to use the fleet.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,32 @@ def test_modules_that_the_architecture_names_exist() -> None:
     missing = [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in paths)]
 
     assert len(named) > 60
+    assert missing == []
+
+
+def has_own(module: Path, name: str) -> bool:
+    """Return whether a module has a name that it does not import."""
+    text = module.read_text(encoding="utf-8")
+    if not re.search(rf"\b{name}\b", text):
+        return False
+    nodes = ast.walk(ast.parse(text)) if module.suffix == ".py" else ()
+    return name not in {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def test_names_are_in_the_modules_that_the_architecture_names() -> None:
+    """docs/architecture.md says "`name` in `module.py`" and "`module.py` (`name`)" of modules that have the name."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    pairs = [(module, name) for name, module in re.findall(r"`([\w.]+)` in `([\w/]+\.(?:py|js))`", text)]
+    for module, names in re.findall(r"`([\w/]+\.(?:py|js))` \((`\w+`(?:, `\w+`)*)\)", text):
+        pairs += [(module, name) for name in names.replace("`", "").split(", ")]
+    modules = [path for package in ("torchmoor", "handlers") for path in (ROOT / package).rglob("*.*")]
+    missing = [
+        (module, name)
+        for module, name in pairs
+        if not any(str(path).endswith(f"/{module}") and has_own(path, name.rpartition(".")[2]) for path in modules)
+    ]
+
+    assert len(pairs) > 40
     assert missing == []
 
 

@@ -28,7 +28,7 @@ from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.async_inference.workers.instance_client import InstanceClient
 from torchmoor.async_inference.workers.removal import NoCapacity, Removal
 from torchmoor.async_inference.workers.worker import Worker
-from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import (
     ApiError,
     ConfigError,

@@ -16,13 +16,13 @@ import click
 from torchmoor.cli.running_fleets import complete_endpoints
 from torchmoor.clients.admin import AdminClient
 from torchmoor.config.access import Credentials
+from torchmoor.config.launcher import DEFAULT_ENDPOINT
 from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.access.credentials import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_FILE, read_credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DEFAULT_ENDPOINT = "llava"
 RUNTIME_URL = "TORCHMOOR_URL"
 ADMIN_URL = "TORCHMOOR_ADMIN_URL"
 LISTEN = ListenSettings()  # where a fleet listens by default

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.aws import check_constraints, check_input, input_shape
 from torchmoor.config.group import SettingsGroup, read_mapping
 from torchmoor.config.routing import (
@@ -21,6 +21,7 @@ from torchmoor.config.routing import (
 )
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import ConfigError
+from torchmoor.wire.handler_variables import MODELS_CACHE, MODELS_SOURCE
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +117,9 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
             f"{where}.MultiModelConfig.ModelCacheSetting must be Enabled or Disabled (in quotes), not {setting!r}"
         )
     if "ModelDataUrl" in values:
-        logger.warning(
-            "without effect here, set TORCHMOOR_HANDLER_MANY_SOURCE of the instances key=%s.ModelDataUrl", where
-        )
+        logger.warning("without effect here, set %s of the instances key=%s.ModelDataUrl", MODELS_SOURCE, where)
     if setting == "Disabled":
-        logger.warning("instances need TORCHMOOR_HANDLER_MANY_CACHE=disabled too key=%s.MultiModelConfig", where)
+        logger.warning("instances need %s=disabled too key=%s.MultiModelConfig", MODELS_CACHE, where)
     group = read_mapping(values.get("multi_model", {}), f"{where}.multi_model", _MODEL_KEYS)
     return MultiModelSettings.read({**group, "is_cached": setting == "Enabled"}, f"{where}.multi_model")
 

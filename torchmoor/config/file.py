@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import yaml
 
 from torchmoor.config.application_autoscaling import read_autoscaling
-from torchmoor.config.asynchronous import AsyncInferenceSettings
+from torchmoor.config.async_inference import AsyncInferenceSettings
 from torchmoor.config.endpoints import check_endpoint, read_endpoint
 from torchmoor.config.group import read_list, read_mapping
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import GROUPS, Configuration, ProxySettings
 from torchmoor.errors import ConfigError
 

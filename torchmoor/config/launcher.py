@@ -10,6 +10,7 @@ from pydantic import Field
 from torchmoor.config.group import Count, Positive, SettingsGroup
 from torchmoor.wire.progress import INTERVAL_S
 
+DEFAULT_ENDPOINT = "llava"  # serves the demo model
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
 DEFAULT_BODY_MIB = 64
 INSTANCE_LOG = Path("logs", "torchserve.log")  # in an instance's folder, which is in the run directory

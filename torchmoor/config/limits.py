@@ -1,14 +1,12 @@
-"""Settings of what one client and one caller may use, and of how long an instance may take."""
+"""Settings of how large requests and bodies may be, how many connections there are, and how long clients may take."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, Shared, SharedCount, Size, refusal
-
-MAX_INLINE_BYTES = 128_000  # the runtime API's limit of an asynchronous request's body
 
 
 class LimitSettings(SettingsGroup, title="limits"):
@@ -107,45 +105,3 @@ class LimitSettings(SettingsGroup, title="limits"):
             text = f"must be {self.longest_body_bytes} (the longest body) or more, not {self.max_arriving_bytes}"
             raise refusal("max_arriving_bytes", text)
         return self
-
-
-class CallerSettings(SettingsGroup, title="callers"):
-    """What one caller may use at a time. Each key and token is a caller; without them, each client address is one."""
-
-    limited: Literal["with-keys", "always", "never"] = Field(
-        "with-keys",
-        description="When these limits apply: `with-keys`, if there are access keys or tokens; `always`, without them "
-        "per client address; `never`.",
-    )
-    max_requests: SharedCount = Field(
-        512, description="Requests of one caller that wait for an instance or are being answered; more get 429."
-    )
-    max_sessions: SharedCount = Field(
-        100_000,
-        description="Open sessions of one caller; another opening gets 429, turns of open sessions are always served.",
-    )
-    max_async_requests: Count = Field(
-        25_000, description="Asynchronous requests of one caller that have not ended, of all endpoints; more get 429."
-    )
-    max_async_bytes: int = Field(
-        256 * MIB, ge=MAX_INLINE_BYTES, description="Inline bodies of one caller's pending asynchronous requests."
-    )
-
-
-class TimeoutSettings(SettingsGroup, title="timeouts"):
-    """Time-outs of requests to instances."""
-
-    connect_timeout_s: Positive = Field(1.0, description="Time-out of a connection to an instance.")
-    model_timeout_s: Positive = Field(60.0, description="Longest time to an answer's end, or to a stream's first byte.")
-    stream_idle_timeout_s: Positive = Field(60.0, description="Longest time between two pieces of a stream.")
-    stream_total_timeout_s: Positive = Field(480.0, description="Longest time to a stream's end.")
-    sweep_interval_s: Positive = Field(0.25, description="Interval at which deadlines are checked.")
-    cancel_timeout_s: Positive = Field(
-        5.0,
-        description="Time-out of an operation that cancels requests at an instance, or ends sessions that were closed "
-        "elsewhere.",
-    )
-    pool_idle_timeout_s: Positive = Field(
-        60.0, description="Time after which an unused connection to an instance is closed."
-    )
-    stop_grace_s: Positive = Field(5.0, description="Time for running requests to end after SIGTERM.")

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.group import Count, Positive, SettingsGroup, SharedCount, refusal
 from torchmoor.config.scaling import ScalingSettings
 

@@ -7,21 +7,25 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from torchmoor.config.access import AccessSettings, Credentials
-from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings, AsyncQueueSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
+from torchmoor.config.callers import CallerSettings
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.group import SettingsGroup, groups_of, refusal
-from torchmoor.config.health import HealthSettings, RecoverySettings
+from torchmoor.config.health import HealthSettings
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
-from torchmoor.config.limits import CallerSettings, LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
-from torchmoor.config.notifications import NotificationSettings
+from torchmoor.config.notices import NotificationSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import EndpointSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.config.websocket import WebSocketSettings
 
 

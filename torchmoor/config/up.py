@@ -11,7 +11,7 @@ from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.group import SettingsGroup, Texts, like
-from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_ENDPOINT, LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings
@@ -19,7 +19,6 @@ from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTrackin
 from torchmoor.wire.store_urls import JOURNAL_SCHEMES, JOURNAL_URLS
 
 MAX_INSTANCES = 64
-DEFAULT_ENDPOINT = "llava"
 _S3_PREFIX = re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/[^\s]*)?")
 
 

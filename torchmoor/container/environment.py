@@ -17,9 +17,9 @@ from pydantic import Field, field_validator
 from torchmoor.config.group import Count, Port, SettingsGroup, like
 from torchmoor.config.instances import check_instance_name
 from torchmoor.config.launcher import LaunchSettings
-from torchmoor.config.limits import TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.model_sources import MULTI_MODEL

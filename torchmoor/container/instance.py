@@ -28,12 +28,12 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.gpus import usable_gpus
 from torchmoor.run.stopping import has_started, stop_on_signals
+from torchmoor.wire.handler_variables import ENGINE_NAME
 from torchmoor.wire.operations import IN_FLIGHT, NUM_IN_FLIGHT
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-ENGINE_NAME = "TORCHMOOR_HANDLER_ENGINE_NAME"  # vllm spreads a model over several GPUs
 POLL_S = 0.25
 IDLE_S = 1.0  # a single check is not enough, because a proxy that has not noticed the stop may still send a request
 ASK_TIMEOUT_S = 2.0
@@ -50,6 +50,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         name = endpoint_name(found.name)
         registry = Registry((EndpointSettings(name=name, variants=(VariantSettings(model=found.name),)),))
         gpus = usable_gpus(os.environ, LaunchSettings())
+        # vllm spreads a model over several GPUs.
         gpu = ",".join(gpus if os.environ.get(ENGINE_NAME) == "vllm" else gpus[:1]) or None
         launch = Launch(
             variables.instance_name, name, found.archive, gpu, host="0.0.0.0", port=variables.inference_port

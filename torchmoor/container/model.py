@@ -15,7 +15,8 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import MANIFEST, archive_name
 from torchmoor.fleet.model_sources import MANY
 from torchmoor.fleet.packed_models import FORMS, ModelFiles, find_unpacked, read_name
-from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, PROPERTIES_FOLDER
+from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, PROPERTIES_FOLDER
+from torchmoor.wire.handler_variables import MODEL_PATH
 
 CHAT = "chat"  # the archive with the chat handler and no checkpoint
 

@@ -18,7 +18,8 @@ from torchmoor.container.model import FoundModel
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.ports import USUAL
-from torchmoor.run.launching import JOURNAL_URL, make_supervision_settings
+from torchmoor.run.launching import make_supervision_settings
+from torchmoor.wire.handler_variables import JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 logger = logging.getLogger(__name__)

@@ -15,28 +15,29 @@ from torchmoor.config.access import AccessSettings
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.group import MIB
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
 from torchmoor.container.runtime_directory import container_supervision_settings, make_session_keys, runtime_directory
+from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.model_sources import MANY, many_environment, multi_model_settings
 from torchmoor.fleet.ports import find_free_ports
-from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.access.credentials import KEYS_FILE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet
-from torchmoor.run.launching import JOURNAL_URL
 from torchmoor.run.proxy_settings import complete
 from torchmoor.run.stopping import has_started, stop_on_signals
+from torchmoor.wire.handler_variables import JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 logger = logging.getLogger(__name__)

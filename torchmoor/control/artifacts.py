@@ -28,7 +28,7 @@ from torchmoor.fleet.archives import (
     chat_handler,
     model_name,
 )
-from torchmoor.fleet.model_sources import MANY, MODELS_CACHE, MODELS_SOURCE
+from torchmoor.fleet.model_sources import MANY
 from torchmoor.fleet.packed_models import (
     BROKEN,
     FORMS,
@@ -41,7 +41,8 @@ from torchmoor.fleet.packed_models import (
 )
 from torchmoor.fleet.torchserve_properties import TORCHSERVE_PREFIX, read_properties
 from torchmoor.proxy.access.credentials import SECRETS
-from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, MODEL_PATH, PROPERTIES, PROPERTIES_FOLDER, S3
+from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, PROPERTIES, PROPERTIES_FOLDER, S3
+from torchmoor.wire.handler_variables import MODEL_PATH, MODELS_CACHE, MODELS_SOURCE
 
 FILE = "file://"
 MODEL_FOLDER = "/opt/ml/model"  # where a container finds its model

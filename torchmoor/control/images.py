@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 
 from torchmoor.errors import RequestInvalid
+from torchmoor.wire.handler_variables import ALLOW_TORCHSCRIPT, INPUTS_FORM, TENSOR_PARALLEL
 
 
 class Container(Enum):
@@ -33,13 +34,13 @@ REPOSITORIES = {
     "huggingface-pytorch-inference": Container.HUGGING_FACE,
 }
 # An instance here has one device, whatever number of GPUs the image's settings name for SageMaker's machine.
-_ONE_DEVICE = {"TORCHMOOR_HANDLER_MODEL_TENSOR_PARALLEL": "1"}
+_ONE_DEVICE = {TENSOR_PARALLEL: "1"}
 # Variables that let an endpoint answer as its container does, unless the model's own variables say otherwise.
 _DEFAULTS = {
-    Container.TGI: {**_ONE_DEVICE, "TORCHMOOR_HANDLER_REQUEST_INPUTS_FORM": "tgi"},
+    Container.TGI: {**_ONE_DEVICE, INPUTS_FORM: "tgi"},
     Container.LMI: {**_ONE_DEVICE, "OPTION_OUTPUT_FORMATTER": "jsonlines"},
     Container.HUGGING_FACE: _ONE_DEVICE,
-    Container.TRITON: {"TORCHMOOR_HANDLER_MANY_ALLOW_TORCHSCRIPT": "true"},
+    Container.TRITON: {ALLOW_TORCHSCRIPT: "true"},
 }
 _LMI_VERSION = re.compile(r":(\d+)\.(\d+)\.")
 _LMI_LINES = (0, 27)  # the first version whose streams are lines; before, a stream is one object

@@ -24,8 +24,8 @@ from torchmoor.control.tags import Tags
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.data_plane_view import DataPlaneView
 from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.instance_guard import CONTROL_FOLDER
 from torchmoor.fleet.launcher import Launcher
-from torchmoor.fleet.supervisor import CONTROL_FOLDER
 from torchmoor.proxy.api.runtime import DEFAULT_REGION
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import cancel_all

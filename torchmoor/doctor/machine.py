@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from torchmoor.config.group import MIB
 from torchmoor.config.limits import LimitSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
 from torchmoor.fleet.archives import archive_name, built_in, find_fault
 from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections
 
-MIB = 1 << 20
 INSTANCE_BYTES = 640 * MIB
 PROXY_BYTES = 64 * MIB
 LOG_BYTES = 256 * MIB  # logs, journal and queue of a quiet fleet

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from torchmoor.config.launcher import DEFAULT_ENDPOINT
 from torchmoor.errors import LaunchError
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -122,7 +123,7 @@ def built_in(name: str) -> ArchiveContents | None:
     if name == "many":
         return make_contents("many_entry.py", "many.yaml")
     demo = root / "models" / "tiny-llava"
-    if name == "llava" and (demo / "config.json").is_file():
+    if name == DEFAULT_ENDPOINT and (demo / "config.json").is_file():
         return make_contents("chat_entry.py", "chat.yaml", demo)
     return None
 

@@ -89,7 +89,7 @@ def _worker_lines(log: str) -> list[tuple[str, str]]:
 
 
 def describe_exit(status: int) -> str:
-    """Describe the exit status of an instance's supervisor, which exits with the status of TorchServe's command."""
+    """Describe the exit status of an instance's guard, which exits with the status of TorchServe's command."""
     if status < 0:
         try:
             return f"was killed by {signal.Signals(-status).name}"

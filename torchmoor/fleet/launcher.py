@@ -22,7 +22,7 @@ from typing import BinaryIO
 from torchmoor.config.body_heap import inflight_body_bytes
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.errors import LaunchError
-from torchmoor.fleet import supervisor
+from torchmoor.fleet import instance_guard
 from torchmoor.fleet.archive_checks import check_archives
 from torchmoor.fleet.archives import find_requirements, takes_operations, write_archive
 from torchmoor.fleet.folders import remove_folder
@@ -155,7 +155,7 @@ class Launcher:
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
         if not self._lock.is_held:  # the directory is another fleet's
             return
-        for name in [*self._tasks, supervisor.JOURNAL_FOLDER]:
+        for name in [*self._tasks, instance_guard.JOURNAL_FOLDER]:
             await asyncio.to_thread(remove_folder, self._folder(name))
         self._lock.release()
         with suppress(OSError):
@@ -247,7 +247,7 @@ class Launcher:
         self._report(f"{spec.name} starting")
         with _console(spec, settings) as console:
             self._processes[spec.name] = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", supervisor.__file__, str(spec.folder), str(spec.pid_file)),
+                *(sys.executable, "-I", instance_guard.__file__, str(spec.folder), str(spec.pid_file)),
                 *(str(self._settings.kill_after_s), *command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=console,  # None: inherit ours
@@ -326,7 +326,7 @@ class Launcher:
                 await self._stop(spec.name)
                 return f"did not answer for {self._settings.down_timeout_s:.0f} s and was stopped"
         process = self._processes.pop(spec.name)
-        _kill_group(process)  # in case the supervisor was killed
+        _kill_group(process)  # in case the guard was killed
         return describe_exit(process.returncode or 0)
 
     def _state(self, name: str) -> InstanceState | None:
@@ -334,12 +334,12 @@ class Launcher:
         return None if instance is None else instance.state
 
     async def _stop(self, name: str) -> None:
-        """Close the supervisor's pipe and wait; SIGKILL if that does not help. Safe to repeat after a cancellation."""
+        """Close the guard's pipe and wait; SIGKILL if that does not help. Safe to repeat after a cancellation."""
         process = self._processes.get(name)
         if process is None:
             return
         assert process.stdin is not None
-        with suppress(OSError, RuntimeError):  # uvloop: the supervisor is dead
+        with suppress(OSError, RuntimeError):  # uvloop: the guard is dead
             process.stdin.write(b"s")
         process.stdin.close()
         try:  # not wait_for: Python 3.11's can lose a cancellation

@@ -8,13 +8,9 @@ from pathlib import Path
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import ConfigError
+from torchmoor.wire.handler_variables import ADAPTERS_SOURCE, MODELS_CACHE, MODELS_SOURCE, URL_ROOTS
 
 MANY = "many"  # the archive that serves many models, and so the endpoint
-# Variables of the handlers
-MODELS_SOURCE = "TORCHMOOR_HANDLER_MANY_SOURCE"
-MODELS_CACHE = "TORCHMOOR_HANDLER_MANY_CACHE"
-URL_ROOTS = "TORCHMOOR_HANDLER_MANY_URL_ROOTS"
-ADAPTERS_SOURCE = "TORCHMOOR_HANDLER_ADAPTERS_SOURCE"
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"  # SageMaker sets it in a container that must serve the operations on models
 PLATFORM_MODELS = "/opt/ml/models"  # where SageMaker puts the models that such a container loads
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchmoor.errors import LaunchError
-from torchmoor.fleet.supervisor import LOCK_FILE
+from torchmoor.fleet.instance_guard import LOCK_FILE
 
 POLL_S = 0.05
 
 
 class RunLock:
-    """Locks a run directory for a launcher and its supervisors, which inherit the descriptor and clean up after it."""
+    """Locks a run directory for a launcher and its guards, which inherit the descriptor and clean up after it."""
 
     def __init__(self, folder: Path, *, timeout_s: float) -> None:
         """timeout_s: how long to wait for an earlier fleet to end."""

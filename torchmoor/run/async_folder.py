@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from torchmoor.config.asynchronous import AsyncInferenceSettings
+from torchmoor.config.async_inference import AsyncInferenceSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.errors import ConfigError
 

@@ -16,10 +16,10 @@ from torchmoor.wire.checkpoint_places import (
     HUB,
     HUB_FORM,
     HUB_NAME,
-    MODEL_PATH,
     S3,
     split_hub_place,
 )
+from torchmoor.wire.handler_variables import MODEL_PATH
 
 MAX_NAME = 58  # an instance's name has a hyphen and a number after it
 _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*", re.ASCII)

@@ -11,11 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.fleet.torchserve import Launch
+from torchmoor.wire.handler_variables import DEFAULT_DEVICE_FRACTION, DEVICE_FRACTION
 
 logger = logging.getLogger(__name__)
-
-DEVICE_FRACTION = "TORCHMOOR_HANDLER_SESSION_DEVICE_FRACTION"
-USABLE_FRACTION = 0.85  # of a GPU's memory, for all its instances; the handlers' default
 
 
 def find_gpus(environ: Mapping[str, str]) -> list[str]:
@@ -66,4 +64,4 @@ def share_gpus(launches: Sequence[Launch], environ: Mapping[str, str]) -> dict[s
     most = max(Counter(launch.gpu for launch in launches if launch.gpu is not None).values(), default=1)
     if most == 1 or DEVICE_FRACTION in environ:
         return {}
-    return {DEVICE_FRACTION: f"{USABLE_FRACTION / most:.3f}"}
+    return {DEVICE_FRACTION: f"{DEFAULT_DEVICE_FRACTION / most:.3f}"}

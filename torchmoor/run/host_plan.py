@@ -8,31 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.fleet.archives import archive_name, chat_handler
+from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.model_sources import MANY, adapter_environment, many_environment, multi_model_settings
-from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.checkpoints import Checkpoint, check_environment, endpoint_names, find_checkpoints
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.launching import (
-    JOURNAL_URL,
     find_archive,
     find_model_store,
     find_session_keys,
     make_supervision_settings,
 )
 from torchmoor.run.proxy_settings import complete
+from torchmoor.wire.handler_variables import ALLOWED_HOSTS, JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
-
-ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
 
 
 @dataclass(frozen=True, slots=True)

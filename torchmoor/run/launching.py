@@ -18,7 +18,6 @@ from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.torchserve import JAVA_HOME_VARIABLE, TorchServeSettings
 from torchmoor.wire.session_ids import KEYS_VARIABLE, parse_session_keys
 
-JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
 SESSION_KEYS_FILE = "session-keys"  # in the run directory
 CHECKOUT = Path(__file__).resolve().parents[2]
 STORE = "model_store"

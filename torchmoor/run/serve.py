@@ -21,9 +21,9 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.archive_checks import check_archives
 from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
+from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.process_commands import reopen_log
-from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.access.credentials import ASYNC_QUEUE
 from torchmoor.proxy.instances.registry import Registry
@@ -32,7 +32,6 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
 from torchmoor.run.launching import (
-    JOURNAL_URL,
     make_supervision_settings,
     run_directory,
 )
@@ -40,6 +39,7 @@ from torchmoor.run.proxy_settings import complete
 from torchmoor.run.reload import Reloader
 from torchmoor.run.static_instances import make_registry
 from torchmoor.run.stopping import has_started
+from torchmoor.wire.handler_variables import JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 Given = Mapping[str, Mapping[str, Any]]  # groups of options, each with its keys and values

@@ -13,9 +13,9 @@ from torchmoor.config.up import UpSettings
 from torchmoor.control.plane import LaunchingPlane, describing_plane
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.services import check_store
+from torchmoor.fleet.instance_guard import ASYNC_FOLDER, CONTROL_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.model_sources import MANY
-from torchmoor.fleet.supervisor import ASYNC_FOLDER, CONTROL_FOLDER
 from torchmoor.proxy.api.chat_page.page import PAGE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy

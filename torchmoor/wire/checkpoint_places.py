@@ -2,13 +2,14 @@
 
 import re
 
+from torchmoor.wire.handler_variables import MODEL_PATH
+
 S3 = "s3://"
 HUB = "hf://"
 HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)  # owner/name, or a name alone
 HUB_FORM = f"{HUB}owner/name, with @revision for a branch, tag or commit"
 _REVISION = re.compile(r"\w[\w./+-]{0,254}", re.ASCII)
 
-MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
 PROPERTIES = "serving.properties"  # LMI's file of settings, which may name a checkpoint
 PROPERTIES_FOLDER = "TORCHMOOR_PROPERTIES_FOLDER"  # where it is; set by the launcher
 CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")  # name the chat handler's checkpoint

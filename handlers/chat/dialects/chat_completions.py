@@ -20,7 +20,7 @@ from handlers.chat.dialects.openai_fields import (
 from handlers.chat.dialects.reasoning_fields import EFFORTS, REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
-from handlers.chat.images.addresses import is_address
+from handlers.chat.images.addresses import ADDRESS_FORM, is_address
 from handlers.chat.logprobs import show_score
 from handlers.chat.messages import TOOL, USER, ImagePart, Message, Part, TextPart, ToolCall, read_call
 from handlers.chat.parameters import Parameters
@@ -168,7 +168,7 @@ def _part(given: Any, role: str, where: str) -> Part:
     url = image.get("url") if isinstance(image, dict) else image
     if not isinstance(url, str) or not is_address(url):
         where += ".image_url.url"
-        raise InvalidRequest(f"{where} must be an http(s) or s3 address or a data URL", param=where)
+        raise InvalidRequest(f"{where} must be {ADDRESS_FORM}", param=where)
     return ImagePart(url)
 
 

@@ -8,7 +8,9 @@ import re
 HTTP = frozenset(("http", "https"))
 S3 = "s3"
 DATA = "data"
-SCHEMES = "http, https, s3 or data"  # in messages
+# In messages:
+SCHEMES = "http, https, s3 or data"
+ADDRESS_FORM = "an http(s) or s3 address or a data URL"
 
 _FETCHED = tuple(f"{scheme}:" for scheme in (*sorted(HTTP), S3))
 _BEGINNINGS = (*(f"{scheme}//" for scheme in _FETCHED), f"{DATA}:")

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from handlers.chat.images.addresses import is_fetched
 from handlers.chat.messages import ImageReference
-from handlers.errors import InternalError
+from handlers.errors import STOPPING, InternalError
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings
@@ -81,5 +81,5 @@ class FetchPool:
         with self._lock:
             replies = list(self._waiting.values())
         for reply in replies:
-            reply.cancel(InternalError("the worker is stopping"))
+            reply.cancel(InternalError(STOPPING))
         self._threads.shutdown()

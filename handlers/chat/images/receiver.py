@@ -25,7 +25,7 @@ class ImageReceiver:
     """Reads the images of requests. Any thread; reading may take long.
 
     can_see: whether the model reads images. max_images: per conversation. This class checks a request's images before
-    it reads them; `SessionStore.add_images` checks the sum.
+    it reads them; `SessionImages.add` checks the sum.
     """
 
     def __init__(

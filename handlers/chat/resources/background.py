@@ -19,6 +19,7 @@ from handlers.chat.items import check_results, read_items, write_items
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.resources.conversations import Conversations
 from handlers.chat.resources.responses import StoredResponses
+from handlers.chat.sessions.additions import SessionAdditions
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -44,6 +45,7 @@ class BackgroundResponses:
     def __init__(
         self,
         sessions: SessionLifecycle,
+        additions: SessionAdditions,
         recorder: SessionRecorder,
         receiver: ImageReceiver,
         responses: StoredResponses,
@@ -51,6 +53,7 @@ class BackgroundResponses:
         service: BackgroundService,
     ) -> None:
         self._sessions = sessions
+        self._additions = additions
         self._recorder = recorder
         self._receiver = receiver
         self._responses = responses
@@ -104,7 +107,7 @@ class BackgroundResponses:
                 return queued
             check_results(form.items, session.messages)
         received = self._receiver.receive(session.scope, ask.images, reply)
-        return self._sessions.queue_response(session, event, received, lambda: _find_first(session, event))
+        return self._additions.queue_response(session, event, received, lambda: _find_first(session, event))
 
     def run(self, command: RunResponse, reply: PendingReply) -> None:
         """Generate a response, unless it has ended. Raises ResponseCancelled."""

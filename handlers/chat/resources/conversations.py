@@ -12,6 +12,7 @@ from handlers.chat.dialects.responses import LOGPROBS
 from handlers.chat.identity import name_request
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.items import check_results, images_in, write_items
+from handlers.chat.sessions.additions import SessionAdditions
 from handlers.chat.sessions.entries import fields_of, items_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
@@ -28,8 +29,15 @@ CONVERSATION = "conversation"
 class Conversations:
     """Shows and changes conversations. Worker threads only: all methods may read a journal."""
 
-    def __init__(self, sessions: SessionLifecycle, recorder: SessionRecorder, receiver: ImageReceiver) -> None:
+    def __init__(
+        self,
+        sessions: SessionLifecycle,
+        additions: SessionAdditions,
+        recorder: SessionRecorder,
+        receiver: ImageReceiver,
+    ) -> None:
         self._sessions = sessions
+        self._additions = additions
         self._recorder = recorder
         self._receiver = receiver
 
@@ -63,7 +71,7 @@ class Conversations:
         images = images_in(command.items)
         received = self._receiver.receive(session.scope, images, reply)
         name = name_request(command.invocation_id, images)
-        return self._sessions.add_entry(session, write_items(command.items), received, name)
+        return self._additions.add_entry(session, write_items(command.items), received, name)
 
     def update(self, command: UpdateConversation) -> dict[str, Any]:
         """Change the metadata, or delete an item."""

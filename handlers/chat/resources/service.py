@@ -42,6 +42,7 @@ from handlers.chat.resources.background import BackgroundResponses, BackgroundSe
 from handlers.chat.resources.conversations import Conversations
 from handlers.chat.resources.files import Files
 from handlers.chat.resources.responses import StoredResponses
+from handlers.chat.sessions.additions import SessionAdditions
 from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
@@ -66,6 +67,7 @@ class ResourceService:
         self,
         parts: GenerationParts,
         sessions: SessionLifecycle,
+        additions: SessionAdditions,
         known: KnownSessions,
         recorder: SessionRecorder,
         service: SessionService,
@@ -74,9 +76,9 @@ class ResourceService:
         self._sessions = sessions
         self._service = service
         self._responses = StoredResponses(sessions, recorder)
-        self._conversations = Conversations(sessions, recorder, parts.receiver)
+        self._conversations = Conversations(sessions, additions, recorder, parts.receiver)
         self._background = BackgroundResponses(
-            sessions, recorder, parts.receiver, self._responses, self._conversations, service
+            sessions, additions, recorder, parts.receiver, self._responses, self._conversations, service
         )
         self._files = Files(sessions, known, recorder)
 

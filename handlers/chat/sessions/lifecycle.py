@@ -1,19 +1,19 @@
-"""Opens, changes, closes and pins sessions, for clients and operators."""
+"""Opens, holds, closes and pins sessions, for clients and operators. What is added to them: additions.py."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 
-from handlers.chat.commands import ActOnSession, AddImages, CloseSession, EndClosed, OpenSession
+from handlers.chat.commands import ActOnSession, CloseSession, EndClosed, OpenSession
 from handlers.chat.images.receiver import ImageReceiver, ReceivedImage
 from handlers.chat.images.store import digests
-from handlers.chat.queued_response import QueuedResponse
+from handlers.chat.sessions.additions import SessionAdditions
 from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.chat.sessions.store import SessionStore
+from handlers.chat.sessions.turn_queues import TurnQueues
 from handlers.errors import (
     HandlerError,
     InvalidRequest,
@@ -22,12 +22,10 @@ from handlers.errors import (
     SessionGone,
     SessionLost,
     SessionUnknown,
-    TurnConflict,
 )
 from handlers.journal.event import Event
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
-from handlers.worker.counters import Counters
 from handlers.worker.fair_threads import FairThreads
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
@@ -47,18 +45,20 @@ class SessionLifecycle:
         self,
         ids: SessionIdMinter,
         store: SessionStore,
+        queues: TurnQueues,
         known: KnownSessions,
         recorder: SessionRecorder,
+        additions: SessionAdditions,
         receiver: ImageReceiver,
-        counters: Counters,
         background: FairThreads,
     ) -> None:
         self._ids = ids
         self._store = store
+        self._queues = queues
         self._known = known
         self._recorder = recorder
+        self._additions = additions
         self._receiver = receiver
-        self._counters = counters
         self._background = background
 
     @contextmanager
@@ -158,7 +158,7 @@ class SessionLifecycle:
                     response=command.resource,
                     adapter=reply.adapter or "",
                 )
-                self._record_with(session, event, received, self._recorder.record)
+                self._additions.record(session, event, received)
             else:
                 parent, num_entries = source
                 opening = Event(
@@ -178,7 +178,7 @@ class SessionLifecycle:
         first = self._ids.verify(claimed, command.caller)
         if first is None or first == session.id:  # None: the claim is damaged
             self._discard_if_unread(session, reply)
-            self._counters.add("sessions_opened")
+            self._store.counters.add("sessions_opened")
             return session.id
         self._discard(session)
         return first
@@ -202,98 +202,6 @@ class SessionLifecycle:
             return
         with suppress(RuntimeError):  # the worker is stopping: the sweep will find the journal
             self._background.submit("", partial(self._known.discard, session.id.text))
-
-    def add_images(self, command: AddImages, reply: PendingReply) -> None:
-        """Add images for the session's next question, only once if the client retries the request."""
-        with self.hold(command.session_id, command.caller) as session:
-            received = self._receiver.receive(session.scope, command.images, reply)
-            images = digests(item.image for item in received)
-            event = Event(kind="images", images=images, invocation_id=command.invocation_id)
-            self._record_once(
-                session,
-                received,
-                lambda: self._recorder.has_added(session, command.invocation_id, images),
-                lambda: self._record_with(session, event, received, self._recorder.record),
-            )
-
-    def add_entry(self, session: Session, question: str, received: Sequence[ReceivedImage], name: str) -> int:
-        """Add items to the conversation, without an answer, only once if the client retries the request.
-
-        name: of the request, by `name_request`. Return the number of their entry. Raises TurnConflict,
-        InvalidRequest, or the SessionGone family.
-        """
-        images = digests(item.image for item in received)
-        event = Event(kind="turn", images=images, question=question, response="{}", invocation_id=name)
-        with session.recording:
-            self._record_once(
-                session,
-                received,
-                lambda: self._recorder.find_answer(session, name, question) is not None,
-                lambda: self._record_with(session, event, received, self._recorder.add),
-            )
-            found = self._recorder.find_answer(session, name, question)
-            return len(session.entries) if found is None else session.entries.index(found) + 1
-
-    def queue_response(
-        self,
-        session: Session,
-        event: Event,
-        received: Sequence[ReceivedImage],
-        find: Callable[[], QueuedResponse | None],
-    ) -> QueuedResponse:
-        """Record the question of a response in the background, and return the response.
-
-        find: returns the response that an earlier attempt of the same request queued; then nothing is recorded. In a
-        conversation, the response reserves an entry. Raises TurnConflict, or the SessionGone family.
-        """
-        images = digests(item.image for item in received)
-
-        def record() -> None:
-            entry = "" if session.resource is None else str(len(session.entries) + 1)
-            self._record_with(session, replace(event, images=images, entry=entry), received, self._recorder.record)
-
-        with session.recording:
-            self._record_once(session, received, lambda: find() is not None, record)
-            return find() or session.queued[max(session.queued)]
-
-    def _record_once(
-        self,
-        session: Session,
-        received: Sequence[ReceivedImage],
-        is_recorded: Callable[[], bool],
-        record: Callable[[], None],
-    ) -> None:
-        """Record a request, unless an earlier attempt did so. Raises TurnConflict, or the SessionGone family."""
-        with session.recording:
-            with self._receiver.released_on_error(received):
-                self._recorder.catch_up(session)
-            if is_recorded():
-                self._receiver.release(received)
-                return
-            try:
-                record()
-            except TurnConflict:  # perhaps by this same request, sent to another instance
-                self._recorder.catch_up(session)
-                if not is_recorded():
-                    raise
-
-    def _record_with(
-        self,
-        session: Session,
-        event: Event,
-        received: Sequence[ReceivedImage],
-        record: Callable[[Session, Event, Sequence[bytes]], None],
-    ) -> None:
-        """Record an event together with the images that it adds to the session."""
-        images = [item.image for item in received]
-        with session.recording:  # no turn may use an image before it is recorded
-            with self._receiver.released_on_error(received):
-                self._store.add_images(session, images)
-            try:
-                record(session, event, [item.encoded for item in received])
-            except Exception:
-                self._store.drop_images(session, images)
-                raise
 
     def delete_entry(self, session: Session, number: int, invocation_id: str, reply: PendingReply) -> None:
         """Hide the response of an entry, and close the session after its last one. Raises TurnConflict, SessionGone."""
@@ -335,7 +243,7 @@ class SessionLifecycle:
         if session is not None:
             self._store.close(session)
         if is_first:
-            self._counters.add("sessions_closed")
+            self._store.counters.add("sessions_closed")
         return is_first
 
     def end_closed(self, command: EndClosed) -> int:
@@ -386,7 +294,7 @@ class SessionLifecycle:
             case operations.CLOSE:
                 self._try_close(session.id.text, session)
             case operations.PIN:
-                self._store.pin(session)
+                self._queues.pin(session)
             case operations.UNPIN:
-                self._store.unpin(session)
+                self._queues.unpin(session)
         return session

@@ -15,6 +15,7 @@ from handlers.chat.sessions.entries import entries_of, find_queued, messages_add
 from handlers.chat.sessions.journal_failures import JournalFailures
 from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.session import Session
+from handlers.chat.sessions.session_images import SessionImages
 from handlers.chat.sessions.store import SessionStore
 from handlers.errors import BadImage, ContextTooLong, HandlerError, InvalidRequest, SessionClosed
 from handlers.journal.event import Event
@@ -30,12 +31,14 @@ class SessionRecorder:
         self,
         known: KnownSessions,
         store: SessionStore,
+        session_images: SessionImages,
         images: ImageStore,
         failures: JournalFailures,
         max_replays: int,
     ) -> None:
         self._known = known
         self._store = store
+        self._session_images = session_images
         self._images = images
         self._failures = failures
         self._max_replays = max_replays
@@ -73,7 +76,7 @@ class SessionRecorder:
 
     def _apply_turn(self, session: Session, event: Event) -> None:
         queued = find_queued(session, event) if event.entry else None
-        pending = self._store.recorded_images_for(session, queued)
+        pending = self._session_images.recorded_for(session, queued)
         used: list[Image] = []
         for name in event.images:
             image = next((image for image in pending if image.digest == name), None)
@@ -82,7 +85,7 @@ class SessionRecorder:
             else:
                 pending.remove(image)
             used.append(image)
-        self._store.commit(session, [*session.messages, *messages_added(event)], used)
+        self._session_images.commit(session, [*session.messages, *messages_added(event)], used)
 
     def _take_in(self, session: Session, names: Sequence[str]) -> list[Image]:
         """Load images that another worker recorded, for the session's next question."""
@@ -91,7 +94,7 @@ class SessionRecorder:
             for name in names:
                 encoded = self.fetch(session, name)
                 images.append(self._images.take_in(session.scope, encoded, is_recorded=True))
-            self._store.add_images(session, images, are_recorded=True)
+            self._session_images.add(session, images, are_recorded=True)
         except BaseException:
             for image in images:
                 self._images.release(image)
@@ -121,7 +124,7 @@ class SessionRecorder:
         for image in images:
             self._images.share(image)
         try:
-            self._store.add_images(session, images)
+            self._session_images.add(session, images)
         except HandlerError:
             for image in images:
                 self._images.release(image)
@@ -177,8 +180,8 @@ class SessionRecorder:
     def _remember(self, session: Session, event: Event) -> None:
         """Remember an entry, and its event by the client's invocation id; the conversation shares its texts."""
         self._store.add_chars(session, event.num_chars)
-        unused = remember_entry(session, event, lambda messages: self._store.commit(session, messages, []))
-        self._store.drop_images(session, unused)
+        unused = remember_entry(session, event, lambda messages: self._session_images.commit(session, messages, []))
+        self._session_images.drop(session, unused)
         if event.invocation_id and event.kind != "open":
             session.replays.append(event)
             del session.replays[: -self._max_replays]

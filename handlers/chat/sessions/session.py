@@ -19,7 +19,7 @@ from torchmoor.wire.session_ids import SessionId
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """The state of one conversation. `SessionStore` changes it.
+    """The state of one conversation. `SessionStore`, `TurnQueues` and `SessionImages` change it.
 
     scope: conversations of one scope share images and KV blocks. owner: see `owner_of`. opened_at, used_at: at this
     worker, in seconds since 1970.

@@ -1,190 +1,309 @@
-"""The sessions that this worker holds, with their queues of turns, their pins and their images.
+"""The sessions that this worker holds: opens, adopts, evicts, expires and closes them.
 
-While a turn runs, the session's KV cache is pinned. Between turns the cache may be evicted, and the features of its
-images may be dropped (handlers/engine/contract.py, handlers/chat/images/store.py); then the next turn takes longer.
+The contract: a session ends only by close or expiry. With a journal the store is a cache: when it is full, or its
+sessions have too many texts, the idle session that was used least recently is evicted, and its next request adopts it
+again. Without a journal, sessions may expire after some idle time, too. A session is idle while no request uses it and
+it is not pinned. When a session has ended and its last turn is over, it holds nothing.
 
-All methods may be called from any thread.
+All methods may be called from any thread. The turns of sessions are queued by turn_queues.py, and session_images.py
+keeps their images, both under this store's lock.
 """
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+import math
+import threading
+from collections.abc import Callable
 
-from handlers.chat.images.receiver import check_num_images
-from handlers.chat.images.store import Image, ImageTier
-from handlers.chat.queued_response import QueuedResponse, QueuedTurn
-from handlers.chat.sessions.session import Session
-from handlers.chat.sessions.table import SessionTable
-from handlers.errors import InvalidRequest, OutOfMemory, Overloaded
+from handlers.chat.images.store import ImageStore, ImageTier
+from handlers.chat.sessions.expiry import ExpiryOrder
+from handlers.chat.sessions.idle_sessions import IdleSessions
+from handlers.chat.sessions.session import Session, owner_of
+from handlers.chat.sessions.session_id_minter import SessionIdMinter
+from handlers.chat.sessions.tombstones import Tombstones
+from handlers.engine.contract import KvPool
+from handlers.errors import Overloaded, SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
+from handlers.requests.incoming import Caller
+from handlers.settings.session import ChatSessionSettings
+from handlers.worker.counters import Counters
+from torchmoor.wire.session_ids import SessionId
 
 logger = logging.getLogger(__name__)
 
 
-class SessionStore(SessionTable):
-    """Queues turns, pins caches and holds images of the table's sessions."""
+class SessionStore:
+    """Sessions by id.
+
+    wall: seconds since 1970. is_durable: a journal has each session, so it can be evicted. lock: guards all sessions.
+    """
+
+    def __init__(
+        self,
+        settings: ChatSessionSettings,
+        ids: SessionIdMinter,
+        pool: KvPool,
+        images: ImageStore,
+        counters: Counters,
+        wall: Callable[[], float],
+        *,
+        is_durable: bool,
+    ) -> None:
+        self.settings = settings
+        self.num_chars = 0  # of the texts of all sessions
+        self.pool = pool
+        self.images = images
+        self.counters = counters
+        self._ids = ids
+        self.wall = wall
+        self.lock = threading.RLock()
+        self.is_durable = is_durable
+        self._sessions: dict[str, Session] = {}
+        self._expiries = ExpiryOrder()
+        self._idle = IdleSessions()
+        self._idle_ttl_s = 0 if is_durable else settings.idle_ttl_s
+        self._ending: set[Session] = set()  # ended, while their last turn still runs
+        self._tombstones = Tombstones(settings)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def holds(self, text: str) -> bool:
+        """Return True if the session of this id is open here."""
+        with self.lock:
+            session = self._sessions.get(text)
+            return session is not None and self.expires_at(session.id) > self.wall()
+
+    def expires_at(self, sid: SessionId) -> int:
+        """Return when the session ends unless it is used before, in seconds since 1970."""
+        with self.lock:
+            session = self._sessions.get(sid.text)
+            if not self._idle_ttl_s or session is None or session not in self._idle:
+                return sid.expires_at
+            return min(sid.expires_at, math.ceil(session.used_at + self._idle_ttl_s))
+
+    def seconds_until(self, time_s: float) -> int:
+        """Return the seconds until a time (in seconds since 1970), at least 1, for Retry-After."""
+        return max(1, math.ceil(time_s - self.wall()))
+
+    def session_ids(self) -> list[str]:
+        with self.lock:
+            return list(self._sessions)
+
+    def snapshot(self) -> list[Session]:
+        with self.lock:
+            return list(self._sessions.values())
+
+    def find(self, text: str) -> Session | None:
+        with self.lock:
+            return self._sessions.get(text)
+
+    def open(self, ttl_s: float, caller: Caller) -> Session:
+        """Open a session without images and hold it. Raises Overloaded if there are too many."""
+        with self.lock:
+            return self._add(self._ids.mint(int(self.wall() + ttl_s), caller), caller)
+
+    def _add(self, sid: SessionId, caller: Caller) -> Session:
+        if len(self._sessions) >= self.settings.max_sessions:
+            self._make_room()
+        now = self.wall()
+        cache = self.pool.open(caller.scope)
+        session = Session(sid, caller.scope, owner_of(caller), cache, opened_at=now, used_at=now)
+        session.num_holds = 1
+        self._sessions[sid.text] = session
+        self._expiries.add(session)
+        return session
+
+    def _make_room(self) -> None:
+        """End the expired sessions, or else evict one. Raises Overloaded."""
+        self.expire()
+        if len(self._sessions) < self.settings.max_sessions:
+            return
+        if self._evict():
+            return
+        message = f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
+        raise self._full(message)
+
+    def _evict(self) -> bool:
+        """With a journal, evict an idle session. Return False if there is none."""
+        victim = self._idle.first()
+        if not self.is_durable or victim is None:
+            return False
+        self._forget(victim)
+        self._release(victim, keeps_features=True)
+        self.counters.add("sessions_evicted")
+        return True
+
+    def _full(self, message: str) -> Overloaded:
+        """Return the error for a full worker. Without a journal, it says when the first session ends."""
+        if self.is_durable:
+            return Overloaded(message)
+        first, idle = self._expiries.first() or 0, self._idle.first()
+        if idle is not None:
+            first = min(first, self.expires_at(idle.id))
+        wait_s = self.seconds_until(first)
+        error = Overloaded(f"{message}: the first one expires in {wait_s} s")
+        error.retry_after_s = wait_s
+        return error
+
+    def add_chars(self, session: Session, num_chars: int) -> None:
+        """Count a session's new texts. With a journal, evict idle sessions until all texts fit their limit."""
+        with self.lock:
+            session.num_chars += num_chars
+            if self._sessions.get(session.id.text) is session:
+                self.num_chars += num_chars
+                while self.num_chars > self.settings.max_total_history_chars and self._evict():
+                    pass
+
+    def check_chars(self, num_chars: int) -> None:
+        """Make room for further characters of a session's texts. Raises Overloaded if there is none."""
+        limit = self.settings.max_total_history_chars
+        with self.lock:
+            self.expire()
+            while self.num_chars + num_chars > limit:
+                if not self._evict():
+                    raise self._full(f"this worker's sessions have {self.num_chars} characters, and may have {limit}")
+
+    def hold(self, text: str, caller: Caller) -> Session:
+        """Return the open session of this id and keep it from eviction until `unhold`. Raises SessionGone."""
+        with self.lock:
+            session = self.get(text, caller)
+            session.num_holds += 1
+            self.begin_use(session)
+            return session
+
+    def unhold(self, session: Session) -> None:
+        """End one hold."""
+        with self.lock:
+            session.num_holds -= 1
+            self.note_use(session)
+
+    def begin_use(self, session: Session) -> None:
+        """Keep the session from eviction until `note_use`. Hold the lock."""
+        self._idle.remove(session)
+
+    def note_use(self, session: Session) -> None:
+        """If the session is idle, make it the most recently used one. Hold the lock."""
+        if not session.is_busy and self._sessions.get(session.id.text) is session:
+            session.used_at = self.wall()
+            self._idle.add(session)
+
+    def _forget(self, session: Session) -> bool:
+        """Remove the session from the table. Return False if it is not there."""
+        self._idle.remove(session)
+        self._expiries.remove(session)
+        is_held = self._sessions.pop(session.id.text, None) is not None
+        self.num_chars -= session.num_chars if is_held else 0
+        return is_held
+
+    def raise_if_gone(self, session: Session) -> None:
+        """Raise the session's error if it has ended, SessionLost if it was evicted. Hold the lock."""
+        if session.end is not None:
+            raise session.end
+        if self._sessions.get(session.id.text) is not session:
+            raise SessionLost()
+
+    def adopt(self, text: str, caller: Caller) -> Session:
+        """Hold a session. If this worker does not have it, add it without messages and images.
+
+        Raises the SessionGone family, Overloaded.
+        """
+        with self.lock:
+            try:
+                return self.hold(text, caller)
+            except SessionLost:
+                sid = self._ids.verify(text, caller)
+                assert sid is not None
+            session = self._add(sid, caller)
+            self.counters.add("sessions_adopted")
+            return session
+
+    def get(self, text: str, caller: Caller) -> Session:
+        """Return the open session of this id. Raises the SessionGone family, each case with its own message."""
+        with self.lock:
+            sid = self._ids.verify(text, caller)
+            if sid is None:
+                raise SessionUnknown("no session of this id is known here; open one with a start_session request")
+            now = self.wall()
+            session = self._sessions.get(text)
+            if session is not None and self.expires_at(sid) > now:
+                return session
+            if session is not None:
+                self._end(session, SessionExpired)
+            raise self._tombstones.why_gone(sid, now)
+
+    def close(self, session: Session) -> None:
+        """End a session. Its memory is freed when its running turn, if any, has stopped."""
+        with self.lock:
+            self._end(session, SessionClosed)
+
+    def discard(self, session: Session) -> None:
+        """Undo an opening that failed, so that no client knows the id."""
+        with self.lock:
+            if self._forget(session):
+                self._stop(session, SessionLost())
+
+    def expire(self) -> None:
+        """End every session whose time is over, and forget old tombstones."""
+        now = self.wall()
+        with self.lock:
+            for session in self._expiries.remove_expired(now):
+                self._end(session, SessionExpired)
+            while self._idle_ttl_s and (idle := self._idle.first()) and self.expires_at(idle.id) <= now:
+                self._end(idle, SessionExpired)
+            self._tombstones.forget_old(now)
+
+    def lose(self, text: str, end: SessionLost) -> None:
+        """End the session of this id, if it is open here. Its next request reads its journal again."""
+        with self.lock:
+            session = self._sessions.get(text)
+            if session is not None:
+                self._forget(session)
+                self._stop(session, end)
+
+    def _end(self, session: Session, error: type[SessionGone]) -> None:
+        if self._forget(session):
+            self._stop(session, self._tombstones.add(session.id, error, self.wall()))
+
+    def _stop(self, session: Session, end: SessionGone) -> None:
+        session.end = end
+        for queued in tuple(session.queued.values()):  # another thread may add one
+            if session.turn not in queued.turns or not isinstance(end, SessionExpired):
+                queued.end_feed(end)
+        logger.info("session ended session_id=%s reason=%s", session.id.text[:24], end.code)
+        if session.turn is None:
+            self._release(session)
+            return
+        self._ending.add(session)
+        if not isinstance(end, SessionExpired):
+            session.turn.stop(end)
+
+    def free_if_ended(self, session: Session) -> None:
+        """Free the memory of a session that ended while its last turn, which is now over, ran. Hold the lock."""
+        if session.end is not None:
+            self._ending.discard(session)
+            self._release(session)
+
+    def _release(self, session: Session, *, keeps_features: bool = False) -> None:
+        """Free the session's memory. keeps_features: leave its images' features until others need the memory."""
+        session.cache.drop()
+        for image in (*session.images, *session.pending_images):
+            self.images.release(image, is_kept=keeps_features)
+        session.images, session.pending_images = [], []
+        for queued in tuple(session.queued.values()):  # another thread may add one
+            queued.images = []
 
     def measure(self, session: Session) -> tuple[int, ImageTier]:
         """Return the bytes of the session's images and the slowest of their tiers."""
-        with self._lock:
+        with self.lock:
             return self.images.measure([*session.images, *session.pending_images])
 
     def count_waiting(self) -> int:
         """Count the turns that wait for an earlier turn of their session."""
-        with self._lock:
+        with self.lock:
             return sum(len(session.waiting) for session in [*self._sessions.values(), *self._ending])
-
-    def enqueue(self, session: Session, turn: QueuedTurn, *, may_wait: bool = True) -> bool:
-        """Append a turn to the session's queue. Return True if it may begin now, False if it waits or may not.
-
-        Raises Overloaded if too many turns wait, the session's error if it has ended, SessionLost if it was evicted.
-        """
-        with self._lock:
-            self._raise_if_gone(session)
-            session.used_at = self._wall()
-            self._idle.remove(session)
-            if session.turn is None:
-                session.turn = turn
-                session.cache.pin()
-                return True
-            if may_wait and len(session.waiting) >= self.settings.max_waiting_turns:
-                raise Overloaded(f"{len(session.waiting)} questions of this session are waiting; wait for an answer")
-            if may_wait:
-                session.waiting.append(turn)
-            return False
-
-    def dequeue(self, session: Session, turn: QueuedTurn) -> QueuedTurn | None:
-        """Remove a turn that has ended or stops waiting. Return the turn that must begin now, if any."""
-        with self._lock:
-            if session.turn is not turn:
-                if turn in session.waiting:
-                    session.waiting.remove(turn)
-                return None
-            session.used_at = self._wall()
-            session.turn = session.waiting.popleft() if session.waiting else None
-            if session.turn is None:
-                self._rest(session)
-                self._note_use(session)
-                if session.end is not None:
-                    self._ending.discard(session)
-                    self._release(session)
-            return session.turn
-
-    def _rest(self, session: Session) -> None:
-        """Allow the eviction of the session's cache, unless it is pinned and pinned sessions are within their limit."""
-        if session.is_pinned and not self._can_pin(session):
-            session.is_pinned = False
-            logger.warning("session unpinned, pinned ones have grown too large session_id=%s", session.id.text[:24])
-        session.cache.unpin(is_kept=session.is_pinned)
-
-    def _can_pin(self, session: Session) -> bool:
-        pinned = {session, *(other for other in self._sessions.values() if other.is_pinned)}
-        num_bytes = sum(each.cache.num_bytes for each in pinned)
-        return num_bytes <= self.settings.max_pinned_fraction * self.pool.capacity_bytes
-
-    def pin(self, session: Session) -> None:
-        """Keep the session's blocks between its turns, until `unpin` or its end.
-
-        Raises the session's error if it has ended, SessionLost if it was evicted, OutOfMemory if pinned sessions would
-        exceed their limit, InvalidRequest if the engine cannot pin.
-        """
-        with self._lock:
-            self._raise_if_gone(session)
-            if not self.pool.can_pin:
-                raise InvalidRequest("this engine decides by itself what it evicts, so sessions cannot be pinned")
-            if not self._can_pin(session):
-                raise OutOfMemory(
-                    f"pinned sessions may hold {self.settings.max_pinned_fraction:.0%} of the KV cache; unpin one first"
-                )
-            session.is_pinned = True
-            self._idle.remove(session)
-            if session.turn is None:
-                session.cache.pin()
-
-    def unpin(self, session: Session) -> None:
-        """Let the session's blocks be evicted between its turns."""
-        with self._lock:
-            session.is_pinned = False
-            if session.turn is None and self._sessions.get(session.id.text) is session:
-                session.cache.unpin()
-            self._note_use(session)
-
-    def add_images(self, session: Session, images: Sequence[Image], *, are_recorded: bool = False) -> None:
-        """Add images for the session's next question. The session holds them from now on.
-
-        are_recorded: another worker recorded them; images that came with the running turn then do not count.
-
-        Raises InvalidRequest if there are too many, the session's error if it has ended; then the caller still holds
-        them.
-        """
-        with self._lock:
-            if session.end is not None:
-                raise session.end
-            num_images = session.num_images + len(images)
-            num_images -= len(session.unrecorded) if are_recorded else 0
-            check_num_images(num_images, self.settings.max_images)
-            session.used_at = self._wall()
-            session.pending_images.extend(images)
-
-    def check_images(self, session: Session) -> None:
-        """Raise InvalidRequest if the session has too many images, because other workers have added some, too."""
-        with self._lock:
-            num_images = session.num_images
-        check_num_images(num_images, self.settings.max_images)
-
-    def recorded_images_for(self, session: Session, queued: QueuedResponse | None) -> list[Image]:
-        """Return `Session.images_for`, without images that the journal does not have. Hold `session.recording`."""
-        with self._lock:
-            images = session.images_for(queued)
-            for image in session.unrecorded:
-                images.remove(image)
-            return images
-
-    def drop_unrecorded(self, session: Session) -> None:
-        """Remove and release the images that came with the running turn."""
-        with self._lock:
-            self.drop_images(session, session.unrecorded)
-            session.unrecorded = []
-
-    def drop_repeated(self, session: Session) -> None:
-        """Remove and release pending images that equal those that came with the turn just committed.
-
-        The journal does not say which images came with a turn. So other workers count an image that was added during
-        the turn as the turn's own.
-        """
-        with self._lock:
-            pending = session.images_for(None)
-            for image in session.unrecorded:
-                if image in pending:
-                    pending.remove(image)
-                    self.drop_images(session, [image])
-
-    def drop_images(self, session: Session, images: Sequence[Image]) -> None:
-        """Remove and release the images of a request that failed."""
-        with self._lock:
-            for image in images:
-                if image in session.pending_images:
-                    # An equal one may wait before this one; all workers have them in the same order.
-                    places = [place for place, each in enumerate(session.pending_images) if each is image]
-                    del session.pending_images[places[0] if places else session.pending_images.index(image)]
-                    self.images.release(image)
-
-    def commit(self, session: Session, messages: list[dict[str, Any]], new_images: Sequence[Image]) -> None:
-        """Replace the conversation after a turn, and move its images from the pending ones."""
-        with self._lock:
-            if session.end is not None and session.turn is None:
-                return  # its memory is free
-            session.messages = messages
-            for image in new_images:
-                session.pending_images.remove(image)
-                session.images.append(image)
-
-    def is_waiting(self, session: Session, turn: QueuedTurn) -> bool:
-        with self._lock:
-            return turn in session.waiting
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool and the image store hold exactly the sessions' caches and images."""
-        with self._lock:
+        with self.lock:
             for session in self._sessions.values():
                 if session.turn is None and not session.is_pinned and session.cache.is_pinned:
                     raise RuntimeError(f"a cache is pinned that no turn uses: {session!r}")

@@ -26,6 +26,7 @@ from handlers.chat.turns.placed_images import PlacedImages, place_images
 from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, digest_of
 from handlers.engine.contract import AnswerRequest, Cancel, FinishReason, KvCache, SamplingParams, TokenEvent
 from handlers.errors import (
+    STOPPING,
     ClientGone,
     HandlerError,
     InternalError,
@@ -110,7 +111,7 @@ class Generation:
         try:
             return submit(action)
         except RuntimeError:  # it has been shut down
-            self.fail(InternalError("the worker is stopping"))
+            self.fail(InternalError(STOPPING))
             return None
 
     def stop(self, error: HandlerError) -> None:

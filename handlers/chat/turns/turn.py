@@ -19,7 +19,8 @@ from handlers.chat.sessions.entries import entries_of, messages_added
 from handlers.chat.sessions.journal_failures import CONFLICT
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
-from handlers.chat.sessions.store import SessionStore
+from handlers.chat.sessions.session_images import SessionImages
+from handlers.chat.sessions.turn_queues import TurnQueues
 from handlers.chat.turns.asked import read_asked
 from handlers.chat.turns.generation import Generation
 from handlers.chat.turns.generation_parts import GenerationParts
@@ -40,14 +41,16 @@ class Turn:
     def __init__(
         self,
         parts: GenerationParts,
-        store: SessionStore,
+        queues: TurnQueues,
+        session_images: SessionImages,
         recorder: SessionRecorder,
         session: Session,
         ask: Ask,
         reply: PendingReply,
     ) -> None:
         self._parts = parts
-        self._store = store
+        self._queues = queues
+        self._session_images = session_images
         self._recorder = recorder
         self._session = session
         self._ask = ask
@@ -77,14 +80,14 @@ class Turn:
 
         Raises Overloaded, or the session's error if it has ended.
         """
-        self._start(may_begin=self._store.enqueue(self._session, self))
+        self._start(may_begin=self._queues.enqueue(self._session, self))
 
     def try_start(self) -> bool:
         """Begin now unless another turn of the session runs.
 
         Raises SessionLost, or the session's error if it has ended.
         """
-        may_begin = self._store.enqueue(self._session, self, may_wait=False)
+        may_begin = self._queues.enqueue(self._session, self, may_wait=False)
         if may_begin:
             self._start(may_begin=True)
         return may_begin
@@ -102,7 +105,7 @@ class Turn:
     def stop(self, error: HandlerError) -> None:
         """End the turn early, even while it waits in the queue. Any thread."""
         self._generation.stop(error)
-        if self._store.is_waiting(self._session, self):
+        if self._queues.is_waiting(self._session, self):
             self._generation.fail(error)
 
     def end_early(self) -> bool:
@@ -171,7 +174,7 @@ class Turn:
         session, images = self._session, [item.image for item in received]
         with session.recording:
             with self._parts.receiver.released_on_error(received):
-                self._store.add_images(session, images)
+                self._session_images.add(session, images)
             session.unrecorded = images
         self._own_images = received
 
@@ -257,7 +260,7 @@ class Turn:
         """Add question and answer to the journal and to the conversation."""
         with self._session.recording:
             self._commit(summary)
-            self._store.drop_repeated(self._session)
+            self._session_images.drop_repeated(self._session)
             self._session.unrecorded, self._own_images = [], []
 
     def _commit(self, summary: Summary) -> None:
@@ -278,24 +281,24 @@ class Turn:
         try:
             if session.messages is not self._history:  # another request has caught up with the journal
                 raise TurnConflict(CONFLICT)
-            self._store.check_images(session)
+            self._session_images.check(session)
             self._recorder.record(session, event, [item.encoded for item in self._own_images])
         except TurnConflict:  # perhaps by this same request, retried on another instance
             self._recorder.catch_up(session)
             self._raise_if_ended()
             self._raise_if_answered()
             raise
-        self._store.commit(session, [*self._messages, *asked.messages_of_answer(answer)], self._new_images)
+        self._session_images.commit(session, [*self._messages, *asked.messages_of_answer(answer)], self._new_images)
         if asked.drops_for_good:
             session.num_dropped += self._num_dropped
 
     def _release(self) -> None:
         """Remove the images of a question that was not answered, and begin the session's next turn."""
         if self._own_images:
-            self._store.drop_unrecorded(self._session)
+            self._session_images.drop_unrecorded(self._session)
         for image in self._new_images:
             self._parts.images.release(image)
-        following = self._store.dequeue(self._session, self)
+        following = self._queues.dequeue(self._session, self)
         if following is not None:
             following.begin()
         elif self._parts.stored_kv is not None:

@@ -25,7 +25,7 @@ from handlers.engine.builtin.scheduler import Scheduler, StepShare
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.engine.grammar import GrammarFailed
-from handlers.errors import InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
+from handlers.errors import MODEL_FAILED, STOPPING, InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
 from handlers.worker.device import use_device
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Engine:
     def _post(self, queue: deque[Callable[[], None]], action: Callable[[], None]) -> None:
         with self._wake:
             if self._is_stopping:
-                raise InternalError("the worker is stopping")
+                raise InternalError(STOPPING)
             queue.append(action)
             self._wake.notify()
 
@@ -121,7 +121,7 @@ class Engine:
             for action in actions:
                 self._guard(action)
             if is_last:
-                self._fail_all(InternalError("the worker is stopping"))
+                self._fail_all(InternalError(STOPPING))
                 return
             try:
                 self.step()
@@ -145,7 +145,7 @@ class Engine:
         now = self._clock()
         for sequence in self.scheduler.all():
             if sequence.deadline <= now:
-                self.finish(sequence, TurnTimedOut("the answer was not finished before the turn's deadline"))
+                self.finish(sequence, TurnTimedOut())
         while (newest := self.scheduler.admit()) is not None:
             self.finish(newest, OutOfMemory("the KV cache has no room for this turn beside others; try again later"))
         batch = self.scheduler.next_batch()
@@ -263,7 +263,7 @@ class Engine:
         if isinstance(error, torch.OutOfMemoryError):
             answer: Exception = OutOfMemory("the device ran out of memory while computing this answer")
         else:
-            answer = InternalError("the model failed on this conversation; see the worker's log")
+            answer = InternalError(MODEL_FAILED)
         self._forget(sequence)
         sequence.cache.drop()  # its stored keys and values may be the cause
         self._guard(lambda: sequence.on_event(TokenEvent(None, error=answer)))

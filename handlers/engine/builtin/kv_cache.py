@@ -21,6 +21,7 @@ from torch import Tensor
 from handlers.engine.builtin.free_blocks import FreeBlocks
 from handlers.engine.contract import KvCache
 from handlers.errors import OutOfMemory
+from handlers.models.text import TextModel
 
 BLOCK = 16  # positions
 
@@ -42,6 +43,11 @@ class CacheShape:
     def num_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the blocks that this many positions take."""
         return num_blocks(num_tokens) * self.block_bytes
+
+
+def cache_shape(model: TextModel) -> CacheShape:
+    """Return the shape of a position of this model's KV cache."""
+    return CacheShape(model.num_layers, model.num_kv_heads, model.head_size, model.dtype, model.device)
 
 
 def num_blocks(num_tokens: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache, num_blocks
+from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, SequenceCache, cache_shape, num_blocks
 from handlers.engine.builtin.row_steps import BlockTable, RowSteps
 from handlers.engine.builtin.scheduler import StepShare
 from handlers.models.attention import DecodingRows, PackedBatch, PackedShare, in_place
@@ -157,11 +157,6 @@ def _find_adapted(batch: Sequence[StepShare]) -> list[tuple[slice, LoraAdapter]]
             start = found.pop()[0].start
         found.append((slice(start, end), adapter))
     return found
-
-
-def cache_shape(model: TextModel) -> CacheShape:
-    """Return the shape of a position of this model's KV cache."""
-    return CacheShape(model.num_layers, model.num_kv_heads, model.head_size, model.dtype, model.device)
 
 
 def _packed(cache: SequenceCache, num_tokens: int) -> PackedShare:

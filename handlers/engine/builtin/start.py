@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from handlers.engine.builtin.chat_engine import BuiltinEngine, make_builtin_engine
-from handlers.engine.builtin.runner import cache_shape
+from handlers.engine.builtin.kv_cache import cache_shape
 from handlers.errors import InternalError, OutOfMemory, SettingsError
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel

@@ -39,7 +39,16 @@ from handlers.engine.vllm.parameters import REFUSED
 from handlers.engine.vllm.pool import VllmCache, VllmPool
 from handlers.engine.vllm.sampling import read_output, to_vllm
 from handlers.engine.vllm.step_log import StepLog
-from handlers.errors import BadImage, HandlerError, InternalError, InvalidRequest, ModelBroken, TurnTimedOut
+from handlers.errors import (
+    MODEL_FAILED,
+    STOPPING,
+    BadImage,
+    HandlerError,
+    InternalError,
+    InvalidRequest,
+    ModelBroken,
+    TurnTimedOut,
+)
 from handlers.models.lora import read_files
 from handlers.models.prompt_format import PromptFormat
 from handlers.worker.counters import Counters
@@ -57,7 +66,7 @@ class _RunningAnswer:
         self.request = request
         self.scope = scope
         self.task: asyncio.Task[None] | None = None
-        self.error: Exception = InternalError("the worker is stopping")
+        self.error: Exception = InternalError(STOPPING)
 
 
 class VllmEngine:
@@ -211,7 +220,7 @@ class VllmEngine:
         except asyncio.CancelledError:
             error = answer.error
         except TimeoutError:
-            error = TurnTimedOut("the answer was not finished before the turn's deadline")
+            error = TurnTimedOut()
         except EngineDeadError:
             self._note_dead()
             error = InternalError("vLLM has failed; the worker starts again")
@@ -221,7 +230,7 @@ class VllmEngine:
             error = InvalidRequest(str(exc))
         except Exception:
             logger.exception("answer failed")
-            error = InternalError("the model failed on this conversation; see the worker's log")
+            error = InternalError(MODEL_FAILED)
         self._answers.discard(answer)
         if error is not None:
             self._end(answer, error)

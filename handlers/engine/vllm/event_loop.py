@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from handlers.errors import InternalError
+from handlers.errors import STOPPING, InternalError
 
 T = TypeVar("T")
 
@@ -34,18 +34,18 @@ class EventLoopThread:
         with self._lock:
             if self._is_stopping:
                 work.close()
-                raise InternalError("the worker is stopping")
+                raise InternalError(STOPPING)
             result = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return result.result()
         except CancelledError as exc:
-            raise InternalError("the worker is stopping") from exc
+            raise InternalError(STOPPING) from exc
 
     def post(self, action: Callable[[], object]) -> None:
         """Run an action on the loop, after those that were posted before. Raises InternalError once the loop stops."""
         with self._lock:
             if self._is_stopping:
-                raise InternalError("the worker is stopping")
+                raise InternalError(STOPPING)
             self._loop.call_soon_threadsafe(action)
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ from handlers.chat.images.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.builtin.chat_engine import make_builtin_engine
-from handlers.engine.builtin.runner import cache_shape
+from handlers.engine.builtin.kv_cache import cache_shape
 from handlers.errors import HandlerError, ModelBroken, NoMemoryForModel, OutOfMemory, Overloaded, SettingsError
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
 from handlers.models.loader import load_model, make_text_model

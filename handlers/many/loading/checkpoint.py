@@ -20,6 +20,7 @@ from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.tensor_placement import Assembled
 from handlers.many.loading.transformers_loading import load_model
 from handlers.many.model import AnsweringModel, LoadProgress
+from handlers.many.openai_bodies import TEXT_GENERATION
 from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
 from handlers.many.tasks.feature_extraction import FeatureExtraction
 from handlers.many.tasks.fill_mask import FillMask
@@ -42,7 +43,6 @@ from handlers.worker.fair_threads import FairThreads
 logger = logging.getLogger(__name__)
 
 TASK_VARIABLE = "HF_TASK"
-TEXT_GENERATION = "text-generation"
 # transformers' class for the head of each task.
 HEADS: dict[str, Any] = {
     TextClassification.name: transformers.AutoModelForSequenceClassification,

@@ -11,7 +11,7 @@ import torch
 from handlers.errors import HandlerError, InternalError, InvalidRequest
 from handlers.many.compute import Compute, RowQueue, TaskRow
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
-from handlers.many.openai_bodies import GENERATION, read_task_request
+from handlers.many.openai_bodies import TEXT_GENERATION, read_task_request
 from handlers.many.request import TaskForm, TaskRequest
 from handlers.many.tasks.task import EncodedAnswer, Task, TaskWork
 from handlers.requests.incoming import Incoming
@@ -53,7 +53,7 @@ class TaskModel(PlacedModel):
         with reply.guarded():
             reply.raise_if_cancelled()
             if path := _find_path(incoming):
-                message = f"this model's task is {self.task.name}, and {path} needs {GENERATION}"
+                message = f"this model's task is {self.task.name}, and {path} needs {TEXT_GENERATION}"
                 raise InvalidRequest(message, param="model")
             request = self._read(incoming, self._compute.settings.max_json_values)
             work = self.task.read(request, reply)

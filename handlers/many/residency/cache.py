@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from handlers.errors import HandlerError, ModelBroken, ModelLoading, ModelUnknown, OutOfMemory, Overloaded
+from handlers.errors import STOPPING, HandlerError, ModelBroken, ModelLoading, ModelUnknown, OutOfMemory, Overloaded
 from handlers.many.model import DiskLease, LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency import eviction
 from handlers.many.residency.entries import RESIDENT, Entries, LoaderStep, ModelEntry, ModelState, OnDone
@@ -239,7 +239,7 @@ class ModelCache:
     def _refusal(self, name: str, entry: ModelEntry | None, now: float) -> HandlerError | None:
         """Return why a request cannot wait for this model, if it cannot."""
         if self._is_stopped:
-            return Overloaded("the worker is stopping")
+            return Overloaded(STOPPING)
         broken = self.history.find_broken(name, now)
         if broken is not None:
             return broken.error

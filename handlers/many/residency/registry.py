@@ -213,7 +213,7 @@ class ModelRegistry:
     def close(self) -> None:
         """Refuse every waiting request, close every model (leased ones when released), and stop the threads."""
         self._stopping.set()
-        self._report(self._cache.stop, LoadStopped("the worker is stopping"))
+        self._report(self._cache.stop, LoadStopped())
         self._threads.close()
         for thread in self._watchers:
             thread.join()

@@ -18,14 +18,12 @@ from torch import Tensor
 
 from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.compute import TaskRow
+from handlers.many.folder import CONFIG, TORCHSCRIPT, TRITON_CONFIG
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.open_inference import MAX_DIMENSIONS, MAX_TENSORS, NAMES, TYPES, TensorForm, read_tensor
 from handlers.many.tasks.pbtxt import Message, parse_pbtxt
 from handlers.many.tasks.task import Input, TaskWork
 from handlers.requests.reply import PendingReply
-
-CONFIG = "config.pbtxt"
-MODEL = "model.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +42,24 @@ class TritonConfig:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     max_batch_size: int = 0
-    file: str = MODEL
+    file: str = TORCHSCRIPT
 
 
 def is_triton(folder: Path) -> bool:
     """Return True if the folder holds a model of this kind."""
-    return (folder / CONFIG).is_file() or ((folder / MODEL).is_file() and not (folder / "config.json").is_file())
+    return (folder / TRITON_CONFIG).is_file() or ((folder / TORCHSCRIPT).is_file() and not (folder / CONFIG).is_file())
 
 
 def read_config(folder: Path) -> TritonConfig:
     """Read config.pbtxt. Raises ModelBroken with the reason."""
-    if not (folder / CONFIG).is_file():
+    if not (folder / TRITON_CONFIG).is_file():
         return TritonConfig()
     try:
-        fields = parse_pbtxt((folder / CONFIG).read_text())
+        fields = parse_pbtxt((folder / TRITON_CONFIG).read_text())
         backend = _single(fields, "backend", "") or _single(fields, "platform", "")
         if backend not in ("pytorch", "pytorch_libtorch"):
             raise ValueError(f"models of backend {backend!r} are not served here, only pytorch (TorchScript)")
-        file = _single(fields, "default_model_filename", MODEL)
+        file = _single(fields, "default_model_filename", TORCHSCRIPT)
         if Path(file).name != file:
             raise ValueError("default_model_filename must be a file's plain name")
         max_batch_size = _single(fields, "max_batch_size", 0)
@@ -74,7 +72,7 @@ def read_config(folder: Path) -> TritonConfig:
             file=file,
         )
     except (ValueError, TypeError, OSError) as exc:
-        raise ModelBroken(f"the model's {CONFIG} cannot be used: {exc}") from exc
+        raise ModelBroken(f"the model's {TRITON_CONFIG} cannot be used: {exc}") from exc
 
 
 def _spec(fields: Any) -> TensorSpec:
@@ -221,7 +219,9 @@ class TritonTask:
         """Return the outputs that the configuration names, which may be a part of the model's."""
         places = _places(self._config.outputs)
         if max(places) >= len(found):
-            raise RuntimeError(f"the model gives {len(found)} outputs, but {CONFIG} names output {max(places)}, from 0")
+            raise RuntimeError(
+                f"the model gives {len(found)} outputs, but {TRITON_CONFIG} names output {max(places)}, from 0"
+            )
         return [found[place] for place in places]
 
     def _output_names(self, num_outputs: int) -> list[str]:

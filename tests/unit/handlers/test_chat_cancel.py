@@ -104,21 +104,21 @@ def test_turn_that_is_cancelled_while_it_begins_ends(
 ) -> None:
     """Its client leaves after the turn before it has ended, and its image still waits for a thread."""
     client = make_client(endless_llava, intake={**PATIENT, "fetch_threads": 1})
-    sid, store = client.open(), client.service.store
+    sid, queues = client.open(), client.service.queues
     slow = client.ask(client.open(), "and this?", images=[silent.url], **SHORT)
     connection = silent.accept()
     hold = Hold(endless_llava)
     earlier = client.ask(sid, "first", **SHORT)
     hold.wait()
     queued = client.ask(sid, "and this?", images=[silent.url], **SHORT)
-    dequeue = store.dequeue
+    dequeue = queues.dequeue
 
     def dequeue_before_cancel(session: Any, turn: Any) -> Any:
         following = dequeue(session, turn)
         queued.reply.cancel()
         return following
 
-    monkeypatch.setattr(store, "dequeue", dequeue_before_cancel)
+    monkeypatch.setattr(queues, "dequeue", dequeue_before_cancel)
     hold.release()
 
     assert (earlier.wait().status, queued.wait().status) == (200, 499)

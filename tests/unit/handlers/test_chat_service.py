@@ -13,8 +13,7 @@ from PIL import Image
 
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.remembered_openings import RememberedOpenings
-from handlers.engine.builtin.kv_cache import BLOCK
-from handlers.engine.builtin.runner import cache_shape
+from handlers.engine.builtin.kv_cache import BLOCK, cache_shape
 from handlers.errors import ImageUnreachable
 from tests.unit.handlers.conftest import FakeClock
 from tests.waiting import wait_until

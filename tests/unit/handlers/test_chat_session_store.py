@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from handlers.chat.images.store import Image, ImageStore
-from handlers.chat.sessions import table as table_module
+from handlers.chat.sessions import store as store_module
 from handlers.chat.sessions.expiry import ExpiryOrder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
+from handlers.chat.sessions.session_images import SessionImages
 from handlers.chat.sessions.store import SessionStore
 from handlers.chat.sessions.tombstones import Tombstones
+from handlers.chat.sessions.turn_queues import TurnQueues
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape
 from handlers.errors import (
     HandlerError,
@@ -109,13 +111,13 @@ def held_bytes(store: SessionStore) -> int:
 
 def dequeue(store: SessionStore, session: Session, turn: Any) -> Any:
     """Return the next turn."""
-    return store.dequeue(session, turn)
+    return TurnQueues(store).dequeue(session, turn)
 
 
 def begin_turn(store: SessionStore, session: Session, num_tokens: int) -> Any:
     """Begin a turn over a conversation of this many positions, unlike any other session's."""
     turn: Any = FakeTurn()
-    assert store.enqueue(session, turn)
+    assert TurnQueues(store).enqueue(session, turn)
     session.cache.truncate(0)
     session.cache.reserve(num_tokens)
     session.cache.advance([hash(session.id.text), *range(1, num_tokens)])
@@ -124,7 +126,7 @@ def begin_turn(store: SessionStore, session: Session, num_tokens: int) -> Any:
 
 def run_turn(store: SessionStore, session: Session, num_tokens: int) -> None:
     """Run a whole turn that leaves this many positions in the cache."""
-    assert store.dequeue(session, begin_turn(store, session, num_tokens)) is None
+    assert TurnQueues(store).dequeue(session, begin_turn(store, session, num_tokens)) is None
 
 
 def test_open_session_is_found(new_store: Stores) -> None:
@@ -142,7 +144,7 @@ def test_expiry_is_absolute(new_store: Stores, clock: Any) -> None:
     """Use does not prolong a session; at its expiry it is gone and its memory is free."""
     store = new_store()
     session = opened(store, 100)
-    store.add_images(session, [image(store)])
+    SessionImages(store).add(session, [image(store)])
 
     clock.advance(99)
     assert get(store, session) is session
@@ -312,8 +314,8 @@ def test_a_session_holds_its_blocks_and_its_images_until_it_ends(new_store: Stor
     """Closing releases all blocks and images of a session, and none of another's."""
     store = new_store()
     session, other = opened(store), opened(store)
-    store.add_images(session, [image(store, 1), image(store, 2)])
-    store.add_images(other, [image(store, 1)])
+    SessionImages(store).add(session, [image(store, 1), image(store, 2)])
+    SessionImages(store).add(other, [image(store, 1)])
     run_turn(store, session, 2 * BLOCK + 1)
     assert store.pool.num_used == 3
     assert store.images.features_bytes == 2 * FEATURES_BYTES
@@ -329,12 +331,12 @@ def test_end_of_a_turn_gives_back_what_it_did_not_use(new_store: Stores) -> None
     store = new_store()
     session = opened(store)
     turn: Any = FakeTurn()
-    store.enqueue(session, turn)
+    TurnQueues(store).enqueue(session, turn)
     session.cache.reserve(40 * BLOCK)
     assert store.pool.num_used == 40
 
     session.cache.advance([1, 2, 3])
-    store.dequeue(session, turn)
+    TurnQueues(store).dequeue(session, turn)
 
     assert store.pool.num_used == 1
     assert session.cache.tokens == [1, 2, 3]
@@ -345,7 +347,7 @@ def test_least_recently_used_idle_sessions_lose_their_cache_first(new_store: Sto
     store = new_store(capacity=6)
     sessions = [opened(store) for _ in range(3)]
     for i, session in enumerate(sessions):
-        store.add_images(session, [image(store, i)])
+        SessionImages(store).add(session, [image(store, i)])
         run_turn(store, session, 2 * BLOCK)
     run_turn(store, sessions[0], 2 * BLOCK)  # used again: now the second is the oldest
 
@@ -363,13 +365,13 @@ def test_pinned_sessions_never_lose_their_cache(new_store: Stores) -> None:
     run_turn(store, pinned, BLOCK)
     run_turn(store, idle, BLOCK)
     turn: Any = FakeTurn()
-    store.enqueue(pinned, turn)
+    TurnQueues(store).enqueue(pinned, turn)
 
     run_turn(store, newcomer, 2 * BLOCK)
 
     assert pinned.cache.length == BLOCK
     assert idle.cache.length == 0
-    store.dequeue(pinned, turn)
+    TurnQueues(store).dequeue(pinned, turn)
 
 
 def test_a_session_stays_pinned_while_turns_wait(new_store: Stores) -> None:
@@ -378,14 +380,14 @@ def test_a_session_stays_pinned_while_turns_wait(new_store: Stores) -> None:
     session = opened(store)
     first = begin_turn(store, session, 2 * BLOCK)
     second: Any = FakeTurn()
-    store.enqueue(session, second)
+    TurnQueues(store).enqueue(session, second)
     assert dequeue(store, session, first) is second
 
     with pytest.raises(OutOfMemory):
         opened(store).cache.reserve(1)
 
     assert session.cache.length == 2 * BLOCK
-    store.dequeue(session, second)
+    TurnQueues(store).dequeue(session, second)
 
 
 def test_out_of_memory_changes_nothing(new_store: Stores) -> None:
@@ -402,7 +404,7 @@ def test_out_of_memory_changes_nothing(new_store: Stores) -> None:
     assert (idle.cache.length, asking.cache.length) == (BLOCK, BLOCK)
     assert store.pool.num_used == 2
     assert store.pool.num_evicted == 0
-    store.dequeue(asking, turn)
+    TurnQueues(store).dequeue(asking, turn)
 
 
 def test_images_of_a_session_are_limited(new_store: Stores) -> None:
@@ -410,12 +412,12 @@ def test_images_of_a_session_are_limited(new_store: Stores) -> None:
     store = new_store(max_images=2)
     session = opened(store)
     first, second, third = (image(store, i) for i in range(3))
-    store.add_images(session, [first])
-    store.commit(session, [], [first])
+    SessionImages(store).add(session, [first])
+    SessionImages(store).commit(session, [], [first])
 
     with pytest.raises(InvalidRequest):
-        store.add_images(session, [second, third])
-    store.add_images(session, [second])
+        SessionImages(store).add(session, [second, third])
+    SessionImages(store).add(session, [second])
     store.images.release(third)  # the caller still holds the refused image
 
     assert len(session.images) + len(session.pending_images) == 2
@@ -427,12 +429,12 @@ def test_images_added_while_a_turn_runs_wait_for_the_next_question(new_store: St
     session = opened(store)
     mine, later = image(store, 1), image(store, 2)
     turn: Any = FakeTurn()
-    store.enqueue(session, turn)
-    store.add_images(session, [mine])
+    TurnQueues(store).enqueue(session, turn)
+    SessionImages(store).add(session, [mine])
 
-    store.add_images(session, [later])
-    store.commit(session, [{"role": "user"}], [mine])
-    store.dequeue(session, turn)
+    SessionImages(store).add(session, [later])
+    SessionImages(store).commit(session, [{"role": "user"}], [mine])
+    TurnQueues(store).dequeue(session, turn)
 
     assert session.images == [mine]
     assert session.pending_images == [later]
@@ -443,12 +445,12 @@ def test_what_is_committed_stays_unless_the_session_is_over(new_store: Stores) -
     store = new_store()
     session, ended = opened(store), opened(store)
     mine, gone = image(store, 1), image(store, 2)
-    store.add_images(session, [mine])
-    store.add_images(ended, [gone])
+    SessionImages(store).add(session, [mine])
+    SessionImages(store).add(ended, [gone])
 
-    store.commit(session, [{"role": "user"}], [mine])
+    SessionImages(store).commit(session, [{"role": "user"}], [mine])
     store.close(ended)
-    store.commit(ended, [{"role": "user"}], [gone])
+    SessionImages(store).commit(ended, [{"role": "user"}], [gone])
 
     assert store.images.features_bytes == FEATURES_BYTES
     assert (session.images, ended.images) == ([mine], [])
@@ -459,14 +461,14 @@ def test_images_of_a_failed_question_are_dropped(new_store: Stores) -> None:
     store = new_store()
     session = opened(store)
     early, mine = image(store, 1), image(store, 1)
-    store.add_images(session, [early])
-    store.add_images(session, [mine])
+    SessionImages(store).add(session, [early])
+    SessionImages(store).add(session, [mine])
 
-    store.drop_images(session, [mine])
+    SessionImages(store).drop(session, [mine])
 
     assert session.pending_images == [early]
     assert store.images.features_bytes == FEATURES_BYTES
-    store.drop_images(session, [early])
+    SessionImages(store).drop(session, [early])
     assert held_bytes(store) == 0
 
 
@@ -475,10 +477,10 @@ def test_an_image_that_is_dropped_is_not_an_equal_one_before_it(new_store: Store
     store = new_store()
     session = opened(store)
     early, between, mine = image(store, 1), image(store, 2), image(store, 1)
-    store.add_images(session, [early, between])
-    store.add_images(session, [mine])
+    SessionImages(store).add(session, [early, between])
+    SessionImages(store).add(session, [mine])
 
-    store.drop_images(session, [mine])
+    SessionImages(store).drop(session, [mine])
 
     assert session.pending_images == [early, between]
 
@@ -489,10 +491,10 @@ def test_turns_wait_in_order(new_store: Stores) -> None:
     session = opened(store)
     _, second, third = turns = [new_turn() for _ in range(3)]
 
-    assert [store.enqueue(session, turn) for turn in turns] == [True, False, False]
+    assert [TurnQueues(store).enqueue(session, turn) for turn in turns] == [True, False, False]
     assert dequeue(store, session, turns[0]) is second
     assert dequeue(store, session, turns[1]) is third
-    assert store.dequeue(session, turns[2]) is None
+    assert TurnQueues(store).dequeue(session, turns[2]) is None
     assert session.turn is None
 
 
@@ -502,16 +504,16 @@ def test_waiting_turns_are_bounded(new_store: Stores) -> None:
     session = opened(store)
     turns: list[Any] = [FakeTurn() for _ in range(4)]
     for turn in turns[:3]:
-        store.enqueue(session, turn)
+        TurnQueues(store).enqueue(session, turn)
 
     with pytest.raises(Overloaded):
-        store.enqueue(session, turns[3])
-    assert store.dequeue(session, turns[1]) is None
-    assert store.enqueue(session, turns[3]) is False
+        TurnQueues(store).enqueue(session, turns[3])
+    assert TurnQueues(store).dequeue(session, turns[1]) is None
+    assert TurnQueues(store).enqueue(session, turns[3]) is False
 
     assert dequeue(store, session, turns[0]) is turns[2]
     assert dequeue(store, session, turns[2]) is turns[3]
-    assert store.dequeue(session, turns[3]) is None
+    assert TurnQueues(store).dequeue(session, turns[3]) is None
 
 
 def test_dequeue_of_a_turn_that_is_over_does_nothing(new_store: Stores) -> None:
@@ -520,20 +522,20 @@ def test_dequeue_of_a_turn_that_is_over_does_nothing(new_store: Stores) -> None:
     session = opened(store)
     _, second = turns = [new_turn() for _ in range(2)]
     for turn in turns:
-        store.enqueue(session, turn)
+        TurnQueues(store).enqueue(session, turn)
 
-    store.dequeue(session, turns[0])
-    assert store.dequeue(session, turns[0]) is None
+    TurnQueues(store).dequeue(session, turns[0])
+    assert TurnQueues(store).dequeue(session, turns[0]) is None
 
     assert session.turn is second
-    store.dequeue(session, turns[1])
+    TurnQueues(store).dequeue(session, turns[1])
 
 
 def test_close_stops_the_running_turn_and_frees_the_memory_after_it(new_store: Stores) -> None:
     """A close stops the turn at once; its memory is counted until the turn releases it."""
     store = new_store()
     session = opened(store)
-    store.add_images(session, [image(store)])
+    SessionImages(store).add(session, [image(store)])
     turn = begin_turn(store, session, 1)
 
     store.close(session)
@@ -542,7 +544,7 @@ def test_close_stops_the_running_turn_and_frees_the_memory_after_it(new_store: S
     assert len(store) == 0
     assert (store.pool.num_used, store.images.features_bytes) == (1, FEATURES_BYTES)
     store.check_integrity()
-    store.dequeue(session, turn)
+    TurnQueues(store).dequeue(session, turn)
     assert held_bytes(store) == 0
 
 
@@ -560,9 +562,9 @@ def test_expiry_lets_the_running_turn_finish(new_store: Stores, clock: Any) -> N
         get(store, session)
     other: Any = FakeTurn()
     with pytest.raises(SessionExpired):
-        store.enqueue(session, other)
+        TurnQueues(store).enqueue(session, other)
     assert store.pool.num_used == 1
-    store.dequeue(session, turn)
+    TurnQueues(store).dequeue(session, turn)
     assert held_bytes(store) == 0
 
 
@@ -572,12 +574,12 @@ def test_ended_session_hands_itself_to_waiting_turns_until_none_is_left(new_stor
     session = opened(store)
     first = begin_turn(store, session, 1)
     second: Any = FakeTurn()
-    store.enqueue(session, second)
+    TurnQueues(store).enqueue(session, second)
 
     store.close(session)
     assert dequeue(store, session, first) is second
     store.check_integrity()
-    assert store.dequeue(session, second) is None
+    assert TurnQueues(store).dequeue(session, second) is None
 
     assert held_bytes(store) == 0
     assert store.count_waiting() == 0
@@ -591,7 +593,7 @@ def test_ended_session_takes_no_images(new_store: Stores) -> None:
     late = image(store)
 
     with pytest.raises(SessionClosed):
-        store.add_images(session, [late])
+        SessionImages(store).add(session, [late])
 
     store.images.release(late)
     assert held_bytes(store) == 0
@@ -601,7 +603,7 @@ def test_discarded_opening_leaves_no_trace(new_store: Stores) -> None:
     """A session whose id reached no client is not remembered as closed."""
     store = new_store()
     session = opened(store)
-    store.add_images(session, [image(store)])
+    SessionImages(store).add(session, [image(store)])
 
     store.discard(session)
 
@@ -636,11 +638,11 @@ def test_repr_tells_the_state(new_store: Stores) -> None:
     turn: Any = FakeTurn()
 
     seen = [repr(session)]
-    store.enqueue(session, turn)
+    TurnQueues(store).enqueue(session, turn)
     seen.append(repr(session))
     store.close(session)
     seen.append(repr(session))
-    store.dequeue(session, turn)
+    TurnQueues(store).dequeue(session, turn)
 
     assert [word in text for word, text in zip(("idle", "running", "ended"), seen, strict=True)] == [True] * 3
 
@@ -656,7 +658,7 @@ def test_a_full_store_evicts_the_session_that_was_used_least_recently(new_store:
     store = new_store(is_durable=True, max_sessions=2)
     first, second = opened(store), opened(store)
     run_turn(store, first, 20)
-    store.add_images(second, [image(store)])
+    SessionImages(store).add(second, [image(store)])
     store.unhold(store.hold(first.id.text, Caller("e", "p")))
 
     third = opened(store)
@@ -677,7 +679,7 @@ def test_sessions_in_use_are_not_evicted(new_store: Stores) -> None:
     busy, held, pinned = opened(store), opened(store), opened(store)
     turn = begin_turn(store, busy, 20)
     store.hold(held.id.text, Caller("e", "p"))
-    store.pin(pinned)
+    TurnQueues(store).pin(pinned)
 
     with pytest.raises(Overloaded, match="3 sessions are open, the most this worker holds"):
         opened(store)
@@ -689,7 +691,7 @@ def test_sessions_in_use_are_not_evicted(new_store: Stores) -> None:
     with pytest.raises(SessionLost):
         get(store, busy)
     store.unhold(held)
-    store.unpin(pinned)
+    TurnQueues(store).unpin(pinned)
     opened(store)
     opened(store)
     assert store.counters.get("sessions_evicted") == 3
@@ -703,9 +705,9 @@ def test_an_evicted_session_takes_no_turn_and_no_pin(new_store: Stores) -> None:
     turn: Any = FakeTurn()
 
     with pytest.raises(SessionLost):
-        store.enqueue(session, turn)
+        TurnQueues(store).enqueue(session, turn)
     with pytest.raises(SessionLost):
-        store.pin(session)
+        TurnQueues(store).pin(session)
 
 
 def test_a_full_store_ends_expired_sessions_first(new_store: Stores, clock: Any) -> None:
@@ -764,7 +766,7 @@ def test_a_full_store_visits_few_sessions(
     new_store: Stores, clock: Any, monkeypatch: pytest.MonkeyPatch, num_sessions: int, is_durable: bool
 ) -> None:
     """An opening, a refused one and an expiry visit only the sessions that come or go, however many there are."""
-    monkeypatch.setattr(table_module, "Session", VisitedSession)
+    monkeypatch.setattr(store_module, "Session", VisitedSession)
     store = new_store(is_durable=is_durable, max_sessions=num_sessions, ttl_s=10_000)
     oldest = opened(store, 100)
     for number in range(num_sessions - 1):
@@ -837,7 +839,7 @@ def test_idle_sessions_expire_without_being_asked_for(new_store: Stores, clock: 
     run_turn(store, idle, 20)
     turn = begin_turn(store, busy, 20)
     store.hold(held.id.text, Caller("e", "p"))
-    store.pin(pinned)
+    TurnQueues(store).pin(pinned)
     clock.advance(31)
 
     assert not store.holds(idle.id.text)
@@ -847,7 +849,7 @@ def test_idle_sessions_expire_without_being_asked_for(new_store: Stores, clock: 
     dequeue(store, busy, turn)
     store.unhold(held)
     assert store.expires_at(busy.id) == clock.now + 30
-    store.unpin(pinned)
+    TurnQueues(store).unpin(pinned)
 
 
 def test_with_a_journal_an_idle_session_does_not_expire(new_store: Stores, clock: Any) -> None:

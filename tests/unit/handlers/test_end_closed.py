@@ -29,7 +29,7 @@ def test_session_that_was_closed_elsewhere_is_freed_on_request(two_workers: Any,
     first, second = two_workers
     sid, unknown = first.open(data_url(red)), second.open()
     first.answer(sid, "what is it?", **SHORT)
-    first.service.store.pin(first.service.store.find(sid))
+    first.service.queues.pin(first.service.store.find(sid))
     second.answer(sid, "what color?", **SHORT)
     assert second.call({"type": "close_session", "session_id": sid}).status == 200
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
+from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache, cache_shape
 from handlers.engine.builtin.pace import Pace
-from handlers.engine.builtin.runner import ModelRunner, cache_shape
+from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import AnswerRequest, FinishReason, PlacedImage, SamplingParams, TokenEvent

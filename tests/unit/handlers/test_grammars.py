@@ -19,9 +19,9 @@ from llguidance import LLMatcher, LLTokenizer
 from benchmarks.grammar_schemas import SCHEMAS
 from handlers.chat.grammars import read_schema
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.kv_cache import SequenceCache
+from handlers.engine.builtin.kv_cache import SequenceCache, cache_shape
 from handlers.engine.builtin.pace import Pace
-from handlers.engine.builtin.runner import ModelRunner, cache_shape
+from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.sampler import Sampler, choose_tokens
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence

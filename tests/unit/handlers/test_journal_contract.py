@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from handlers.journal import directory_lists, redis, redis_scripts, s3, s3_objects
+from handlers.journal import directory_lists, redis, redis_connection, s3, s3_objects
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge, image_hash
 from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import (
@@ -307,7 +307,7 @@ def test_what_has_expired_goes_without_a_full_sweep(store: Store) -> None:
 def test_sessions_are_listed_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each session is on one page; other names in the store are not returned as ids."""
     monkeypatch.setattr(s3_objects, "PAGE", 2)
-    monkeypatch.setattr(redis_scripts, "SCANNED", 2)
+    monkeypatch.setattr(redis_connection, "SCANNED", 2)
     ids = {new_id() for _ in range(7)}
     for sid in ids:
         for number in range(3):

@@ -14,7 +14,7 @@ import pytest
 import redis.exceptions
 
 from handlers.errors import SettingsError
-from handlers.journal import directory, redis_scripts, s3_objects
+from handlers.journal import directory, redis_connection, s3_objects
 from handlers.journal import s3 as s3_journal
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
@@ -22,7 +22,7 @@ from handlers.journal.event import Event
 from handlers.journal.failures import EventsMissing
 from handlers.journal.journal import ANYONE, EventTaken, Journal
 from handlers.journal.redis import RedisJournal
-from handlers.journal.redis_scripts import RedisScripts
+from handlers.journal.redis_connection import RedisConnection
 from handlers.journal.s3 import S3Journal
 from handlers.journal.s3_objects import MAX_CONFLICTS
 from handlers.journal.url import open_journal
@@ -446,7 +446,7 @@ class FailingClient:
     ("make", "library", "base"),
     [
         (
-            lambda client: RedisJournal(RedisScripts(client), 3600, JournalSettings()),
+            lambda client: RedisJournal(RedisConnection(client), 3600, JournalSettings()),
             redis.exceptions,
             redis.exceptions.RedisError,
         ),
@@ -618,7 +618,7 @@ def test_off_is_no_journal() -> None:
 def test_redis_and_valkey_are_the_same(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheme that ends with s uses TLS and verifies the server's certificate."""
     clients: list[Any] = []
-    monkeypatch.setattr(redis_scripts, "RedisScripts", lambda client: clients.append(client))
+    monkeypatch.setattr(redis_connection, "RedisConnection", lambda client: clients.append(client))
     opened(f"{scheme}://user:p%40ss@[::1]:7000/3")
     pool = clients[0].connection_pool
     connection = pool.connection_class(**pool.connection_kwargs)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from handlers.journal import redis_scripts
+from handlers.journal import redis_connection
 from handlers.journal import s3 as s3_journal
 from handlers.journal.budget import Budget
 from handlers.journal.event import Event
@@ -166,13 +166,13 @@ def test_a_scan_that_repeats_keys_counts_them_once(store: Store, monkeypatch: py
     store.journal.put_image(sid, b"a picture", ALICE)
     store.journal.sweep(int(time.time()), is_full=True)
     once = store.journal.used_bytes
-    scan, cursors = redis_scripts.RedisScripts.scan, iter([1, 2, 0])
+    scan, cursors = redis_connection.RedisConnection.scan, iter([1, 2, 0])
 
     def repeat(scripts: Any, cursor: int, pattern: str) -> tuple[int, list[str]]:
         _, keys = scan(scripts, 0, pattern)
         return next(cursors), keys * 2
 
-    monkeypatch.setattr(redis_scripts.RedisScripts, "scan", repeat)
+    monkeypatch.setattr(redis_connection.RedisConnection, "scan", repeat)
     store.journal.sweep(int(time.time()), is_full=True)
 
     assert (store.journal.used_bytes, store.journal.num_sessions) == (once, 1)

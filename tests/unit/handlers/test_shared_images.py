@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from handlers.journal import redis_scripts, s3_objects
+from handlers.journal import redis_connection, s3_objects
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event, image_hash
 from handlers.journal.journal import Journal, owner_key
@@ -126,7 +126,7 @@ def test_no_request_reads_what_other_sessions_have(store: Store, monkeypatch: py
     others = [open_session(store.journal, ALICE, data) for _ in range(3)]
     for module, name, number in ((os, "listdir", 0), (os, "scandir", 0), (s3_objects, "list_objects", 2)):
         monkeypatch.setattr(module, name, noting(getattr(module, name), number))
-    monkeypatch.setattr(redis_scripts.RedisScripts, "scan", noting(redis_scripts.RedisScripts.scan, 1))
+    monkeypatch.setattr(redis_connection.RedisConnection, "scan", noting(redis_connection.RedisConnection.scan, 1))
     store.journal.check_room(ALICE)
     sid = open_session(store.journal, ALICE, data)
     store.journal.claim("an opening", sid)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.run.async_folder import AsyncFolder
 
 

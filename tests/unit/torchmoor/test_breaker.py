@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmoor.config.health import RecoverySettings
+from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances import recovery as recovery_module

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from torchmoor.config.access import Credentials
-from torchmoor.config.limits import CallerSettings
+from torchmoor.config.callers import CallerSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import CallerLimited

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from tests.unit.torchmoor.changed_value import with_value
 from torchmoor.config.access import AccessKey, Credentials
-from torchmoor.config.asynchronous import AsyncInferenceSettings
+from torchmoor.config.async_inference import AsyncInferenceSettings
 from torchmoor.config.file import MAX_FILE_BYTES, parse, read_file
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings
-from torchmoor.config.notifications import Webhook
+from torchmoor.config.notices import Webhook
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.config.session_keys import SessionIdSettings
-from torchmoor.config.settings import Configuration
+from torchmoor.config.sessions import SessionIdSettings
+from torchmoor.config.settings import GROUPS, Configuration
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances.registry import Registry
@@ -511,3 +511,10 @@ def test_autoscaling_and_instances_of_one_variant_exclude_each_other() -> None:
         parse({**scaled(), "Autoscaling": scaled()["Autoscaling"] * 2})
     with pytest.raises(ConfigError, match="Autoscaling must be a list of one or more"):
         parse({**scaled(), "Autoscaling": []})
+
+
+def test_each_group_is_in_the_module_of_its_name() -> None:
+    """Readers find `timeouts.model_timeout_s` in config/timeouts.py."""
+    assert {name: kind.__module__ for name, kind in GROUPS.items()} == {
+        name: f"torchmoor.config.{name}" for name in GROUPS
+    }

@@ -7,7 +7,7 @@ import pytest
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance
 from torchmoor.proxy.http.outgoing import ReplayBudget

@@ -16,7 +16,7 @@ from torchmoor.config.file import parse
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, LaunchError
 from torchmoor.fleet.process_commands import reopen_log, take_credentials

@@ -18,8 +18,8 @@ from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.sns import Sns, region_of
 from torchmoor.async_inference.notifications.webhooks import WebhookSender
 from torchmoor.async_inference.objects.outbound import Resolve, resolve
-from torchmoor.config.asynchronous import AsyncEndpointSettings
-from torchmoor.config.notifications import NotificationSettings, Webhook
+from torchmoor.config.async_inference import AsyncEndpointSettings
+from torchmoor.config.notices import NotificationSettings, Webhook
 from torchmoor.errors import NotDelivered
 
 logger = logging.getLogger(__name__)

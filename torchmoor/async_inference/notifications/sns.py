@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from torchmoor.async_inference.objects.s3_client import code_of, status_of
 from torchmoor.async_inference.objects.threads import Threads
-from torchmoor.config.notifications import NotificationSettings
+from torchmoor.config.notices import NotificationSettings
 from torchmoor.errors import NotDelivered
 from torchmoor.wire.connection_errors import failure_reason
 

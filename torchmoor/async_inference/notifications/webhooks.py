@@ -18,7 +18,7 @@ import aiohttp
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.async_inference.objects.outbound import Outbound, Resolve, is_retryable, resolve
-from torchmoor.config.notifications import NotificationSettings, Webhook
+from torchmoor.config.notices import NotificationSettings, Webhook
 from torchmoor.errors import NotDelivered
 from torchmoor.wire.connection_errors import failure_reason
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
-from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings
 
 STAGING = ".torchmoor"
 OUTPUTS = "async-endpoint-outputs"  # as the SageMaker SDK names them

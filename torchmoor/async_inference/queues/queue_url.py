@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import ConfigError
 from torchmoor.wire.store_urls import REDIS_SCHEMES, SQLITE_SCHEME, read_redis_address
 

@@ -29,7 +29,7 @@ from torchmoor.async_inference.request import (
     CallerShare,
     Claim,
 )
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import ApiError, InferenceIdInUse, QueueFull, QueueUnavailable, ResultLocationInUse
 from torchmoor.wire.store_urls import RedisAddress
 

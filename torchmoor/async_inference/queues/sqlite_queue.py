@@ -32,7 +32,7 @@ from torchmoor.async_inference.request import (
     CallerShare,
     Claim,
 )
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import ApiError, DiskFull, InferenceIdInUse, QueueFull, ResultLocationInUse
 
 _LAST_SEQ = 2**63 - 1

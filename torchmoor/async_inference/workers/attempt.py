@@ -37,7 +37,7 @@ from torchmoor.async_inference.workers.instance_client import (
     InvocationTimedOut,
 )
 from torchmoor.config.body_heap import body_weight
-from torchmoor.errors import BodyTooLarge, invocation_timed_out
+from torchmoor.errors import BodyTooLarge, ModelError, invocation_timed_out
 from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
@@ -193,14 +193,14 @@ class Attempt:
             raise RetryableFailure(f"The instance has no room: {text}", delay_s=delay_s, counts=False)
         if not code and status in WITHOUT_WORKER:
             self._lease.on_failed(is_dead=True)
-            raise RetryableFailure(_model_error(status, text))
+            raise RetryableFailure(ModelError(status, text).message)
         self._lease.on_answered()
         if code == error_codes.RESPONSE_CANCELLED:
             return CANCELLED
         response_id = self._request.response_id
         if response_id:  # the id suffices to use the response, so operators see its name
             return _failure(_message_in(text).replace(response_id, self._request.inference_id))
-        return _failure(_model_error(status, text))
+        return _failure(ModelError(status, text).message)
 
     def _bounded(self, delay_s: float) -> float:
         """Bound a delay by the back-off settings: neither a busy loop, nor past the request's time to live."""
@@ -216,12 +216,6 @@ async def _chain(begin: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
 
 def _failure(reason: str) -> AsyncOutcome:
     return AsyncOutcome(state=AsyncState.FAILED, reason=reason)
-
-
-def _model_error(status: int, text: str) -> str:
-    """Word an instance's error as the runtime API does."""
-    whose = "client" if status < 500 else "server"
-    return f'Received {whose} error ({status}) from primary with message "{text}"'
 
 
 def fail_exhausted(request: AsyncRequest, attempts: int, last: RetryableFailure) -> AsyncOutcome:

@@ -13,7 +13,7 @@ from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.workers.capacity import Capacity
 from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.async_inference.workers.instance_client import InstanceClient
-from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.metrics.backlog import AsyncMetrics
 
 

@@ -16,7 +16,7 @@ from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.options import admin_keys_option, admin_url_option, find_admin_token, url_option
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
-from torchmoor.run.launching import JOURNAL_URL
+from torchmoor.wire.handler_variables import JOURNAL_URL
 
 if TYPE_CHECKING:  # the import takes a while
     from torchmoor.doctor.finding import Finding, FleetPlan

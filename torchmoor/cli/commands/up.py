@@ -17,9 +17,9 @@ from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.proxy.routing.strategies import STRATEGIES
-from torchmoor.run.launching import JOURNAL_URL
 from torchmoor.run.log import start_log
 from torchmoor.run.up import run
+from torchmoor.wire.handler_variables import JOURNAL_URL
 
 option = partial(setting, UpSettings)
 FOLDER = click.Path(path_type=Path, file_okay=False)

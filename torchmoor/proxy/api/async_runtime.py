@@ -12,6 +12,7 @@ from typing import Any
 from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.async_inference.service import AsyncInference
+from torchmoor.config.async_inference import MAX_INLINE_BYTES
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.members import (
@@ -37,7 +38,6 @@ from torchmoor.proxy.http.field_names import (
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 
-MAX_BODY_BYTES = 128_000
 MAX_INVOCATION_ID_CHARS = 256
 SUBMIT_TIMEOUT_S = 30.0  # after the queue's own time-out
 
@@ -63,7 +63,7 @@ class AsyncOperation:
             check_members(layout)
             if not NOT_THERE.keys().isdisjoint(layout.places):
                 raise not_there(self.endpoint.name, layout.places)
-            if request.content_length is not None and request.content_length > MAX_BODY_BYTES:
+            if request.content_length is not None and request.content_length > MAX_INLINE_BYTES:
                 raise body_too_long()
         except ApiError as error:
             return self._refuse(error, request_id)
@@ -74,7 +74,7 @@ class AsyncOperation:
             partial(self._submit, request, request_id),
             self._refuse,
             too_large=body_too_long(),
-            max_body_bytes=MAX_BODY_BYTES,
+            max_body_bytes=MAX_INLINE_BYTES,
             timeout_s=SUBMIT_TIMEOUT_S,
         )
 
@@ -153,7 +153,7 @@ class AsyncOperation:
 def body_too_long() -> ValidationError:
     """Refuse an inline body that must be an object instead."""
     return ValidationError(
-        f"An inline body may have up to {MAX_BODY_BYTES} bytes; upload a longer one and send its InputLocation."
+        f"An inline body may have up to {MAX_INLINE_BYTES} bytes; upload a longer one and send its InputLocation."
     )
 
 

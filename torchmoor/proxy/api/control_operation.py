@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from torchmoor.errors import AccessDenied, ApiError, InternalFailure, ServiceUnavailable, ValidationError
+from torchmoor.errors import AccessDenied, ApiError, BodyTooLarge, InternalFailure, ServiceUnavailable, ValidationError
 from torchmoor.proxy.access.exposure import is_loopback
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api.deferred_reply import DeferredReply
@@ -108,7 +108,7 @@ class ControlApi:
             request_id,
             begin,
             runtime_error,
-            too_large=ValidationError(f"The request body is longer than the limit of {max_body_bytes} bytes."),
+            too_large=ValidationError(BodyTooLarge(max_body_bytes).message),
             max_body_bytes=max_body_bytes,
             timeout_s=TIMEOUT_S,
         )

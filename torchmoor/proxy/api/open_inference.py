@@ -22,7 +22,7 @@ from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.other_services import refuse_unknown
-from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, explain
+from torchmoor.proxy.api.passthrough import REQUEST_ID_LINE, TIMEOUT_STATUS, explain
 from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply, unknown_operation
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
@@ -35,7 +35,6 @@ _ROOT = b"/v2"
 _LIVE, _READY = b"/v2/health/live", b"/v2/health/ready"
 _MODEL = re.compile(r"/v2/models/(?P<name>.+?)(?:/versions/(?P<version>[^/]+))?(?:/(?P<verb>infer|ready))?")
 _DROPPED_FIELDS = NOT_FOR_CLIENTS | {ERROR_CODE}
-_REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 _QUESTIONS = {"": operations.METADATA, "ready": operations.READY}
 
 
@@ -121,7 +120,7 @@ class OpenInferenceDialect(ApiDialect):
         if head.status >= 300:
             return explain
         lines = head.lines(_DROPPED_FIELDS)
-        return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, b"\r\n"))
+        return Answer((head.line.client_line, lines, REQUEST_ID_LINE, request_id, b"\r\n"))
 
 
 def _find_model(request: Request) -> re.Match[str] | None:

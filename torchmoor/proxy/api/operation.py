@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.dispatch.choice import Choice

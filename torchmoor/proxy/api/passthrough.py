@@ -15,7 +15,7 @@ from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
 from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
-_REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
+REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 
 TIMEOUT_STATUS = 504
 _DROPPED_FIELDS = NOT_FOR_CLIENTS | {REQUEST_ID}
@@ -33,7 +33,7 @@ class PassThroughDialect(ApiDialect):
 
     def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         lines = head.lines(_DROPPED_FIELDS)
-        return Answer((head.line.client_line, lines, _REQUEST_ID_LINE, request_id, b"\r\n"))
+        return Answer((head.line.client_line, lines, REQUEST_ID_LINE, request_id, b"\r\n"))
 
     def is_stream(self, head: AnswerHead) -> bool:
         return head.status < 300 and head.layout.length is None

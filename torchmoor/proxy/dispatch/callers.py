@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from math import ceil
 
 from torchmoor.async_inference.request import CallerShare
-from torchmoor.config.limits import CallerSettings
+from torchmoor.config.callers import CallerSettings
 from torchmoor.errors import BUSY_RETRY_S, CallerLimited
 from torchmoor.proxy.dispatch.caller_sessions import CallerSessions
 from torchmoor.proxy.http.arriving import source_of

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from random import Random
 from time import monotonic
 
-from torchmoor.config.health import RecoverySettings
+from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import BodyTooLarge, ServiceUnavailable

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from torchmoor.config.session_keys import SessionIdSettings
+from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER
 from torchmoor.proxy.instances.instance import Instance

@@ -16,7 +16,8 @@ from time import monotonic
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
-from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.proxy.http.call import Target

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from torchmoor.config.health import RecoverySettings
+from torchmoor.config.recovery import RecoverySettings
 
 MAX_TRIALS = 1
 

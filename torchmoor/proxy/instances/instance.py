@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from torchmoor.config.body_heap import DEFAULT_INFLIGHT_BODY_BYTES, counted_body_bytes, longest_body_bytes
-from torchmoor.config.health import RecoverySettings
+from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.routing.reported_status import ReportedStatus

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from torchmoor.config.health import RecoverySettings
+from torchmoor.config.recovery import RecoverySettings
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

@@ -13,7 +13,7 @@ from tests.unit.torchmoor.async_inference.stores import Clock, Store
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.redis_queue import PREFIX, RedisQueue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 
 SERVERS = {"valkey": "redis_server", "cluster": "redis_cluster"}
 

@@ -13,7 +13,7 @@ from tests.unit.torchmoor.async_inference.stores import ENDPOINT, request
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 
 
 def say(*words: str) -> None:

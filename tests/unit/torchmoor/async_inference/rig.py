@@ -17,7 +17,8 @@ from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
-from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings, AsyncQueueSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.metrics.backlog import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics

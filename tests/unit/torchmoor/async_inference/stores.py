@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState, Claim
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 
 Result = TypeVar("Result")
 ENDPOINT = "chat"

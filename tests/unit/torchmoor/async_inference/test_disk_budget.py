@@ -17,7 +17,7 @@ from torchmoor.async_inference.objects.results_budget import STAGED_TTL_S
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncState
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import DiskFull
 
 EVERYTHING = 1 << 62  # bytes; more than any disk has

@@ -25,8 +25,8 @@ from tests.unit.torchmoor.async_inference.rig import MovableLoop, pass_time
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, Notifier
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState
-from torchmoor.config.asynchronous import AsyncEndpointSettings
-from torchmoor.config.notifications import NotificationSettings, Webhook
+from torchmoor.config.async_inference import AsyncEndpointSettings
+from torchmoor.config.notices import NotificationSettings, Webhook
 from torchmoor.errors import ConfigError
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()

@@ -8,7 +8,7 @@ import pytest
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.queues.redis_queue import RedisQueue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed
 from tests.waiting import wait_until
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.redis_queue import RedisQueue
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import QueueUnavailable
 
 pytestmark = pytest.mark.redis

@@ -18,7 +18,8 @@ from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference
-from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncQueueSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import QueueUnavailable, UnknownEndpoint
 
 SETTINGS = AsyncEndpointSettings()

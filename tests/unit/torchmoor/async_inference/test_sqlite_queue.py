@@ -12,7 +12,7 @@ import pytest
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, ended, request, result
 from torchmoor.async_inference.queues.sqlite_database import SqliteDatabase
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
-from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import ConfigError, QueueUnavailable
 
 pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)

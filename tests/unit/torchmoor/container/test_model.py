@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from torchmoor.container.environment import ContainerEnvironment
-from torchmoor.container.model import MODEL_PATH, PROPERTIES_FOLDER, FoundModel, find_model
+from torchmoor.container.model import PROPERTIES_FOLDER, FoundModel, find_model
 from torchmoor.errors import ConfigError
 from torchmoor.fleet import packed_models
+from torchmoor.wire.handler_variables import MODEL_PATH
 
 Find = Callable[..., FoundModel]
 

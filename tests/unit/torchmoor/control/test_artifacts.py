@@ -25,7 +25,8 @@ from torchmoor.control.artifacts import Artifacts, ServedModel
 from torchmoor.control.downloads import DownloadEnded, DownloadState, ModelStore, StoredFile
 from torchmoor.control.images import default_variables, find_container
 from torchmoor.errors import ConfigError, LaunchError, RequestInvalid
-from torchmoor.wire.checkpoint_places import MODEL_PATH, PROPERTIES_FOLDER
+from torchmoor.wire.checkpoint_places import PROPERTIES_FOLDER
+from torchmoor.wire.handler_variables import MODEL_PATH
 
 REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
 LMI = f"{REGISTRY}/djl-inference:0.26.0-deepspeed0.12.6-cu121"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.torchmoor.async_inference.rig import until
-from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.arns import Arns
 from torchmoor.control.endpoints import DELETED, NOT_ASYNC, Endpoints, retain_properties

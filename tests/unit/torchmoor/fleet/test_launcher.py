@@ -23,9 +23,9 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher, SupervisionSettings
 from torchmoor.fleet.ports import find_free_ports
-from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -579,7 +579,7 @@ def test_a_guard_that_is_killed_takes_its_instance_along(host: Host) -> None:
             await launcher.start([Launch("llava-0", "llava", "llava.mar")])
             first = host.jvm("llava-0")
 
-            os.kill(os.getpgid(first), signal.SIGKILL)  # the supervisor leads the group
+            os.kill(os.getpgid(first), signal.SIGKILL)  # the guard leads the group
 
             await until(lambda: not is_running(first))
             await until(lambda: host.report("llava-0").exists() and host.jvm("llava-0") != first)

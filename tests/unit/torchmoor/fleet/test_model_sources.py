@@ -10,16 +10,13 @@ from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.model_sources import (
-    ADAPTERS_SOURCE,
-    MODELS_CACHE,
-    MODELS_SOURCE,
     MULTI_MODEL,
-    URL_ROOTS,
     adapter_environment,
     many_environment,
     multi_model_settings,
     read_container,
 )
+from torchmoor.wire.handler_variables import ADAPTERS_SOURCE, MODELS_CACHE, MODELS_SOURCE, URL_ROOTS
 
 
 def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from torchmoor.errors import LaunchError
+from torchmoor.fleet.instance_guard import LOCK_FILE
 from torchmoor.fleet.run_lock import RunLock
-from torchmoor.fleet.supervisor import LOCK_FILE
 
 
 def test_second_fleet_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:
     async def scene() -> None:
         first, second, waiting = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=60), asyncio.Event()
         descriptor = await first.take(print)
-        supervisor = await asyncio.create_subprocess_exec(
+        guard = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE, pass_fds=(descriptor,)
         )
         os.close(descriptor)  # as the launcher's death does
@@ -48,7 +48,7 @@ def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:
         await waiting.wait()
         assert not taking.done()
 
-        await supervisor.communicate(b"\n")
+        await guard.communicate(b"\n")
 
         await taking
         second.release()

@@ -22,13 +22,14 @@ from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.supervisor import LOCK_FILE
+from torchmoor.fleet.instance_guard import LOCK_FILE
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.run.checkpoints import MODEL_PATH, Checkpoint
-from torchmoor.run.gpus import DEVICE_FRACTION, find_gpus, share_gpus, usable_gpus
-from torchmoor.run.host_plan import ALLOWED_HOSTS, equip, plan_instances
+from torchmoor.run.checkpoints import Checkpoint
+from torchmoor.run.gpus import find_gpus, share_gpus, usable_gpus
+from torchmoor.run.host_plan import equip, plan_instances
 from torchmoor.run.up import run
+from torchmoor.wire.handler_variables import ALLOWED_HOSTS, DEVICE_FRACTION, MODEL_PATH
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 
 DEADLINE_S = 60.0

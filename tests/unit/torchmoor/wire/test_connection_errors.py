@@ -15,8 +15,8 @@ import pytest
 import requests
 from botocore.config import Config
 
-from handlers.journal.redis_scripts import RedisScripts
-from handlers.journal.redis_scripts import connect as connect_redis
+from handlers.journal.redis_connection import RedisConnection
+from handlers.journal.redis_connection import connect as connect_redis
 from handlers.journal.s3_objects import S3Objects
 from handlers.journal.s3_objects import connect as connect_s3
 from handlers.settings.journal import JournalSettings
@@ -97,7 +97,7 @@ def failures(port: int) -> list[str]:
             s3_client.find_head(s3_client.make_client(ObjectSettings(max_attempts=1)), "s3://bucket/key")
 
     return [
-        failure(lambda: RedisScripts(connect_redis(address, limits)).run("return 1", [])),
+        failure(lambda: RedisConnection(connect_redis(address, limits)).run("return 1", [])),
         failure(lambda: S3Objects(connect_s3(limits), "bucket").get("key", 1)),
         failure(find_head),
     ]

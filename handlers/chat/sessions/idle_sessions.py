@@ -1,4 +1,4 @@
-"""Decides which session a full worker evicts first."""
+"""The idle sessions, in the order in which a full worker evicts them."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -1,11 +1,11 @@
-"""Runs one TorchServe instance and makes sure that it never outlives its launcher.
+"""Guards one TorchServe instance: runs it, and makes sure that it never outlives its launcher.
 
-    python -I supervisor.py FOLDER PID_FILE KILL_AFTER_S COMMAND...
+    python -I instance_guard.py FOLDER PID_FILE KILL_AFTER_S COMMAND...
 
-Standard input is a pipe that the launcher holds open. When it closes, the supervisor sends SIGTERM to the JVM and,
-after KILL_AFTER_S (a field of SupervisionSettings), SIGKILL to every process in the group, which the supervisor leads.
+Standard input is a pipe that the launcher holds open. When it closes, the guard sends SIGTERM to the JVM and,
+after KILL_AFTER_S (a field of SupervisionSettings), SIGKILL to every process in the group, which the guard leads.
 Before a regular stop the launcher writes one byte, and then cleans up itself. Without that byte the launcher has died:
-each supervisor then removes its instance's folder, and the last one removes all that the fleet shared.
+each guard then removes its instance's folder, and the last one removes all that the fleet shared.
 This file runs on its own and imports only the standard library.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 POLL_S = 0.1
 ASYNC_FOLDER = "async"  # asynchronous requests and results; only the user removes it
 CONTROL_FOLDER = "control"  # the control plane's resources; only the user removes it
-LOCK_FILE = ".lock"  # locked by the one launcher, and its supervisors, that use the directory
+LOCK_FILE = ".lock"  # locked by the one launcher, and its guards, that use the directory
 JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders; lives as long as the fleet
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     """Run the command until it ends or the pipe closes. Returns its exit status, or 0 after a stop."""
     folder, pid_file, kill_after_s, command = Path(arguments[0]), Path(arguments[1]), float(arguments[2]), arguments[3:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # only the pipe stops the supervisor
+        signal.signal(number, signal.SIG_IGN)  # only the pipe stops the guard
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_restore_signals)

@@ -1,4 +1,4 @@
-"""Scripts that a server of Redis or Valkey runs, each in one round trip, and its errors as OSError.
+"""The connection to a server of Redis or Valkey: runs scripts and commands, and raises its errors as OSError.
 
 All keys of journals begin with KEY_PREFIX, which only this module knows: callers name keys without it.
 """
@@ -20,8 +20,8 @@ KEY_PREFIX = "torchmoor:"
 SCANNED = 1000  # keys of one page
 
 
-class RedisScripts:
-    """client: returns bytes."""
+class RedisConnection:
+    """Makes one round trip per call. client: returns bytes."""
 
     def __init__(self, client: "redis.Redis") -> None:
         self._client: Any = client

@@ -1,4 +1,4 @@
-"""The supervisor: however the launcher ends, nothing of its instance remains."""
+"""The guard: however the launcher ends, nothing of its instance remains."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import DEADLINE_S, wait_until
-from torchmoor.fleet import supervisor
+from torchmoor.fleet import instance_guard
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Layout:
 
     def command(self, mode: str = "heed", grace_s: float = 5.0) -> list[str]:
         return [
-            *(sys.executable, "-I", supervisor.__file__, str(self.folder), str(self.pid_file), str(grace_s)),
+            *(sys.executable, "-I", instance_guard.__file__, str(self.folder), str(self.pid_file), str(grace_s)),
             *(sys.executable, str(STUB), mode, str(self.pid_file), str(self.report)),
         ]
 
@@ -50,7 +50,7 @@ def layout(tmp_path: Path) -> Iterator[Layout]:
     assert not left, "the test left processes behind"
 
 
-def start_supervisor(layout: Layout, mode: str = "heed", grace_s: float = 5.0) -> subprocess.Popen[bytes]:
+def start_guard(layout: Layout, mode: str = "heed", grace_s: float = 5.0) -> subprocess.Popen[bytes]:
     return subprocess.Popen(layout.command(mode, grace_s), stdin=subprocess.PIPE, start_new_session=True)
 
 
@@ -69,7 +69,7 @@ def close_and_wait(process: subprocess.Popen[bytes]) -> int:
 
 def test_a_closed_pipe_stops_everything_and_removes_the_folders(layout: Layout) -> None:
     """Closing the launcher's pipe ends all processes and removes the instance's sockets and folders."""
-    process = start_supervisor(layout)
+    process = start_guard(layout)
     pids = layout.wait_for_pids()
 
     status = close_and_wait(process)
@@ -83,7 +83,7 @@ def test_the_folder_of_another_instance_is_not_touched(layout: Layout) -> None:
     """A stopping instance leaves other instances' folders unchanged."""
     other = layout.folder.parent / "llava-1"
     other.mkdir()
-    process = start_supervisor(layout)
+    process = start_guard(layout)
     layout.wait_for_pids()
 
     close_and_wait(process)
@@ -94,7 +94,7 @@ def test_the_folder_of_another_instance_is_not_touched(layout: Layout) -> None:
 
 def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) -> None:
     """A JVM that ignores SIGTERM is killed after the configured grace time."""
-    process = start_supervisor(layout, mode="ignore", grace_s=0.5)
+    process = start_guard(layout, mode="ignore", grace_s=0.5)
     pids = layout.wait_for_pids()
 
     close_and_wait(process)
@@ -105,7 +105,7 @@ def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) ->
 def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> None:
     """After SIGKILL to `torchmoor up`, only the asynchronous requests' files remain."""
     run_dir = layout.folder.parent
-    for name in (supervisor.JOURNAL_FOLDER, supervisor.ASYNC_FOLDER):
+    for name in (instance_guard.JOURNAL_FOLDER, instance_guard.ASYNC_FOLDER):
         (run_dir / name).mkdir()
     code = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(60)"
     launcher = subprocess.Popen([sys.executable, "-c", code, *layout.command()])
@@ -115,12 +115,14 @@ def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> N
     launcher.wait()
 
     wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
-    wait_until(lambda: [path.name for path in run_dir.iterdir()] == [supervisor.ASYNC_FOLDER], "the folders are gone")
+    wait_until(
+        lambda: [path.name for path in run_dir.iterdir()] == [instance_guard.ASYNC_FOLDER], "the folders are gone"
+    )
 
 
 def test_signals_that_reach_the_whole_terminal_are_the_launchers_business(layout: Layout) -> None:
-    """The supervisor ignores signals to the whole terminal, so that the proxy can finish running requests first."""
-    process = start_supervisor(layout)
+    """The guard ignores signals to the whole terminal, so that the proxy can finish running requests first."""
+    process = start_guard(layout)
     pids = layout.wait_for_pids()
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -134,10 +136,10 @@ def test_signals_that_reach_the_whole_terminal_are_the_launchers_business(layout
 
 
 def test_a_jvm_that_dies_ends_the_supervisor_with_its_worker_and_leaves_the_logs(layout: Layout) -> None:
-    """The supervisor ends with its JVM, so that the launcher learns of it; the worker ends, and the logs stay."""
+    """The guard ends with its JVM, so that the launcher learns of it; the worker ends, and the logs stay."""
     log = layout.folder / "torchserve.log"
     log.write_text("why")
-    process = start_supervisor(layout)
+    process = start_guard(layout)
     pids = layout.wait_for_pids()
 
     os.kill(pids[1], signal.SIGKILL)
