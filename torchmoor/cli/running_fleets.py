@@ -56,7 +56,7 @@ class FleetRecord:
         return Path(self.run_dir, name) / INSTANCE_LOG
 
     def is_running(self) -> bool:
-        return not _is_stale(_path_of(self.pid))
+        return not is_unlocked(_path_of(self.pid))
 
 
 def state_folder() -> Path:
@@ -105,7 +105,7 @@ def running_fleets() -> list[FleetRecord]:
     found = []
     host, space = _host(), _process_space()
     for path in state_folder().glob(f"fleet-{host}-*.json"):
-        if _is_stale(path):
+        if is_unlocked(path):
             path.unlink(missing_ok=True)
             continue
         if not path.name.startswith(f"fleet-{host}-{space}-"):
@@ -176,8 +176,8 @@ def _short(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-def _is_stale(path: Path) -> bool:
-    """Return whether no process holds the record's lock."""
+def is_unlocked(path: Path) -> bool:
+    """Return whether no process holds the lock of a fleet's record or log."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
