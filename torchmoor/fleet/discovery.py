@@ -127,10 +127,11 @@ class Discovery:
             answer = await self._ask(settings)
         except DiscoveryError as error:
             return self._on_failure(entry, str(error))
-        targets, hosts = answer.targets, answer.hosts[: settings.max_instances]
+        targets, hosts = answer.targets, answer.hosts
         if settings.record != "SRV":
-            known = self._known(settings.dns_name).values()
-            doubtful = {each.address.host for each in known if not each.is_serving}
+            known = {each.address.host: each for each in self._known(settings.dns_name).values()}
+            hosts = tuple(sorted(hosts, key=lambda host: host not in known)[: settings.max_instances])
+            doubtful = {host for host, each in known.items() if not each.is_serving}
             targets = await entry.names.find_targets(hosts, settings.port, doubtful=doubtful)
         if source.error:
             logger.warning("discovery recovered dns_name=%s", settings.dns_name)

@@ -329,6 +329,26 @@ def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCapt
     rigged(body)
 
 
+def test_known_addresses_stay_when_too_many_are_listed() -> None:
+    """An address above max_instances is ignored, also if it sorts before those of the known instances."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY.replace(record="A", port=85, max_instances=2))
+        rig.discovery.entries[NAME].names = InstanceNames(
+            Said(**{f"10.0.0.{number}": told(f"llava-{number}") for number in (1, 2, 3)}),
+            lambda host: Instance(name="?", endpoint="llava", model="m", host=host, port=85),
+        )
+        for hosts in (("10.0.0.2", "10.0.0.3"), *[("10.0.0.1", "10.0.0.2", "10.0.0.3")] * 3):
+            rig.answer = DnsAnswer(hosts=hosts, ttl_s=5.0)
+            await rig.ask_again()
+            rig.ready(*rig.states())
+
+        assert rig.states() == {"llava-2": "ready", "llava-3": "ready"}
+        assert "more than max_instances (2) addresses are listed" in rig.registry.sources[NAME].notes
+
+    rigged(body)
+
+
 def test_addresses_have_the_names_that_instances_give_themselves() -> None:
     """A silent instance has no name yet; one without a handler of ours is named by its address after three answers."""
     foreign = OperationAnswer(200, "", b"[0.7]")
