@@ -28,7 +28,7 @@ def detach() -> None:
     Until then this process passes the fleet's messages on, and Ctrl-C or SIGTERM ends both. The messages are kept in a
     log. Must run before any thread or event loop starts. Raises TorchmoorError if the log cannot be written.
     """
-    log, messages = _make_log()
+    log, messages = make_log()
     announced, announcing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -57,7 +57,7 @@ def _open_as(number: int, path: str | Path, flags: int) -> None:
     os.close(descriptor)
 
 
-def _make_log() -> tuple[Path, int]:
+def make_log() -> tuple[Path, int]:
     """Return a new, empty log and its descriptor; only the newest of earlier fleets are kept.
 
     The log is locked as long as its fleet runs, also while the fleet starts and has no record.

@@ -17,7 +17,7 @@ from pathlib import Path
 from torchmoor.config.limits import LimitSettings
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
 from torchmoor.fleet.archives import archive_name, built_in, find_fault
-from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
+from torchmoor.fleet.torchserve import MAX_TMPDIR_BYTES
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections
 
 MIB = 1 << 20
@@ -106,8 +106,8 @@ def check_run_folder(plan: FleetPlan) -> Iterator[Finding]:
         return
     longest = max((f"{name}-{plan.num_instances - 1}" for name in plan.endpoints), key=len)
     path = plan.run_dir / longest / "tmp"
-    if len(str(path)) > MAX_TMPDIR_CHARS:
-        found = f"{path} has {len(str(path))} characters, a worker's socket allows {MAX_TMPDIR_CHARS}"
+    if (num_bytes := len(os.fsencode(path))) > MAX_TMPDIR_BYTES:
+        found = f"{path} has {num_bytes} bytes, a worker's socket allows {MAX_TMPDIR_BYTES}"
         yield problem("run directory", found, "give a shorter --run-dir, or set a shorter TMPDIR")
     yield check_writable("run directory", plan.run_dir)
 

@@ -49,12 +49,12 @@ def test_logs_of_fleets_that_start_are_kept(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     seconds = count()
     monkeypatch.setattr(background.time, "strftime", lambda form: f"20260101T{next(seconds):06}")
-    made = [background._make_log() for _ in range(background.NUM_LOGS + 2)]
+    made = [background.make_log() for _ in range(background.NUM_LOGS + 2)]
     assert all(log.exists() for log, _ in made)
 
     for _, descriptor in made:
         os.close(descriptor)
-    last, descriptor = background._make_log()
+    last, descriptor = background.make_log()
     os.close(descriptor)
 
     kept = [log.name for log, _ in made[-background.NUM_LOGS + 1 :]]
