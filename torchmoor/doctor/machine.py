@@ -11,10 +11,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from torchmoor.config.limits import LimitSettings
+from torchmoor.doctor import cgroups
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
 from torchmoor.fleet.archives import archive_name, built_in, find_fault
 from torchmoor.fleet.torchserve import MAX_TMPDIR_BYTES
@@ -30,7 +30,7 @@ SHM_BYTES = 64 * MIB  # a container's default; torch's pools may use it
 def check_memory(plan: FleetPlan) -> Iterator[Finding]:
     """Check memory for every instance and its weights."""
     need = PROXY_BYTES + plan.num_instances * INSTANCE_BYTES + _archive_bytes(plan)
-    available, where = available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
+    available, where = available_memory(Path("/proc/meminfo"), cgroups.memory_left())
     if available is None:
         yield warning("memory", "this system does not report free memory", f"{_gib(need)} are needed")
         return
@@ -38,24 +38,19 @@ def check_memory(plan: FleetPlan) -> Iterator[Finding]:
     yield expect(available >= need, "memory", found, "fewer --instances, a smaller model, or more memory")
 
 
-def available_memory(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
-    """Return the available bytes, and a phrase if the container's limit is below the machine's.
+def available_memory(meminfo: Path, left: int | None) -> tuple[int | None, str]:
+    """Return the available bytes, and a phrase if the groups of this process allow less than the machine has.
 
-    The kernel counts cached files as the container's, too, and drops those that are not in use when memory is needed.
+    left: what they allow.
     """
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         free: int | None = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError):
         free = None
-    try:
-        left = int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):  # no such limit
+    if left is None or (free is not None and free <= left):
         return free, ""
-    with suppress(OSError, ValueError, KeyError):
-        counts = dict(line.split(" ", 1) for line in (cgroup / "memory.stat").read_text().splitlines())
-        left += int(counts["inactive_file"])
-    return (left, " to this container") if free is None or left < free else (free, "")
+    return left, " to this container"
 
 
 def check_disk(plan: FleetPlan) -> Iterator[Finding]:
@@ -94,8 +89,10 @@ def check_open_files(plan: FleetPlan, descriptors: float | None = None) -> Itera
 
 def check_processors(plan: FleetPlan) -> Iterator[Finding]:
     """Check the number of CPUs, which instances without a GPU share."""
-    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = f"{number} for {_instances(plan)} and the proxy"
+    number: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if (allowed := cgroups.processors()) is not None:
+        number = min(number, allowed)
+    found = f"{number:.3g} for {_instances(plan)} and the proxy"
     remedy = "fewer --instances, unless they work on GPUs"
     yield expect(plan.num_instances <= number, "processors", found, remedy, Level.WARNING)
 
