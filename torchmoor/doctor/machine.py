@@ -124,8 +124,8 @@ def check_writable(check: str, folder: Path, shown: str = "") -> Finding:
 
 
 def check_archives(plan: FleetPlan) -> Iterator[Finding]:
-    """Check that each endpoint's archive exists, is complete and names a handler."""
-    for name in plan.endpoints if plan.num_instances else ():
+    """Check that each model's archive exists, is complete and names a handler."""
+    for name in plan.models if plan.num_instances else ():
         path = archive(plan, name)
         if os.path.exists(path):
             fault = find_fault(path, reads_all=True)
@@ -141,9 +141,9 @@ def check_archives(plan: FleetPlan) -> Iterator[Finding]:
             )
 
 
-def archive(plan: FleetPlan, endpoint: str) -> Path:
-    """Return the path where `torchmoor up` expects an endpoint's archive."""
-    return plan.model_store / archive_name(endpoint)
+def archive(plan: FleetPlan, model: str) -> Path:
+    """Return the path where `torchmoor up` or `serve` expects a model's archive."""
+    return plan.model_store / archive_name(model)
 
 
 def nearest(folder: Path) -> Path:
@@ -154,8 +154,8 @@ def nearest(folder: Path) -> Path:
 
 def _archive_bytes(plan: FleetPlan) -> int:
     """Return the size of all instances' archives."""
-    sizes = [path.stat().st_size for name in plan.endpoints if os.path.isfile(path := archive(plan, name))]
-    return sum(sizes) * plan.num_instances // max(len(plan.endpoints), 1)
+    sizes = [path.stat().st_size for name in plan.models if os.path.isfile(path := archive(plan, name))]
+    return sum(sizes) * plan.num_instances // max(len(plan.models), 1)
 
 
 def _instances(plan: FleetPlan) -> str:
