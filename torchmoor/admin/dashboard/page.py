@@ -52,11 +52,11 @@ class Dashboard:
         registry: Registry,
         data: DataPlaneView,
         *,
-        has_chat: bool,
+        chat_scheme: str | None,
     ) -> None:
-        """has_chat: whether the data plane serves the chat page."""
+        """chat_scheme: http or https, by which the data plane serves the chat page; None if it does not."""
         self._data = data
-        self._has_chat = has_chat
+        self._chat_scheme = chat_scheme
         self._refresh = data.refresh
         self._registry = registry
         self.statuses = InstanceStatuses(registry, data.operations)
@@ -142,7 +142,8 @@ class Dashboard:
             "time": time.time(),
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "interval_s": INTERVAL_S,
-            "chat_port": self._data.port if self._has_chat else None,
+            "chat_port": None if self._chat_scheme is None else self._data.port,
+            "chat_scheme": self._chat_scheme,
             "reasons": reasons.SENTENCES,
             "shown_values": [asdict(each) for each in SHOWN_VALUES],
             "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
