@@ -60,8 +60,11 @@ class FleetRecord:
 
 
 def state_folder() -> Path:
-    """Return the folder of records and logs."""
-    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "torchmoor")
+    """Return the folder of records and logs. Raises TorchmoorError for a user without a home."""
+    folder = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    if not os.path.isabs(folder):  # a relative one would be another in each working directory
+        raise TorchmoorError("this user has no home directory: set HOME, or XDG_STATE_HOME to an absolute path")
+    return Path(folder, "torchmoor")
 
 
 @contextmanager
@@ -80,11 +83,11 @@ def recorded(announced: str) -> Iterator[None]:
         run_dir=fields["run_dir"],
         log=_file_of_messages(),
     )
-    path = _path_of(record.pid)
     try:
+        path = _path_of(record.pid)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(path.with_suffix(".new"), os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-    except OSError as error:
+    except (OSError, TorchmoorError) as error:
         logger.info("the fleet is not listed by torchmoor status: %s", error)
         yield
         return
