@@ -7,7 +7,6 @@ import os
 import signal
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -20,6 +19,7 @@ from torchmoor.bench.summary import summarize
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
 from torchmoor.clients.runtime import TRUST_HINT, proxies_for, readable_errors
 from torchmoor.clients.signing import Login, Signer
+from torchmoor.tasks import cancel_all
 from torchmoor.wire.connection_errors import failure_reason
 
 CONNECT_TIMEOUT_S = 10.0
@@ -58,9 +58,7 @@ async def run(
         try:
             outcome = await load.run()
         finally:
-            reporting.cancel()
-            with suppress(asyncio.CancelledError):
-                await reporting
+            await cancel_all([reporting])
             for number in ENDING:
                 asyncio.get_running_loop().remove_signal_handler(number)
     return summarize(outcome, settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
@@ -24,6 +23,7 @@ from torchmoor.metrics.host import Gpus, GpuUse
 from torchmoor.proxy.api.reference import admin_schemas
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
+from torchmoor.tasks import cancel_all
 from torchmoor.wire import receipt
 
 logger = logging.getLogger(__name__)
@@ -76,9 +76,7 @@ class Dashboard:
 
     async def __aexit__(self, *error: object) -> None:
         assert self._sampling is not None
-        self._sampling.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._sampling
+        await cancel_all([self._sampling])
         await self.statuses.__aexit__(None, None, None)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
