@@ -111,7 +111,8 @@ class Load:
         if self._settings.duration_s is not None:
             at = min(at, self.outcome.began + self._settings.duration_s)
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), max(0.0, at - monotonic()))
+            async with asyncio.timeout(max(0.0, at - monotonic())):
+                await self._stopped.wait()
 
     async def _converse(self) -> None:
         number, self._num_begun = self._num_begun, self._num_begun + 1
