@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -144,18 +144,21 @@ def complete_instances(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete the names of the instances of this user's fleets."""
-    return _complete(incomplete, (name for fleet in running_fleets() for name in fleet.instances()))
+    return _complete(incomplete, FleetRecord.instances)
 
 
 def complete_endpoints(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete the names of the endpoints of this user's fleets."""
-    return _complete(incomplete, (name for fleet in running_fleets() for name in fleet.endpoints))
+    return _complete(incomplete, lambda fleet: fleet.endpoints)
 
 
-def _complete(incomplete: str, names: Iterable[str]) -> list[CompletionItem[str]]:
-    return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(incomplete)]
+def _complete(incomplete: str, names_of: Callable[[FleetRecord], Iterable[str]]) -> list[CompletionItem[str]]:
+    with suppress(TorchmoorError):  # a user without a home
+        names = {name for fleet in running_fleets() for name in names_of(fleet)}
+        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    return []
 
 
 def _path_of(pid: int) -> Path:

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from torchmoor.cli.options import endpoint_option
 from torchmoor.cli.running_fleets import recorded, running_fleets, state_folder
 from torchmoor.config.launcher import INSTANCE_LOG
 from torchmoor.errors import TorchmoorError
@@ -107,3 +109,5 @@ def test_a_user_without_a_home_leaves_no_folder(tmp_path: Path, monkeypatch: pyt
         assert list(tmp_path.iterdir()) == []
     with pytest.raises(TorchmoorError, match="set HOME, or XDG_STATE_HOME"):
         running_fleets()
+    option = endpoint_option(click.Command("ask", callback=lambda: None)).params[0]
+    assert option.shell_complete(click.Context(click.Command("ask")), "") == []
