@@ -1140,6 +1140,61 @@ def test_a_kept_branch_still_begins_with_its_turns(chat: FakeChat, browser: Brow
         assert chat.asked() == ["one", "two", "other"]
 
 
+@pytest.mark.browser
+def test_an_upload_that_a_reload_interrupts_is_sent_again_as_the_same_request(chat: FakeChat, tab: Tab) -> None:
+    """The server may have opened the session meanwhile; another request would open a second one."""
+    page = tab.page
+    keep_sessions(page)
+    give_files(page, picture_file("x.png"))
+    expect(page.get_by_role("button", name="Remove x.png")).to_be_visible()
+    gate = Gate()
+
+    async def open_late(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+
+    chat.instead = [open_late]
+    ask(page, "one")
+    wait_until(lambda: len(chat.received) == 1, "the session is being opened")
+    wait_until(lambda: kept_states(page) == ["stopped"], "the turn is kept")
+
+    page.reload()
+    gate.open()
+    page.locator(".switch", has_text="one").click()
+    turn = page.locator(".turn").first
+    turn.get_by_role("button", name="Ask again").click()
+
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    first, again = chat.received[:2]
+    assert first.body == again.body
+    assert first.headers["amz-sdk-invocation-id"] == again.headers["amz-sdk-invocation-id"]
+
+
+@pytest.mark.browser
+def test_tabs_with_one_kept_session_keep_the_turns_of_both(chat: FakeChat, tab: Tab) -> None:
+    """Each tab keeps the turns that it asked; a tab that gets the focus shows those of the other, too."""
+    first = tab.page
+    keep_sessions(first)
+    expect(ask(first, "one").locator(".text")).to_have_text("The circle is red.")
+    wait_until(lambda: len(kept_turns(first)) == 1, "the first turn is kept")
+    second = first.context.new_page()
+    second.goto(first.url)
+    wait_ready(second)
+    second.locator(".switch", has_text="one").click()
+    chat.gate = Gate()
+    running = ask(first, "two")
+    expect(running.locator(".text")).to_have_text("The")
+    expect(ask(second, "three")).to_contain_text("The")
+    chat.gate.open()
+    expect(running.locator(".text")).to_have_text("The circle is red.")
+    expect(second.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
+    wait_until(lambda: len(kept_turns(first)) == 3, "the turns of both tabs are kept")
+
+    for page in (first, second):
+        page.evaluate("dispatchEvent(new Event('focus'))")
+        expect(page.locator(".turn .question")).to_contain_text(["one", "two", "three"])
+        expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 3)
+
+
 def kept_states(page: Page) -> list[str]:
     """Return the states of all turns that the browser keeps."""
     states: list[str] = page.evaluate(

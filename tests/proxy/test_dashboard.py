@@ -6,15 +6,17 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import requests
 from playwright.sync_api import Browser, expect
 
 from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import LISTEN, Stage
 from tests.proxy.fake_instance import Received, Wire, answering, streaming
 from tests.proxy.fake_many import FakeFleet
+from tests.proxy.test_access import make_certificate
 from tests.waiting import wait_until
 from torchmoor.config.access import Credentials
 from torchmoor.config.chat_page import ChatPageSettings
@@ -242,6 +244,18 @@ def test_no_link_to_a_chat_page_that_is_off(make_stage: Callable[..., Stage], br
     with open_tab(browser, stage.proxy.admin_url) as tab:
         expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")
         expect(tab.page.locator("#chat-link")).to_be_hidden()
+
+
+@pytest.mark.browser
+@pytest.mark.needs("openssl")
+def test_link_to_the_chat_page_has_the_data_planes_scheme(
+    make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path
+) -> None:
+    """The data plane often has a certificate, and the admin plane, which listens on loopback, has none."""
+    certificate, key = make_certificate(tmp_path, "tls")
+    stage = make_stage(listen=LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key)))
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        expect(tab.page.locator("#chat-link")).to_have_attribute("href", f"{stage.proxy.runtime_url}/chat")
 
 
 @pytest.mark.browser

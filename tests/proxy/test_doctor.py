@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import NoCredentialsError
 from click.testing import CliRunner, Result
 
+from tests.archives import write_small_archive
 from tests.http_servers import QuietHandler, serve_http
 from tests.proxy.conftest import Stage
 from torchmoor.cli.main import main
 from torchmoor.config.access import Credentials
+from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.routing import VariantSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.doctor.checks import CHECKS
@@ -178,6 +181,42 @@ def test_queue_and_results_of_the_file_are_tried(tmp_path: Path) -> None:
     assert "127.0.0.1:9/0 does not answer" in found["queue"][0]["found"]
     assert "/proc cannot be written" in found["results"][0]["found"]
     assert "secret" not in result.stdout
+
+
+def test_stores_in_s3_are_tried_with_the_settings_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results and failures may be in S3, whose address and region are settings of the proxy."""
+    used: list[tuple[str, str]] = []
+
+    def make_client(settings: ObjectSettings) -> Any:
+        used.append((settings.s3_endpoint_url, settings.s3_region))
+        raise NoCredentialsError
+
+    monkeypatch.setattr("torchmoor.async_inference.objects.s3_client.make_client", make_client)
+    places = {"S3OutputPath": "s3://results/out", "S3FailurePath": "s3://failures/out"}
+    path = write_config(
+        tmp_path,
+        asynchronous={"OutputConfig": places},
+        async_inference={"queue": f"sqlite://{tmp_path}/queue.db"},
+        objects={"s3_endpoint_url": "http://127.0.0.1:9", "s3_region": "eu-west-1"},
+    )
+
+    _, found = examine("--config", str(path))
+
+    assert used == [("http://127.0.0.1:9", "eu-west-1")] * 2
+    assert [each["found"].split()[0] for each in found["results"]] == ["s3://results/out", "s3://failures/out"]
+
+
+def test_archives_of_the_file_have_the_names_of_its_models(tmp_path: Path) -> None:
+    """Instances of `serve` load the archive of their variant's model, whatever the endpoint's name."""
+    write_small_archive(tmp_path / "llava.mar")
+    variants = [{"VariantName": "AllTraffic", "ModelName": "llava"}]
+    endpoint = {"EndpointConfigName": "chat", "ProductionVariants": variants}
+    path = write_config(tmp_path, Endpoints=[{"EndpointName": "chat", "EndpointConfig": endpoint}])
+
+    _, found = examine("--config", str(path), "--instances", "1", "--model-store", str(tmp_path))
+
+    [archive] = found["archives"]
+    assert (archive["level"], "llava.mar" in archive["found"]) == ("ok", True)
 
 
 def test_a_file_that_is_wrong_is_told_as_serve_tells_it(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ class MetricsPages:
         async def make() -> None:
             page = None
             try:
-                page = await asyncio.wait_for(self._make_page(), TIMEOUT_S)
+                async with asyncio.timeout(TIMEOUT_S):  # not wait_for: Python 3.11's can lose a cancellation
+                    page = await self._make_page()
             except Exception:
                 logger.exception("fault in the metrics page")
             on_made(page)

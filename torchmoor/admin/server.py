@@ -85,7 +85,8 @@ class AdminServer:
         self._has_asked_all = has_asked_all
         self._knows_instances = False  # stays true once /readyz has answered 200
         self._scraper = MetricsScraper(registry)
-        self._dashboard = Dashboard(registry, data, has_chat=settings.chat_page.is_on)
+        chat_scheme = settings.listen.runtime_scheme if settings.chat_page.is_on else None
+        self._dashboard = Dashboard(registry, data, chat_scheme=chat_scheme)
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(FleetCollector(registry, data, self.connections))
         self._metrics.register(HostCollector())

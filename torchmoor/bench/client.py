@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 from botocore.eventstream import EventStreamBuffer, ParserError
+from botocore.exceptions import BotoCoreError
 
 from torchmoor.bench.sample import Sample
 from torchmoor.clients.errors import StreamError
@@ -31,6 +32,10 @@ class Refused(Exception):
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
         self.kind = kind
+
+
+# BotoCoreError: credentials that cannot be renewed.
+FAILURES = (Refused, StreamError, ParserError, BotoCoreError, aiohttp.ClientError, OSError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +97,7 @@ class LoadClient:
                 await answer.read()
                 opened: str = answer.headers[wire.NEW_SESSION_ID]
                 return opened.partition(";")[0]
-        except (Refused, aiohttp.ClientError, TimeoutError, OSError, KeyError) as error:
+        except (*FAILURES, KeyError) as error:
             kind = f"opening: {_kind(error)}"
             take(Sample(began, monotonic(), error=kind, reason=_reason(error), was_asked=False))
             return None
@@ -101,7 +106,7 @@ class LoadClient:
         try:
             async with self._post("invocations", {"type": "close_session"}, {SESSION: session}) as answer:
                 await answer.read()
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except FAILURES:
             pass  # it expires
 
     async def _ask(self, session: str, question: str, messages: list[dict[str, Any]], images: Sequence[str]) -> Sample:
@@ -129,7 +134,7 @@ class LoadClient:
                 await self._stream(body, headers, sample)
             else:
                 await self._whole(body, headers, sample)
-        except (Refused, StreamError, ParserError, aiohttp.ClientError, TimeoutError, OSError) as error:
+        except FAILURES as error:
             sample.error, sample.reason = _kind(error), _reason(error)
         sample.ended = monotonic()
         if not session:

@@ -7,18 +7,19 @@ import os
 import signal
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 import aiohttp
+from botocore.httpsession import ProxyConfiguration
 
 from torchmoor.bench.client import MAX_REASON, ConversationPlan, LoadClient, reason_of
 from torchmoor.bench.load import Load, LoadOutcome, LoadSettings
 from torchmoor.bench.summary import summarize
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
-from torchmoor.clients.runtime import TRUST_HINT, readable_errors
+from torchmoor.clients.runtime import TRUST_HINT, proxies_for, readable_errors
 from torchmoor.clients.signing import Login, Signer
+from torchmoor.tasks import cancel_all
 from torchmoor.wire.connection_errors import failure_reason
 
 CONNECT_TIMEOUT_S = 10.0
@@ -39,7 +40,8 @@ async def run(
         signer = Signer(login)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s)
     connector = aiohttp.TCPConnector(limit=0, ssl=_trusted())
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+    proxy = ProxyConfiguration(proxies_for(plan.url)).proxy_url_for(plan.url)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, proxy=proxy) as http:
         await _check(http, signer, plan)
         load = Load(settings, LoadClient(http, signer, plan).converse)
         working = asyncio.current_task()
@@ -56,9 +58,7 @@ async def run(
         try:
             outcome = await load.run()
         finally:
-            reporting.cancel()
-            with suppress(asyncio.CancelledError):
-                await reporting
+            await cancel_all([reporting])
             for number in ENDING:
                 asyncio.get_running_loop().remove_signal_handler(number)
     return summarize(outcome, settings)

@@ -9,13 +9,13 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
-from uuid import uuid4
 
 import click
 
 from torchmoor.cli.tables import plain
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
+from torchmoor.fleet.archives import whole_file
 
 PIECE_BYTES = 1 << 20
 PATH = "/async-requests"
@@ -47,17 +47,8 @@ def open_output(path: Path | None) -> Iterator[IO[bytes]]:
         with click.open_file("-" if path is None else str(path), "wb") as stream:
             yield stream
         return
-    target = path.resolve()
-    partial = target.with_name(f".{target.name[:200]}.{uuid4().hex}.partial")
-    try:
-        with partial.open("xb") as file:
-            if target.exists():
-                partial.chmod(target.stat().st_mode & 0o777)
-            yield file
-        partial.replace(target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as file:
+        yield file
 
 
 def path_of(inference_id: str) -> str:

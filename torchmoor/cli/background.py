@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from torchmoor.cli.exit_status import ExitStatus
-from torchmoor.cli.running_fleets import running_fleets, state_folder
+from torchmoor.cli.running_fleets import is_unlocked, state_folder
 from torchmoor.errors import TorchmoorError
 
 POLL_S = 0.1
@@ -26,7 +28,7 @@ def detach() -> None:
     Until then this process passes the fleet's messages on, and Ctrl-C or SIGTERM ends both. The messages are kept in a
     log. Must run before any thread or event loop starts. Raises TorchmoorError if the log cannot be written.
     """
-    log = _make_log()
+    log, messages = make_log()
     announced, announcing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -39,7 +41,8 @@ def detach() -> None:
     os.dup2(announcing, 1)
     os.close(announcing)
     _open_as(0, os.devnull, os.O_RDONLY)
-    _open_as(2, log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(messages, 2)
+    os.close(messages)
 
 
 def end_announcement() -> None:
@@ -54,20 +57,25 @@ def _open_as(number: int, path: str | Path, flags: int) -> None:
     os.close(descriptor)
 
 
-def _make_log() -> Path:
-    """Return a new, empty log; only the newest of earlier fleets are kept."""
+def make_log() -> tuple[Path, int]:
+    """Return a new, empty log and its descriptor; only the newest of earlier fleets are kept.
+
+    The log is locked as long as its fleet runs, also while the fleet starts and has no record.
+    """
     folder = state_folder()
     path = folder / f"up-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        in_use = {record.log for record in running_fleets()}
-        ended = sorted(each for each in folder.glob("up-*.log") if str(each) not in in_use)
+        ended = sorted(each for each in folder.glob("up-*.log") if is_unlocked(each))
         for each in ended[: 1 - NUM_LOGS]:
             each.unlink(missing_ok=True)
-        path.touch(0o600, exist_ok=False)
+        descriptor = os.open(path.with_suffix(".new"), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        path.with_suffix(".new").rename(path)  # locked before others can see it
     except OSError as error:
         raise TorchmoorError(f"cannot write the fleet's log in {folder}: {error.strerror or error}") from error
-    return path
+    return path, descriptor
 
 
 def _follow_start(pid: int, announced: int, log: Path) -> NoReturn:

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,12 +56,15 @@ class FleetRecord:
         return Path(self.run_dir, name) / INSTANCE_LOG
 
     def is_running(self) -> bool:
-        return not _is_stale(_path_of(self.pid))
+        return not is_unlocked(_path_of(self.pid))
 
 
 def state_folder() -> Path:
-    """Return the folder of records and logs."""
-    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "torchmoor")
+    """Return the folder of records and logs. Raises TorchmoorError for a user without a home."""
+    folder = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    if not os.path.isabs(folder):  # a relative one would be another in each working directory
+        raise TorchmoorError("this user has no home directory: set HOME, or XDG_STATE_HOME to an absolute path")
+    return Path(folder, "torchmoor")
 
 
 @contextmanager
@@ -80,11 +83,11 @@ def recorded(announced: str) -> Iterator[None]:
         run_dir=fields["run_dir"],
         log=_file_of_messages(),
     )
-    path = _path_of(record.pid)
     try:
+        path = _path_of(record.pid)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = os.open(path.with_suffix(".new"), os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-    except OSError as error:
+    except (OSError, TorchmoorError) as error:
         logger.info("the fleet is not listed by torchmoor status: %s", error)
         yield
         return
@@ -105,7 +108,7 @@ def running_fleets() -> list[FleetRecord]:
     found = []
     host, space = _host(), _process_space()
     for path in state_folder().glob(f"fleet-{host}-*.json"):
-        if _is_stale(path):
+        if is_unlocked(path):
             path.unlink(missing_ok=True)
             continue
         if not path.name.startswith(f"fleet-{host}-{space}-"):
@@ -141,18 +144,21 @@ def complete_instances(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete the names of the instances of this user's fleets."""
-    return _complete(incomplete, (name for fleet in running_fleets() for name in fleet.instances()))
+    return _complete(incomplete, FleetRecord.instances)
 
 
 def complete_endpoints(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Complete the names of the endpoints of this user's fleets."""
-    return _complete(incomplete, (name for fleet in running_fleets() for name in fleet.endpoints))
+    return _complete(incomplete, lambda fleet: fleet.endpoints)
 
 
-def _complete(incomplete: str, names: Iterable[str]) -> list[CompletionItem[str]]:
-    return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(incomplete)]
+def _complete(incomplete: str, names_of: Callable[[FleetRecord], Iterable[str]]) -> list[CompletionItem[str]]:
+    with suppress(TorchmoorError):  # a user without a home
+        names = {name for fleet in running_fleets() for name in names_of(fleet)}
+        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    return []
 
 
 def _path_of(pid: int) -> Path:
@@ -176,8 +182,8 @@ def _short(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-def _is_stale(path: Path) -> bool:
-    """Return whether no process holds the record's lock."""
+def is_unlocked(path: Path) -> bool:
+    """Return whether no process holds the lock of a fleet's record or log."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -13,6 +13,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError
 from botocore.httpsession import URLLib3Session
 
+from torchmoor.clients.runtime import proxies_for
 from torchmoor.clients.signing import Signer
 
 PATIENCE_S = 2.0  # before the first query; most answers begin earlier
@@ -58,9 +59,10 @@ class EndpointWatch:
                     self._show(message)
 
     def _ask(self) -> list[str]:
-        request = AWSRequest("GET", self._url, headers=self._signer.sign("GET", self._url, {}))
-        session = URLLib3Session(verify=os.environ.get("AWS_CA_BUNDLE") or True, timeout=TIMEOUT_S)
+        verify = os.environ.get("AWS_CA_BUNDLE") or True
+        session = URLLib3Session(verify=verify, proxies=proxies_for(self._url), timeout=TIMEOUT_S)
         try:
+            request = AWSRequest("GET", self._url, headers=self._signer.sign("GET", self._url, {}))
             answer = session.send(request.prepare())
             content: Any = json.loads(answer.content) if answer.status_code == 200 else {}
             return [

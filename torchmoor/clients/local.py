@@ -8,10 +8,13 @@ from urllib.request import BaseHandler, OpenerDirector, ProxyHandler, build_open
 
 
 def is_local(url: str) -> bool:
-    """Return True if a URL's host is this machine's loopback."""
+    """Return True if a URL's host is this machine's loopback, or 0.0.0.0 or ::, which lead there, too."""
     try:
         host = urlsplit(url).hostname or ""
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        if host == "localhost":
+            return True
+        address = ipaddress.ip_address(host)
+        return address.is_loopback or address.is_unspecified
     except ValueError:  # a name, or not a URL
         return False
 

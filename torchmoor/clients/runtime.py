@@ -14,6 +14,7 @@ import boto3
 from botocore.config import Config
 from botocore.eventstream import ParserError
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, SSLError
+from botocore.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError
 
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
@@ -92,6 +93,11 @@ def make_client(
     if endpoint_url is not None and is_local(endpoint_url):
         config = (config or Config()).merge(Config(proxies={}))
     return session.client(service, endpoint_url=endpoint_url, region_name=region, config=config, **keys)
+
+
+def proxies_for(url: str) -> dict[str, str]:
+    """Return the HTTP proxies of the environment by scheme, as boto3 uses them; none for an address of this machine."""
+    return {} if is_local(url) else get_environ_proxies(url)
 
 
 def image_reference(image: str | bytes | Path) -> str:

@@ -11,7 +11,6 @@ from botocore import UNSIGNED
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
-from botocore.credentials import Credentials
 
 from torchmoor.clients import runtime
 
@@ -50,7 +49,7 @@ class Signer:
         found = None if login.token else session.get_credentials()
         self._token = login.token
         self._region = session.region_name or DEFAULT_REGION
-        self._credentials = None if found is None else Credentials(*found.get_frozen_credentials()[:3])
+        self._credentials = found  # those of a role are renewed as they expire
 
     def sign(self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
         """Return the request's headers, credentials included."""
@@ -59,5 +58,5 @@ class Signer:
         if self._credentials is None:
             return dict(headers)
         request = AWSRequest(method, url, headers=dict(headers), data=body)
-        SigV4Auth(self._credentials, SERVICE, self._region).add_auth(request)
+        SigV4Auth(self._credentials.get_frozen_credentials(), SERVICE, self._region).add_auth(request)
         return dict(request.headers.items())

@@ -66,9 +66,14 @@ class ListenSettings(SettingsGroup, title="listen"):
                 raise refusal(pair[0], f"and listen.{pair[1]} must be given together")
         return self
 
+    @property
+    def runtime_scheme(self) -> str:
+        """The scheme of the runtime API's address."""
+        return "https" if self.tls_certificate else "http"
+
     def runtime_url(self, port: int) -> str:
         """Return the runtime API's address at a port, which is another one than the setting's if that is 0."""
-        return _url("https" if self.tls_certificate else "http", self.host, port)
+        return _url(self.runtime_scheme, self.host, port)
 
     def admin_url(self, port: int) -> str:
         """Return the admin plane's address at a port, as `runtime_url`."""

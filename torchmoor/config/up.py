@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from torchmoor.config.access import AccessSettings
 from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.control import ControlSettings
-from torchmoor.config.group import SettingsGroup, Texts, like
+from torchmoor.config.group import SettingsGroup, Texts, like, refusal
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_ENDPOINT, LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
@@ -130,6 +131,18 @@ class UpSettings(SettingsGroup, title="up"):
         if journal not in (None, "off") and journal.partition(":")[0].lower() not in JOURNAL_SCHEMES:
             raise ValueError(f"must be {JOURNAL_URLS}, or off")
         return journal
+
+    @model_validator(mode="after")
+    def _check_instances(self) -> Self:
+        """Compare the numbers by the options' names, since `variant_scaling` has those of the configuration file."""
+        initial, least, most = self.instances, self.min_instances, self.max_instances
+        if least is not None and most is not None and most < least:
+            raise refusal("max_instances", f"must be {least} (--min-instances) or more, not {most}")
+        if initial is not None and least is not None and initial < least:
+            raise refusal("instances", f"must be {least} (--min-instances) or more, not {initial}")
+        if initial is not None and most is not None and initial > most:
+            raise refusal("instances", f"must be {most} (--max-instances) or less, not {initial}")
+        return self
 
     def variant_scaling(self) -> ScalingSettings | None:
         """Return each variant's limits and policies; None if the number of instances is fixed. Raises ConfigError."""

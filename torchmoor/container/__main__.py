@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import uvloop
@@ -45,7 +46,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _report(line: str) -> None:
-    print(f"torchmoor: {line}", file=sys.stderr, flush=True)
+    """Print a line. A failed write is ignored, since the instances outlive the reader of the log."""
+    with suppress(OSError):
+        print(f"torchmoor: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

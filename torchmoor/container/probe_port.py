@@ -27,9 +27,12 @@ class ProbePort:
     """Listens for as long as the context lasts."""
 
     def __init__(
-        self, registry: Registry, name: str, port: int, is_running: Callable[[str], bool], *, host: str = "0.0.0.0"
+        self, registry: Registry, name: str, port: int, is_running: Callable[[str], bool], *, host: str | None = None
     ) -> None:
-        """name: the instance. port: 0 takes any free one. is_running: whether the instance's TorchServe runs."""
+        """name: the instance. port: 0 takes any free one. is_running: whether the instance's TorchServe runs.
+
+        host: None for all addresses of both families, on which TorchServe's inference port listens, too.
+        """
         self.is_draining = False
         self.port = port
         self._registry = registry

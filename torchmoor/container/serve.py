@@ -6,9 +6,11 @@ stops after the instances' running requests have ended. Everything has ended wit
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
+import signal
 from collections.abc import Callable
 
 from torchmoor.config.access import AccessSettings
@@ -65,6 +67,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
             HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
         ):
             stopping = stop_on_signals(launcher)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
             report(f"listening on port {proxy.port}; starting {len(launches)} of {found.name}")
             if await has_started(fleet.start(), stopping):
                 report("ready")

@@ -66,3 +66,11 @@ class FleetPlan:
     is_admin_named: bool = False
     has_built_in: bool = False
     configuration: Configuration | None = None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the archives: the file's models, or the endpoints without a file."""
+        if self.configuration is None:
+            return self.endpoints
+        endpoints = self.configuration.proxy.endpoints
+        return tuple(dict.fromkeys(variant.model for endpoint in endpoints for variant in endpoint.variants))

@@ -11,14 +11,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from torchmoor.config.group import MIB
 from torchmoor.config.limits import LimitSettings
+from torchmoor.doctor import cgroups
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
 from torchmoor.fleet.archives import archive_name, built_in, find_fault
-from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
+from torchmoor.fleet.torchserve import MAX_TMPDIR_BYTES
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections
 
 INSTANCE_BYTES = 640 * MIB
@@ -30,7 +30,7 @@ SHM_BYTES = 64 * MIB  # a container's default; torch's pools may use it
 def check_memory(plan: FleetPlan) -> Iterator[Finding]:
     """Check memory for every instance and its weights."""
     need = PROXY_BYTES + plan.num_instances * INSTANCE_BYTES + _archive_bytes(plan)
-    available, where = available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
+    available, where = available_memory(Path("/proc/meminfo"), cgroups.memory_left())
     if available is None:
         yield warning("memory", "this system does not report free memory", f"{_gib(need)} are needed")
         return
@@ -38,24 +38,19 @@ def check_memory(plan: FleetPlan) -> Iterator[Finding]:
     yield expect(available >= need, "memory", found, "fewer --instances, a smaller model, or more memory")
 
 
-def available_memory(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
-    """Return the available bytes, and a phrase if the container's limit is below the machine's.
+def available_memory(meminfo: Path, left: int | None) -> tuple[int | None, str]:
+    """Return the available bytes, and a phrase if the groups of this process allow less than the machine has.
 
-    The kernel counts cached files as the container's, too, and drops those that are not in use when memory is needed.
+    left: what they allow.
     """
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         free: int | None = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError):
         free = None
-    try:
-        left = int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):  # no such limit
+    if left is None or (free is not None and free <= left):
         return free, ""
-    with suppress(OSError, ValueError, KeyError):
-        counts = dict(line.split(" ", 1) for line in (cgroup / "memory.stat").read_text().splitlines())
-        left += int(counts["inactive_file"])
-    return (left, " to this container") if free is None or left < free else (free, "")
+    return left, " to this container"
 
 
 def check_disk(plan: FleetPlan) -> Iterator[Finding]:
@@ -94,8 +89,10 @@ def check_open_files(plan: FleetPlan, descriptors: float | None = None) -> Itera
 
 def check_processors(plan: FleetPlan) -> Iterator[Finding]:
     """Check the number of CPUs, which instances without a GPU share."""
-    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = f"{number} for {_instances(plan)} and the proxy"
+    number: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if (allowed := cgroups.processors()) is not None:
+        number = min(number, allowed)
+    found = f"{number:.3g} for {_instances(plan)} and the proxy"
     remedy = "fewer --instances, unless they work on GPUs"
     yield expect(plan.num_instances <= number, "processors", found, remedy, Level.WARNING)
 
@@ -106,8 +103,8 @@ def check_run_folder(plan: FleetPlan) -> Iterator[Finding]:
         return
     longest = max((f"{name}-{plan.num_instances - 1}" for name in plan.endpoints), key=len)
     path = plan.run_dir / longest / "tmp"
-    if len(str(path)) > MAX_TMPDIR_CHARS:
-        found = f"{path} has {len(str(path))} characters, a worker's socket allows {MAX_TMPDIR_CHARS}"
+    if (num_bytes := len(os.fsencode(path))) > MAX_TMPDIR_BYTES:
+        found = f"{path} has {num_bytes} bytes, a worker's socket allows {MAX_TMPDIR_BYTES}"
         yield problem("run directory", found, "give a shorter --run-dir, or set a shorter TMPDIR")
     yield check_writable("run directory", plan.run_dir)
 
@@ -127,8 +124,8 @@ def check_writable(check: str, folder: Path, shown: str = "") -> Finding:
 
 
 def check_archives(plan: FleetPlan) -> Iterator[Finding]:
-    """Check that each endpoint's archive exists, is complete and names a handler."""
-    for name in plan.endpoints if plan.num_instances else ():
+    """Check that each model's archive exists, is complete and names a handler."""
+    for name in plan.models if plan.num_instances else ():
         path = archive(plan, name)
         if os.path.exists(path):
             fault = find_fault(path, reads_all=True)
@@ -144,9 +141,9 @@ def check_archives(plan: FleetPlan) -> Iterator[Finding]:
             )
 
 
-def archive(plan: FleetPlan, endpoint: str) -> Path:
-    """Return the path where `torchmoor up` expects an endpoint's archive."""
-    return plan.model_store / archive_name(endpoint)
+def archive(plan: FleetPlan, model: str) -> Path:
+    """Return the path where `torchmoor up` or `serve` expects a model's archive."""
+    return plan.model_store / archive_name(model)
 
 
 def nearest(folder: Path) -> Path:
@@ -157,8 +154,8 @@ def nearest(folder: Path) -> Path:
 
 def _archive_bytes(plan: FleetPlan) -> int:
     """Return the size of all instances' archives."""
-    sizes = [path.stat().st_size for name in plan.endpoints if os.path.isfile(path := archive(plan, name))]
-    return sum(sizes) * plan.num_instances // max(len(plan.endpoints), 1)
+    sizes = [path.stat().st_size for name in plan.models if os.path.isfile(path := archive(plan, name))]
+    return sum(sizes) * plan.num_instances // max(len(plan.models), 1)
 
 
 def _instances(plan: FleetPlan) -> str:

@@ -45,14 +45,19 @@ def check_asynchronous(plan: FleetPlan) -> Iterator[Finding]:
     if not used:
         return
     yield from check_store("queue", proxy.async_inference.queue, QUEUE_SCHEMES)
-    for path in dict.fromkeys(each.output_path or proxy.async_inference.output_root for each in used):
-        yield from check_store("results", path, RESULT_SCHEMES, endpoint_url=proxy.objects.s3_endpoint_url)
+    paths = [
+        path for each in used for path in (each.output_path or proxy.async_inference.output_root, each.failure_path)
+    ]
+    for path in dict.fromkeys(filter(None, paths)):
+        yield from check_store("results", path, RESULT_SCHEMES, proxy.objects)
 
 
-def check_store(check: str, url: str, schemes: Collection[str], *, endpoint_url: str = "") -> Iterator[Finding]:
+def check_store(
+    check: str, url: str, schemes: Collection[str], objects: ObjectSettings | None = None
+) -> Iterator[Finding]:
     """Check a store by its URL's scheme.
 
-    schemes: those that this store may have. Findings never show a user name or password.
+    schemes: those that this store may have. objects: settings of S3. Findings never show a user name or password.
     """
     try:
         parts = urlsplit(url)
@@ -73,7 +78,7 @@ def check_store(check: str, url: str, schemes: Collection[str], *, endpoint_url:
     elif parts.scheme in REDIS_SCHEMES:
         yield _check_redis(check, shown, parts)
     else:
-        yield from _check_s3(check, shown, parts.netloc, endpoint_url)
+        yield from _check_s3(check, shown, parts.netloc, objects or ObjectSettings())
 
 
 def _check_redis(check: str, shown: str, parts: SplitResult) -> Finding:
@@ -99,14 +104,12 @@ def _check_redis(check: str, shown: str, parts: SplitResult) -> Finding:
     return ok(check, f"{shown} answers in {1000 * (time.monotonic() - began):.1f} ms")
 
 
-def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str) -> Iterator[Finding]:
+def _check_s3(check: str, shown: str, bucket: str, objects: ObjectSettings) -> Iterator[Finding]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     from torchmoor.async_inference.objects.s3_client import make_client
 
-    settings = ObjectSettings(
-        s3_endpoint_url=endpoint_url, connect_timeout_s=TIMEOUT_S, read_timeout_s=TIMEOUT_S, max_attempts=1
-    )
+    settings = objects.replace(connect_timeout_s=TIMEOUT_S, read_timeout_s=TIMEOUT_S, max_attempts=1)
     try:
         with closing(make_client(settings)) as client:
             answer = client.head_bucket(Bucket=bucket)["ResponseMetadata"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 from torchmoor.config.launcher import DEFAULT_ENDPOINT
 from torchmoor.errors import LaunchError
@@ -152,18 +152,23 @@ def write_archive(contents: ArchiveContents, name: str, target: Path, count: Cou
 
 
 @contextmanager
-def whole_file(target: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the target's place at the end of the block, unless the block raises. Raises OSError."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the path's place at the end of the block, unless the block raises. Raises OSError.
+
+    A file that it replaces passes on its permissions.
+    """
+    target = path.resolve()
+    partial = target.with_name(f".{uuid4().hex}.partial")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with partial.open("xb") as file:
+            if target.exists():
+                partial.chmod(target.stat().st_mode & 0o777)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
+        partial.replace(target)
     except BaseException:
-        os.unlink(temporary)
+        partial.unlink(missing_ok=True)
         raise
 
 

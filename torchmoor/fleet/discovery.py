@@ -76,7 +76,9 @@ class Discovery:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await cancel_all(entry.task for entry in self.entries.values() if entry.task is not None)
+        ended = list(self.entries.values())
+        self.entries.clear()
+        await cancel_all(entry.task for entry in ended if entry.task is not None)
         await self._operations.__aexit__(None, None, None)
 
     def take(self, entries: Iterable[DiscoverySettings]) -> None:
@@ -112,13 +114,18 @@ class Discovery:
                 self._drainer.drain(name, self._make(successor, name, known.successor or known.address))
 
     async def _run(self, entry: DiscoveryEntry) -> None:
-        while True:
+        while self._is_current(entry):
             try:
                 wait_s = await self.look(entry)
             except Exception:  # the next look may succeed; without looks nothing ever changes
                 logger.exception("discovery failed dns_name=%s", entry.settings.dns_name)
                 wait_s = entry.settings.interval_s
-            await asyncio.sleep(wait_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
+            if self._is_current(entry):
+                await asyncio.sleep(wait_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
+
+    def _is_current(self, entry: DiscoveryEntry) -> bool:
+        """Return False for an entry that has ended: Python 3.11's wait_for, in dnspython, can lose its cancellation."""
+        return self.entries.get(entry.settings.dns_name) is entry
 
     async def look(self, entry: DiscoveryEntry) -> float:
         """Query once and apply the answer. Returns the seconds until the next query."""
@@ -127,11 +134,14 @@ class Discovery:
             answer = await self._ask(settings)
         except DiscoveryError as error:
             return self._on_failure(entry, str(error))
-        targets, hosts = answer.targets, answer.hosts[: settings.max_instances]
+        targets, hosts = answer.targets, answer.hosts
         if settings.record != "SRV":
-            known = self._known(settings.dns_name).values()
-            doubtful = {each.address.host for each in known if not each.is_serving}
+            known = {each.address.host: each for each in self._known(settings.dns_name).values()}
+            hosts = tuple(sorted(hosts, key=lambda host: host not in known)[: settings.max_instances])
+            doubtful = {host for host, each in known.items() if not each.is_serving}
             targets = await entry.names.find_targets(hosts, settings.port, doubtful=doubtful)
+        if not self._is_current(entry):
+            return 0.0
         if source.error:
             logger.warning("discovery recovered dns_name=%s", settings.dns_name)
         source.answered_at, source.error = monotonic(), ""

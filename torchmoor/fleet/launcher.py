@@ -291,13 +291,14 @@ class Launcher:
             now = loop.time()
             if (status := self._processes[spec.name].returncode) is not None:
                 raise LaunchError(f"{spec.name} ended while starting: it {describe_exit(status)}; {quote_log(spec)}")
-            if (failure := find_load_failure(spec)) is not None:
+            if (failure := await asyncio.to_thread(find_load_failure, spec)) is not None:  # the log may be long
                 raise LaunchError(f"{spec.name} cannot load its model: {failure}{self._advise(spec, failure)}")
             if now - began > spec.start_timeout_s:
                 raise LaunchError(f"{spec.name} was not ready after {spec.start_timeout_s:.0f} s; {quote_log(spec)}")
             if 0 < limits.progress_interval_s <= now - reported:
                 reported = now
-                self._report(f"{spec.name} {find_progress(spec)}, {now - began:.0f} s{usual}")
+                progress = await asyncio.to_thread(find_progress, spec)
+                self._report(f"{spec.name} {progress}, {now - began:.0f} s{usual}")
         variant.last_start_s = loop.time() - began
         if (instance := self._registry.find(spec.name)) is not None:
             self._registry.refresh(instance)  # so that other processes learn it

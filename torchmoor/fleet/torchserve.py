@@ -5,6 +5,7 @@ Each instance gets its own sockets, pid file, logs, ports and working directory,
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from torchmoor.wire.session_ids import INSTANCE_VARIABLE
 JAVA_HOME_VARIABLE = "TORCHMOOR_JAVA_HOME"  # of the operator
 PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"
-MAX_TMPDIR_CHARS = 93  # it contains a worker's socket, whose path is limited to 108
+MAX_TMPDIR_BYTES = 93  # it contains a worker's socket, whose path is limited to 108
 # No files in the shared /tmp; a JVM that runs out of memory exits and is restarted. Bodies are long arrays, which go to
 # the old generation: it gets seven eighths of the heap. The optimizing compiler costs more than its code saves
 # (docs/benchmarks.md, section stream).
@@ -119,7 +120,7 @@ class InstanceSpec(Launch):
 
 def prepare(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
     """Make the instance's folders and files, and return the command that runs it. Raises LaunchError."""
-    if len(str(spec.temporary)) > MAX_TMPDIR_CHARS:
+    if len(os.fsencode(spec.temporary)) > MAX_TMPDIR_BYTES:
         raise LaunchError(f"the run directory {spec.folder.parent} has too long a path; give a shorter --run-dir")
     for folder in (spec.temporary, spec.logs, spec.folder / "work"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +167,8 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         **settings.properties,
         **spec.properties,
     }
-    return "".join(f"{key}={value}\n" for key, value in values.items())
+    # JSON escapes backslashes and letters beyond ASCII as Java's Properties do.
+    return "".join(f"{key}={json.dumps(str(value))[1:-1]}\n" for key, value in values.items())
 
 
 def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from torchmoor.errors import ConfigError
 from torchmoor.wire import headers
@@ -47,6 +47,11 @@ CONFIG_FILE = "TS_CONFIG_FILE"  # read_config_file
 MAX_CONFIG_BYTES = 65_536
 MAX_NUMBER = 2**31 - 1  # of Java's int
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
+_BLANKS = " \t\f"
+_LINE_END = re.compile(r"\r\n?|\n")
+_CONTINUED = re.compile(r"(?<!\\)(\\\\)*\\$")  # by the next line
+_PAIR = re.compile(r"([^=:\s]*)\s*[=:]?\s*(.*)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 # Names of AWS's toolkit for the same keys.
 TOOLKIT = {
     "SAGEMAKER_MODEL_SERVER_WORKERS": "default_workers_per_model",
@@ -97,18 +102,30 @@ def read_config_file(environ: Mapping[str, str]) -> dict[str, str]:
         return {}
     try:
         with open(path, "rb") as file:
-            lines = file.read(MAX_CONFIG_BYTES).decode("latin-1").splitlines()
+            text = file.read(MAX_CONFIG_BYTES).decode("latin-1")
     except FileNotFoundError:
         logger.warning("%s: there is no %s; TorchServe is configured without it", CONFIG_FILE, path)
         return {}
     except OSError as error:
         raise ConfigError(f"{CONFIG_FILE} must name a readable file: {error}") from error
-    pairs = [line.partition("=") for line in map(str.strip, lines) if "=" in line and line[0] not in "#!"]
-    given = {key.strip(): value.strip() for key, _, value in pairs}
+    given = dict(_read_pairs(text))
     unused = sorted(given.keys() - TORCHSERVE_KEYS.keys())
     if unused:
         logger.warning("%s: %s in %s have no effect: the image sets them itself", CONFIG_FILE, ", ".join(unused), path)
     return {key: _property(f"{key} in {path}", key, text) for key, text in given.items() if key in TORCHSERVE_KEYS}
+
+
+def _read_pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys and values of a file in the form of Java's Properties."""
+    lines = iter(_LINE_END.split(text))
+    for line in lines:
+        line = line.lstrip(_BLANKS)
+        if not line or line[0] in "#!":
+            continue
+        while _CONTINUED.search(line):
+            line = line[:-1] + next(lines, "").lstrip(_BLANKS)
+        key, value = _PAIR.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches every line
+        yield key, _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[2], value).strip()
 
 
 def _property(name: str, key: str, text: str) -> str:

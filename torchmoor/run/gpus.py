@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.fleet.torchserve import Launch
@@ -15,12 +17,17 @@ from torchmoor.wire.handler_variables import DEFAULT_DEVICE_FRACTION, DEVICE_FRA
 
 logger = logging.getLogger(__name__)
 
+_GPU = re.compile(r"\d+|(GPU|MIG)-\S+", re.ASCII)
+
 
 def find_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Return the GPUs to use: those of CUDA_VISIBLE_DEVICES if it is set, else those that nvidia-smi lists."""
+    """Return the GPUs to use: those of CUDA_VISIBLE_DEVICES if it is set, else those that nvidia-smi lists.
+
+    As CUDA does, ignore an invalid name, such as -1, and all names after it.
+    """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
+        return list(takewhile(_GPU.fullmatch, map(str.strip, visible.split(","))))
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -49,6 +56,12 @@ def usable_gpus(environ: Mapping[str, str], launch: LaunchSettings) -> list[str]
         )
         return []
     size = launch.gpus_per_instance
+    if len(gpus) < size and size > 1:
+        logger.warning(
+            "gpus_per_instance is %d, and %s can be used: instances run without one",
+            size,
+            f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}",
+        )
     return [",".join(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
 
 

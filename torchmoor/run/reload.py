@@ -61,6 +61,7 @@ class Reloader:
     def _check_fixed(self, new: Configuration) -> None:
         old_proxy = self._configuration.proxy.replace(credentials=new.proxy.credentials)
         changed = [name for name, value in old_proxy if value != getattr(new.proxy, name)]
+        changed += ["launcher"] if new.launch != self._configuration.launch else []
         if changed:
             what = ", ".join("Endpoints or Autoscaling" if name == "endpoints" else name for name in changed)
             raise ConfigError(f"a change of {what} needs a restart; instances, keys and the certificate do not")

@@ -88,6 +88,15 @@ def test_a_whole_result_replaces_a_file_with_its_permissions(tmp_path: Path, is_
     assert (output.is_symlink(), target.read_bytes(), target.stat().st_mode & 0o777) == (is_link, b"answer", 0o600)
 
 
+@pytest.mark.parametrize("name", ["a" * 255, "é" * 127], ids=["ASCII", "UTF-8"])
+def test_a_file_may_have_the_longest_name(tmp_path: Path, name: str) -> None:
+    """The name of the incomplete file does not grow with the file's, which may have 255 bytes."""
+    with open_output(tmp_path / name) as file:
+        file.write(b"answer")
+
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"answer")]
+
+
 def test_a_pipe_gets_a_result_as_it_arrives(tmp_path: Path) -> None:
     """A pipe is written to, not replaced by a file."""
     pipe = tmp_path / "pipe"

@@ -266,6 +266,14 @@ def test_a_mar_of_a_model_that_chats_has_the_chat_handler(
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
 
 
+def test_a_package_may_have_the_longest_name(checkpoint: Path, tmp_path: Path) -> None:
+    """The name of the incomplete file does not grow with the package's, which may have 255 bytes."""
+    made = package(checkpoint, tmp_path / f"{'m' * 248}.tar.gz")
+
+    assert len(made.path.name) == 255
+    assert made.path.is_file()
+
+
 @pytest.mark.parametrize("name", ["m.tar.gz", "m.mar"])
 def test_a_model_that_does_not_chat_has_no_handler(name: str, checkpoint: Path, tmp_path: Path) -> None:
     """A model that does not chat, such as a sentence encoder with a language model's architecture, gets no handler."""

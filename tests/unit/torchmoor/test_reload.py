@@ -12,12 +12,13 @@ from torchmoor.config.settings import Configuration
 from torchmoor.run.reload import Reloader
 
 
-def make_configuration(most: int) -> Configuration:
+def make_configuration(most: int, **more: Any) -> Configuration:
     variants = [{"VariantName": "v", "ModelName": "llava", "InitialInstanceCount": 0}]
     config = {"EndpointConfigName": "llava", "ProductionVariants": variants}
     content: dict[str, Any] = {
         "Endpoints": [{"EndpointName": "llava", "EndpointConfig": config}],
         "Autoscaling": [{"ResourceId": "endpoint/llava/variant/v", "MinCapacity": 0, "MaxCapacity": most}],
+        **more,
     }
     return parse(content)
 
@@ -31,3 +32,15 @@ def test_a_change_of_autoscaling_is_refused_by_its_name(caplog: pytest.LogCaptur
 
     assert "a change of Endpoints or Autoscaling needs a restart" in caplog.text
     assert proxy.mock_calls == []
+
+
+def test_a_change_of_the_launcher_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """The launcher keeps the settings of its start, so a reload must not seem to apply others."""
+    proxy, drainer, discovery = Mock(), Mock(), Mock()
+    changed = make_configuration(1, launcher={"capacity": 5})
+    reloader = Reloader(make_configuration(1), lambda: changed, Mock(), proxy, drainer, discovery)
+
+    reloader.reload()
+
+    assert "a change of launcher needs a restart" in caplog.text
+    assert [each.mock_calls for each in (proxy, drainer, discovery)] == [[], [], []]

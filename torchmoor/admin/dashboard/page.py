@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
@@ -24,6 +23,7 @@ from torchmoor.metrics.host import Gpus, GpuUse
 from torchmoor.proxy.api.reference import admin_schemas
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
+from torchmoor.tasks import cancel_all
 from torchmoor.wire import receipt
 
 logger = logging.getLogger(__name__)
@@ -52,11 +52,11 @@ class Dashboard:
         registry: Registry,
         data: DataPlaneView,
         *,
-        has_chat: bool,
+        chat_scheme: str | None,
     ) -> None:
-        """has_chat: whether the data plane serves the chat page."""
+        """chat_scheme: http or https, by which the data plane serves the chat page; None if it does not."""
         self._data = data
-        self._has_chat = has_chat
+        self._chat_scheme = chat_scheme
         self._refresh = data.refresh
         self._registry = registry
         self.statuses = InstanceStatuses(registry, data.operations)
@@ -76,9 +76,7 @@ class Dashboard:
 
     async def __aexit__(self, *error: object) -> None:
         assert self._sampling is not None
-        self._sampling.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._sampling
+        await cancel_all([self._sampling])
         await self.statuses.__aexit__(None, None, None)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
@@ -142,7 +140,8 @@ class Dashboard:
             "time": time.time(),
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "interval_s": INTERVAL_S,
-            "chat_port": self._data.port if self._has_chat else None,
+            "chat_port": None if self._chat_scheme is None else self._data.port,
+            "chat_scheme": self._chat_scheme,
             "reasons": reasons.SENTENCES,
             "shown_values": [asdict(each) for each in SHOWN_VALUES],
             "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from tests.waiting import wait_until
+from torchmoor.cli import background
 
 SLOW_FLEET = """
 import os, signal, sys
@@ -40,3 +42,20 @@ def test_signal_ends_the_fleet_that_is_not_ready(tmp_path: Path, number: signal.
     except ProcessLookupError:
         return
     pytest.fail("the fleet goes on")
+
+
+def test_logs_of_fleets_that_start_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log is in use from its beginning, before its fleet is ready; of the others, only the newest are kept."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    seconds = count()
+    monkeypatch.setattr(background.time, "strftime", lambda form: f"20260101T{next(seconds):06}")
+    made = [background.make_log() for _ in range(background.NUM_LOGS + 2)]
+    assert all(log.exists() for log, _ in made)
+
+    for _, descriptor in made:
+        os.close(descriptor)
+    last, descriptor = background.make_log()
+    os.close(descriptor)
+
+    kept = [log.name for log, _ in made[-background.NUM_LOGS + 1 :]]
+    assert sorted(each.name for each in last.parent.iterdir()) == [*kept, last.name]

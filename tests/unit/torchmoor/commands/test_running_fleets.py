@@ -10,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from torchmoor.cli.options import endpoint_option
 from torchmoor.cli.running_fleets import recorded, running_fleets, state_folder
 from torchmoor.config.launcher import INSTANCE_LOG
+from torchmoor.errors import TorchmoorError
 
 LINE = json.dumps(
     {"runtime": "http://127.0.0.1:8080", "admin": "http://127.0.0.1:8090", "endpoints": ["llava"], "run_dir": "/run"}
@@ -93,3 +96,18 @@ def test_an_output_of_logs_that_cannot_be_written_is_told(
         )
 
     assert (ended.returncode, ended.stderr) == (status, said)
+
+
+def test_a_user_without_a_home_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's numeric user may have no home. Its fleet runs without a record, and no folder is named `~`."""
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # KeyError, as for an unknown user
+    monkeypatch.chdir(tmp_path)
+
+    with recorded(LINE):
+        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(TorchmoorError, match="set HOME, or XDG_STATE_HOME"):
+        running_fleets()
+    option = endpoint_option(click.Command("ask", callback=lambda: None)).params[0]
+    assert option.shell_complete(click.Context(click.Command("ask")), "") == []

@@ -148,8 +148,9 @@ def test_an_announcement_that_cannot_be_written_is_told(monkeypatch: pytest.Monk
     ("arguments", "said"),
     [
         (("--instances", "0"), "--instances 0 needs --min-instances 0"),
-        (("--min-instances", "3", "--max-instances", "2"), "MaxCapacity must be 3 or more"),
-        (("--max-instances", "2", "--instances", "3"), "InitialInstanceCount must be from"),
+        (("--min-instances", "3", "--max-instances", "2"), "max_instances must be 3 (--min-instances) or more"),
+        (("--min-instances", "3", "--instances", "2"), "instances must be 3 (--min-instances) or more, not 2"),
+        (("--max-instances", "2", "--instances", "3"), "instances must be 2 (--max-instances) or less, not 3"),
     ],
 )
 def test_numbers_of_instances_that_contradict_each_other_are_refused(arguments: tuple[str, ...], said: str) -> None:

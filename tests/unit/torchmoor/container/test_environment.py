@@ -94,6 +94,21 @@ def test_a_configuration_file_of_torchserves_counts_as_far_as_it_may(
         read_environment(variables)
 
 
+def test_a_configuration_file_is_read_as_java_reads_it(tmp_path: Path) -> None:
+    """A backslash continues a line or escapes a sign, and a colon or a blank may separate key and value."""
+    file = tmp_path / "config.properties"
+    file.write_text(
+        "# a comment \\\nallowed_urls=https://a/.*,\\\n   https://b\\\\.c/\\u00e9.*\njob_queue_size: 9\n"
+        'netty_client_threads 3\nmodels={\\\n  "job_queue_size=1": {}}\n'
+    )
+
+    assert read_environment({"TS_CONFIG_FILE": str(file)}).properties == {
+        "allowed_urls": r"https://a/.*,https://b\.c/é.*",
+        "job_queue_size": "9",
+        "netty_client_threads": "3",
+    }
+
+
 def test_an_instance_has_the_hosts_name_unless_it_is_told_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance is named after its host, such as the pod llava-0, in a form that session ids can contain."""
     monkeypatch.setattr("socket.gethostname", lambda: "Node_7.Example.ORG")

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+import uvloop
 from aiohttp import web
 
+from tests.servers import free_ports
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.probe_port import ProbePort
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -136,3 +138,19 @@ def test_a_torchserve_that_does_not_answer_is_told_as_unavailable() -> None:
             return (await at.ask("/models/llava"))[0]
 
     assert asyncio.run(see()) == 503
+
+
+def test_hosts_of_both_address_families_reach_it() -> None:
+    """A cluster may have IPv6 addresses alone, by which the kubelet and the proxies probe."""
+    [port] = free_ports(1)
+    registry = Registry((EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),))
+
+    async def ask() -> list[int]:
+        async with ProbePort(registry, "llava-0", port, lambda name: True), aiohttp.ClientSession() as client:
+            found = []
+            for host in ("127.0.0.1", "[::1]"):
+                async with client.get(f"http://{host}:{port}/live") as answer:
+                    found.append(answer.status)
+            return found
+
+    assert asyncio.run(ask()) == uvloop.run(ask()) == [200, 200]

@@ -74,28 +74,13 @@ def test_more_instances_than_memory_is_a_problem(make_plan: MakePlan) -> None:
 
 def test_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
     """The container's memory limit applies if it is below the machine's memory."""
-    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
-    cgroup.mkdir()
-    without = available_memory(meminfo, cgroup)
-    (cgroup / "memory.current").write_text(f"{MIB}\n")
-    (cgroup / "memory.max").write_text("max\n")
-    unlimited = available_memory(meminfo, cgroup)
-    (cgroup / "memory.max").write_text(f"{MIB + 4096}\n")
-    limited = available_memory(meminfo, cgroup)
 
-    assert without == unlimited == (2 * MIB, "")
-    assert limited == (4096, " to this container")
-    assert available_memory(tmp_path / "none", tmp_path) == (None, "")
-
-
-def test_files_in_the_page_cache_leave_the_memory_to_the_container(tmp_path: Path) -> None:
-    """The kernel counts cached files, such as read weights, as the container's, and drops them when needed."""
-    (tmp_path / "memory.current").write_text(f"{8 * MIB}\n")
-    (tmp_path / "memory.max").write_text(f"{9 * MIB}\n")
-    (tmp_path / "memory.stat").write_text(f"anon {MIB}\nfile {7 * MIB}\nactive_file {MIB}\ninactive_file {6 * MIB}\n")
-
-    assert available_memory(tmp_path / "none", tmp_path) == (7 * MIB, " to this container")
+    assert available_memory(meminfo, None) == available_memory(meminfo, 9 * MIB) == (2 * MIB, "")
+    assert available_memory(meminfo, 4096) == (4096, " to this container")
+    assert available_memory(tmp_path / "none", 4096) == (4096, " to this container")
+    assert available_memory(tmp_path / "none", None) == (None, "")
 
 
 def test_few_open_files_are_a_warning(make_plan: MakePlan) -> None:

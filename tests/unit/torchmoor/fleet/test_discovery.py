@@ -288,6 +288,34 @@ def test_entries_come_change_and_go_at_a_reload() -> None:
     rigged(body)
 
 
+@pytest.mark.parametrize("is_stop", [False, True], ids=["removed", "stopped"])
+def test_an_answer_that_arrives_as_its_entry_ends_changes_nothing(*, is_stop: bool) -> None:
+    """wait_for of Python 3.11, which dnspython uses, loses a cancellation if its answer has just arrived."""
+
+    async def run() -> dict[str, str]:
+        rig = Rig()
+        reply: asyncio.Future[DnsAnswer] = asyncio.get_running_loop().create_future()
+
+        async def ask(settings: DiscoverySettings) -> DnsAnswer:
+            return await asyncio.wait_for(asyncio.shield(reply), 60)
+
+        discovery = Discovery([ENTRY], rig.registry, rig.drainer, are_journaled=True, ask=ask)
+        async with asyncio.timeout(30):
+            async with discovery:
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                reply.set_result(DnsAnswer(targets=(DnsTarget("a", 85, ("10.0.0.1",)),)))
+                await asyncio.sleep(0)
+                if not is_stop:
+                    discovery.take([])
+                    for _ in range(5):
+                        await asyncio.sleep(0)
+        rig.drainer.stop()
+        return rig.states()
+
+    assert asyncio.run(run()) == {}
+
+
 class Said:
     """Instances, by host, that answer the status operation as scripted."""
 
@@ -325,6 +353,26 @@ def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCapt
         [note] = rig.registry.sources[NAME].notes
         assert note.startswith("2 addresses (10.0.0.1, 10.0.0.2) report the name local: one is used")
         assert note in caplog.text
+
+    rigged(body)
+
+
+def test_known_addresses_stay_when_too_many_are_listed() -> None:
+    """An address above max_instances is ignored, also if it sorts before those of the known instances."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY.replace(record="A", port=85, max_instances=2))
+        rig.discovery.entries[NAME].names = InstanceNames(
+            Said(**{f"10.0.0.{number}": told(f"llava-{number}") for number in (1, 2, 3)}),
+            lambda host: Instance(name="?", endpoint="llava", model="m", host=host, port=85),
+        )
+        for hosts in (("10.0.0.2", "10.0.0.3"), *[("10.0.0.1", "10.0.0.2", "10.0.0.3")] * 3):
+            rig.answer = DnsAnswer(hosts=hosts, ttl_s=5.0)
+            await rig.ask_again()
+            rig.ready(*rig.states())
+
+        assert rig.states() == {"llava-2": "ready", "llava-3": "ready"}
+        assert "more than max_instances (2) addresses are listed" in rig.registry.sources[NAME].notes
 
     rigged(body)
 

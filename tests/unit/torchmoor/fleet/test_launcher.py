@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -282,6 +283,25 @@ def test_a_restart_that_fails_with_an_unexpected_error_is_repeated(
     assert record.getMessage() == "instance failed instance=llava-0 error=unexpected"
     assert record.exc_info is not None
     assert sum("llava-0 unexpected; starting it again" in report for report in host.reports) == 1
+
+
+def test_a_long_log_of_a_start_does_not_hold_up_the_loop(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of 10 MB takes 0.4 s to search, in which the proxy would serve no request of other instances."""
+    threads: set[int] = set()
+
+    def search(spec: InstanceSpec) -> None:
+        threads.add(threading.get_ident())
+
+    monkeypatch.setattr(launcher_module, "find_load_failure", search)
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            await launcher.start(launches(1))
+
+    run(scenario())
+
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 def test_a_first_start_that_fails_with_an_unexpected_error_leaves_no_process(host: Host) -> None:

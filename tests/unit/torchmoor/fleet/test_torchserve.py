@@ -6,7 +6,7 @@ import pytest
 
 from torchmoor.errors import LaunchError
 from torchmoor.fleet.torchserve import (
-    MAX_TMPDIR_CHARS,
+    MAX_TMPDIR_BYTES,
     InstanceSpec,
     TorchServeSettings,
     environment,
@@ -132,11 +132,12 @@ def test_the_command_runs_in_the_foreground_without_snapshots(tmp_path: Path, se
     assert str(settings.model_store) == command[command.index("--model-store") + 1]
 
 
+@pytest.mark.parametrize("name", ["x" * MAX_TMPDIR_BYTES, "é" * (MAX_TMPDIR_BYTES // 2)], ids=["x", "é"])
 def test_a_path_too_long_for_a_socket_is_an_error_that_names_the_option(
-    tmp_path: Path, settings: TorchServeSettings
+    settings: TorchServeSettings, name: str
 ) -> None:
-    """TorchServe itself would only report a worker that does not connect."""
-    spec = make_spec(tmp_path / ("x" * MAX_TMPDIR_CHARS))
+    """TorchServe itself would only report a worker that does not connect. The limit is one of bytes."""
+    spec = make_spec(Path("/tmp", name))
 
     with pytest.raises(LaunchError, match="--run-dir"):
         prepare(spec, settings)
@@ -170,3 +171,14 @@ def test_a_java_home_without_java_is_an_error_that_names_it(tmp_path: Path) -> N
     """A JAVA_HOME without Java is an error that names the directory."""
     with pytest.raises(LaunchError, match=str(tmp_path)):
         find_java_home(tmp_path)
+
+
+def test_a_value_reaches_java_unchanged(tmp_path: Path) -> None:
+    """Java's Properties would drop a backslash, join a line that ends in one, and read UTF-8 as Latin-1."""
+    properties = {"allowed_urls": "https://models\\.example/é.*,\\\\", "job_queue_size": "7"}
+    settings = TorchServeSettings(model_store=tmp_path, properties=properties)
+
+    lines = render_config(make_spec(tmp_path), settings).splitlines()
+
+    assert r"allowed_urls=https://models\\.example/\u00e9.*,\\\\" in lines
+    assert "job_queue_size=7" in lines

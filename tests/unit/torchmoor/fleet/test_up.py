@@ -400,3 +400,29 @@ def test_a_limit_on_the_visible_gpus_is_kept(tmp_path: Path, monkeypatch: pytest
 
     assert find_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     assert find_gpus({"CUDA_VISIBLE_DEVICES": "3"}) == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("-1", []),
+        ("1,-1,0", ["1"]),
+        ("NoDevFiles", []),
+        ("GPU-3f, MIG-a/1/0,x", ["GPU-3f", "MIG-a/1/0"]),
+        ("0,,1", ["0"]),
+    ],
+)
+def test_visible_gpus_end_at_a_name_that_cuda_does_not_know(visible: str, gpus: list[str]) -> None:
+    """CUDA ignores an invalid name and all after it; -1 is the usual way to hide all GPUs."""
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == gpus
+
+
+def test_fewer_gpus_than_an_instance_needs_are_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Instances that get no GPU because too many are demanded for each would run on the CPU unnoticed."""
+    monkeypatch.setattr("torchmoor.run.gpus.version", lambda name: "2.13.0")
+
+    assert usable_gpus({"CUDA_VISIBLE_DEVICES": "0"}, LaunchSettings(gpus_per_instance=2)) == []
+
+    assert "gpus_per_instance is 2, and 1 GPU can be used: instances run without one" in caplog.text

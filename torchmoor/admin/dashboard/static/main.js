@@ -23,7 +23,7 @@ let isStale = false; // the user has chosen another range during the request
 function show(data) {
   setClock(data.time);
   setReasons(data.reasons);
-  showChatLink(data.chat_port);
+  showChatLink(data);
   showOverview(data);
   showTraffic(data);
   showInstances(data, budgetsOf);
@@ -35,9 +35,9 @@ function show(data) {
   pollModels(data);
 }
 
-function showChatLink(port) {
+function showChatLink({ chat_scheme: scheme, chat_port: port }) {
   $("chat-link").hidden = port === null;
-  setAttribute($("chat-link"), "href", `${location.protocol}//${location.hostname}:${port}/chat`);
+  setAttribute($("chat-link"), "href", `${scheme}://${location.hostname}:${port}/chat`);
 }
 
 function showLost(text) {

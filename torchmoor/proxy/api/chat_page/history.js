@@ -75,10 +75,24 @@ export async function load() {
 }
 
 // Keep a session's record, if the user agrees. Throws if the browser has no room for it.
-export async function save(record) {
+// known: the keys of all turns that the session has had in this tab; own: of those that this tab has changed.
+export async function save(record, known, own) {
   if (!isKept()) return;
-  await run("readwrite", (store) => store.put(record));
+  await run("readwrite", (store) => {
+    const reading = store.get(record.key);
+    reading.onsuccess = () => store.put(reading.result ? joined(record, reading.result, known, own) : record);
+    return reading;
+  });
   for (const { key } of (await load()).slice(MAX_SESSIONS)) await remove(key);
+}
+
+// Return a record with what other tabs have kept: their turns, and their states of turns that this tab only shows.
+function joined(record, stored, known, own) {
+  const kept = new Map(stored.turns.map((turn) => [turn.key, turn]));
+  const others = stored.turns.filter(({ key }) => key && !known.has(key));
+  const turns = record.turns.map((turn) => (own.has(turn.key) ? turn : (kept.get(turn.key) ?? turn)));
+  const pictures = [...record.pictures, ...others.flatMap((turn) => turn.pictures)];
+  return { ...record, pictures, turns: [...turns, ...others].sort((a, b) => a.askedAt - b.askedAt) };
 }
 
 export async function remove(key) {

@@ -295,22 +295,37 @@ function complainOfKeeping(error) {
 }
 
 function save(session) {
-  if (session.turns.length && session.state !== "closed") history.save(session.record).catch(complainOfKeeping);
+  if (!session.turns.length || session.state === "closed") return;
+  history.save(session.makeRecord(), session.known, session.own).catch(complainOfKeeping);
 }
 
+// Show the kept sessions, also those that another tab has added or changed.
 async function restoreSessions() {
   $("keep").checked = history.isKept();
   if (!history.isKept()) return;
   try {
-    const records = (await history.load()).filter((record) => limits.endpoints.includes(record.endpoint));
-    sessions = records.map((record) => Session.restore(record, limits, hooks));
+    for (const record of await history.load()) {
+      if (limits.endpoints.includes(record.endpoint)) restoreSession(record);
+    }
   } catch (error) {
     complain(`The sessions that this browser keeps cannot be read: ${error.message}`);
   }
-  for (const session of sessions) {
-    for (const turn of session.turns) log.update(session, turn, null, toolsFor(session, turn));
-    for (const turn of session.turns) log.update(session, turn, remedyFor(session, turn), toolsFor(session, turn));
+}
+
+function restoreSession(record) {
+  const old = sessions.find((session) => session.key === record.key);
+  if (old && (old.running || !old.isBehind(record))) return;
+  const session = Session.restore(record, limits, hooks);
+  if (old) {
+    session.draft = old.draft;
+    log.forget(old);
+    for (const picture of [...old.pictures, ...old.untaken]) picture.release();
   }
+  sessions = old ? sessions.map((each) => (each === old ? session : each)) : [...sessions, session];
+  for (const turn of session.turns) log.update(session, turn, null, toolsFor(session, turn));
+  for (const turn of session.turns) log.update(session, turn, remedyFor(session, turn), toolsFor(session, turn));
+  if (current && current === old) show(session);
+  else if (current) refresh(session);
 }
 
 $("keep").onchange = async () => {
@@ -349,6 +364,9 @@ isDark.onchange = () => showScheme(isDark.matches ? "dark" : "light");
 $("token-button").onclick = () => askForToken("");
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !event.isComposing && current?.running && !document.querySelector("dialog[open]")) current.stop();
+});
+addEventListener("focus", () => {
+  if (current) restoreSessions();
 });
 addEventListener("offline", () => complain("The network is down. The text that you typed stays here."));
 addEventListener("online", () => complain(""));

@@ -36,6 +36,8 @@ export class Session {
     this.system = "";
     this.key = api.newInvocationId();
     this.isBranch = false;
+    this.known = new Set(); // keys of the turns that it has had in this tab
+    this.keptAt = 0; // usedAt of the record that it was restored from, or that was last made of it
   }
 
   // Returns a session with the turns before this one, and this turn's question as its draft; null if the server no
@@ -54,18 +56,31 @@ export class Session {
     return branch;
   }
 
-  // The fields that the browser keeps and `restore` reads.
-  get record() {
+  // Return the fields that the browser keeps and `restore` reads.
+  makeRecord() {
     const { key, endpoint, state, instance, expiresAt, system, isBranch } = this;
     const [pictures, untaken, turns] = [this.pictures, this.untaken, this.turns].map((each) => each.map((one) => one.record));
-    const server = { id: this.#id, source: this.#source };
-    return { key, endpoint, state, instance, expiresAt, system, isBranch, pictures, untaken, turns, ...server, usedAt: Date.now() };
+    const batch = this.#batch && { invocationId: this.#batch.invocationId, numPictures: this.#batch.pictures.length };
+    const server = { id: this.#id, source: this.#source, batch };
+    for (const turn of turns) this.known.add(turn.key);
+    this.keptAt = Date.now();
+    return { key, endpoint, state, instance, expiresAt, system, isBranch, pictures, untaken, turns, ...server, usedAt: this.keptAt };
+  }
+
+  // Keys of the turns that this tab has changed.
+  get own() {
+    return new Set(this.turns.filter((turn) => turn.isOwn).map((turn) => turn.key));
+  }
+
+  // True if another tab has changed the record that the browser keeps.
+  isBehind(record) {
+    return record.usedAt > this.keptAt || record.turns.some(({ key }) => key && !this.known.has(key));
   }
 
   static restore(record, limits, hooks) {
     const session = new Session(record.endpoint, limits, hooks);
-    // A record of an earlier version has all pictures in one list, and no source.
-    const { id, source = null, pictures, untaken = [], turns, usedAt, state, ...rest } = record;
+    // A record of an earlier version has all pictures in one list, and no source and batch.
+    const { id, source = null, batch = null, pictures, untaken = [], turns, usedAt, state, ...rest } = record;
     const isKnown = id !== null || source !== null;
     const hasExpired = rest.expiresAt !== null && rest.expiresAt <= Date.now();
     Object.assign(session, rest, { turns: turns.map(Turn.restore), state: hasExpired ? "ended" : state });
@@ -73,6 +88,9 @@ export class Session {
     session.untaken = [...(isKnown ? [] : pictures), ...untaken].map(restorePicture);
     session.#id = id;
     session.#source = source;
+    session.#batch = batch && { invocationId: batch.invocationId, pictures: session.untaken.slice(0, batch.numPictures) };
+    session.known = new Set(session.turns.map((turn) => turn.key));
+    session.keptAt = usedAt;
     return session;
   }
 
@@ -133,7 +151,7 @@ export class Session {
 
   #forget() {
     Object.assign(this, { state: "new", instance: null, expiresAt: null });
-    for (const turn of this.turns) turn.number = null;
+    for (const turn of this.turns) Object.assign(turn, { number: null, isOwn: true });
     this.#id = null;
     this.#source = null;
     this.#batch = null;
@@ -235,7 +253,10 @@ export class Session {
   async #takeIn(turn) {
     while (this.#id === null || this.untaken.length) {
       const isBranching = this.#source !== null; // a branch opens with its turns' pictures; new ones are added later
-      this.#batch ??= { invocationId: api.newInvocationId(), pictures: isBranching ? [] : this.#nextBatch() };
+      if (!this.#batch) {
+        this.#batch = { invocationId: api.newInvocationId(), pictures: isBranching ? [] : this.#nextBatch() };
+        this.hooks.onSession(this); // after a reload, the same request is sent again
+      }
       const { invocationId, pictures } = this.#batch;
       const urls = await Promise.all(pictures.map((picture) => picture.dataUrl()));
       const options = { signal: turn.controller.signal, invocationId };

@@ -6,17 +6,18 @@ import { restorePicture } from "./pictures.js";
 // A question and its answer.
 // state: sending, waiting, streaming, done, stopped (the server did not record it), failed. waiting: a text with the
 // reason. moved: {from, to} or null. number: in the session at the server, or null. wasStopped: the user ended it.
-// failure: {message, remedy: "again" | "reopen" | "edit"} or null.
+// failure: {message, remedy: "again" | "reopen" | "edit"} or null. key: the same in every tab. isOwn: this page has
+// changed it, so that its record replaces the one that the browser keeps. askedAt: in ms since 1970.
 export class Turn {
   constructor(question, pictures, parameters = {}) {
-    Object.assign(this, { question, pictures, parameters });
+    Object.assign(this, { question, pictures, parameters, key: api.newInvocationId() });
     this.begin();
   }
 
   // invocationId: of the first attempt if the question is sent again.
   begin(invocationId = api.newInvocationId()) {
     Object.assign(this, { text: "", state: "sending", waiting: "", receipt: null, moved: null, failure: null });
-    Object.assign(this, { finish: null, number: null, wasStopped: false });
+    Object.assign(this, { finish: null, number: null, wasStopped: false, isOwn: true, askedAt: Date.now() });
     Object.assign(this, { invocationId, controller: new AbortController() });
   }
 
@@ -30,15 +31,16 @@ export class Turn {
   }
 
   get record() {
-    const { question, parameters, text, receipt, moved, failure, finish, number, wasStopped, invocationId } = this;
+    const { key, askedAt, question, parameters, text, receipt, moved, failure, finish, number, wasStopped, invocationId } = this;
     const state = this.isRunning ? "stopped" : this.state;
     const pictures = this.pictures.map((picture) => picture.record);
-    return { question, parameters, text, receipt, moved, failure, finish, number, wasStopped, invocationId, state, pictures };
+    const answer = { text, receipt, moved, failure, finish, number, wasStopped, invocationId, state };
+    return { key, askedAt, question, parameters, pictures, ...answer };
   }
 
   static restore(record) {
     const turn = new Turn(record.question, record.pictures.map(restorePicture), record.parameters);
     const { question, parameters, pictures, ...rest } = record;
-    return Object.assign(turn, rest);
+    return Object.assign(turn, rest, { isOwn: false });
   }
 }
