@@ -18,6 +18,7 @@ from handlers.errors import LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, 
 from handlers.many.model import LoadProgress
 from handlers.many.residency.disk_cache import MARKER, PARTIAL, SPARE_BYTES, DiskCache, take_home
 from handlers.many.residency.download import Downloader
+from handlers.many.residency.loader_threads import weights_bytes
 from handlers.many.sources.directory import find_in
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import identify_source, open_source
@@ -219,6 +220,26 @@ def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pyt
     assert [name for name, _, _ in downloader.disk.models()] == ["a.tar.gz"]
     assert downloader.disk.budget.used_bytes == 1002
     assert not list(directory.home.glob(f"{PARTIAL}*"))
+
+
+def test_a_linked_folder_belongs_to_a_model(directory: Place, tmp_path: Path) -> None:
+    """A folder that a link in the model's folder leads to counts for its version and its memory, once."""
+    directory.put("m/config.pbtxt", b"")
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.pt").write_bytes(b"w" * 1000)
+    folder = Path(directory.settings.source) / "m"
+    before = directory.find("m").version
+    (folder / "1").symlink_to(weights)
+    (weights / "again").symlink_to(weights)
+    (weights / "up").symlink_to(folder)
+
+    linked = directory.find("m")
+    (weights / "model.pt").write_bytes(b"x" * 1000)
+
+    assert [file.path for file in linked.files] == ["config.pbtxt", "1/model.pt"]
+    assert len({before, linked.version, directory.find("m").version}) == 3
+    assert weights_bytes(folder) == 1000
 
 
 @pytest.mark.parametrize("is_full", [False, True])
