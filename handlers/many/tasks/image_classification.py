@@ -34,7 +34,7 @@ class ImageClassification:
         self._processor = processor
         self._side = scaled_side(processor)
         self._settings = settings
-        self._intake = intake
+        self.intake = intake
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"top_k": int, "function_to_apply": str})
@@ -44,8 +44,8 @@ class ImageClassification:
             if not isinstance(reference, bytes | str):
                 raise InvalidRequest("'inputs' must be an image: base64, a data URL or an address", param="inputs")
             reply.raise_if_cancelled()
-            data = self._intake.read(reference, reply)
-            with self._intake.decoded(data, reply.raise_if_cancelled, self._side) as image:
+            data = self.intake.read(reference, reply)
+            with self.intake.decoded(data, reply.raise_if_cancelled, self._side) as image:
                 pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0]
             self._hold(pixels, len(references), reply)
             inputs.append(
@@ -65,7 +65,7 @@ class ImageClassification:
 
         number: of the request's images. Raises InvalidRequest if they cannot fit together, OutOfMemory.
         """
-        budget, num_bytes = self._intake.decoding, pixels.nbytes
+        budget, num_bytes = self.intake.decoding, pixels.nbytes
         if number * num_bytes > budget.max_bytes:
             raise InvalidRequest(
                 f"the pixels of {number} images take {number * num_bytes} bytes, more than {budget.max_bytes} "

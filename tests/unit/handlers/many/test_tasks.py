@@ -448,7 +448,7 @@ def test_pixels_count_until_their_picture_is_classified(tmp_path: Path, load: Lo
     )
     assert isinstance(model, TaskModel)
     assert isinstance(model.task, ImageClassification)
-    budget, run, may_run = model.task._intake.decoding, model.queue.run, threading.Event()
+    budget, run, may_run = model.task.intake.decoding, model.queue.run, threading.Event()
 
     def wait_and_run(rows: Any) -> Any:
         assert may_run.wait(60)
