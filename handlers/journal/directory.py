@@ -194,12 +194,14 @@ class DirectoryJournal(StoredJournal):
 
         is_full: scan the whole directory, which takes about 10 microseconds per file. Measure it, too.
         """
-        if is_full:
-            self._scan(expired_before)
-        else:
-            for name in self._expiring.pop(expired_before, MAX_SWEPT):
-                self._remove_expired(self._root / name)
-        self._budget.expire(expired_before)
+        try:
+            if is_full:
+                self._scan(expired_before)
+            else:
+                for name in self._expiring.pop(expired_before, MAX_SWEPT):
+                    self._remove_expired(self._root / name)
+        finally:
+            self._budget.expire(expired_before)
 
     def _remove_expired(self, folder: Path) -> None:
         with suppress(OSError):  # the next full sweep finds what is left

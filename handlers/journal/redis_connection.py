@@ -75,7 +75,7 @@ def connect(address: RedisAddress, limits: JournalSettings) -> "redis.Redis":
         connection_class=redis.SSLConnection if address.tls else redis.Connection,
         **address.options(connect_timeout_s=limits.connect_timeout_s, timeout_s=limits.timeout_s),
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # the connection was closed while idle
-        max_connections=limits.max_in_flight,
+        max_connections=limits.max_in_flight + 1,  # a sweep, too
     )
     return redis.Redis(connection_pool=pool)
 

@@ -189,15 +189,17 @@ class S3Journal(StoredJournal):
         return [name for name in names if is_session_id(name)], page[-1] if len(page) == s3_objects.PAGE else ""
 
     def sweep(self, expired_before: int, *, is_full: bool) -> None:
-        self._sweep_sessions(expired_before)
-        if is_full:
-            claimed_before = expired_before - self._settings.claim_s
-            self._sweep_folder("claims", lambda item: item["LastModified"].timestamp() < claimed_before)
-            self._sweep_folder("listed", lambda item: _is_expired(item, expired_before))
-            if self._measuring is None:
-                self._measuring = self._measure(expired_before)
-        self._budget.expire(expired_before)
-        self._continue_measuring()
+        if is_full and self._measuring is None:
+            self._measuring = self._measure(expired_before)
+        try:
+            self._sweep_sessions(expired_before)
+            if is_full:
+                claimed_before = expired_before - self._settings.claim_s
+                self._sweep_folder("claims", lambda item: item["LastModified"].timestamp() < claimed_before)
+                self._sweep_folder("listed", lambda item: _is_expired(item, expired_before))
+        finally:  # also if the store keeps an object against deletion, such as by a lock
+            self._budget.expire(expired_before)
+            self._continue_measuring()
 
     def _continue_measuring(self) -> None:
         measuring, self._measuring = self._measuring, None  # an error ends it

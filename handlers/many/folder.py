@@ -1,6 +1,8 @@
-"""Finds the model in an unpacked folder, and reads its JSON files."""
+"""Finds the model in an unpacked folder, lists its files, and reads its JSON files."""
 
 import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,27 @@ def find_model_folder(folder: Path) -> Path:
 def _is_model(folder: Path) -> bool:
     """Return True for a folder of transformers, Triton, TorchScript or PEFT."""
     return any((folder / name).is_file() for name in (CONFIG, TRITON_CONFIG, TORCHSCRIPT, ADAPTER_CONFIG))
+
+
+def list_files(folder: Path, on_error: Callable[[OSError], None] = lambda error: None) -> Iterator[Path]:
+    """Yield the files in a folder and below, without hidden ones, which editors and unfinished copies leave.
+
+    Follows links, but lists each folder once. on_error: called for a folder that cannot be listed.
+    """
+    seen: set[tuple[int, int]] = set()
+    for base, folders, names in os.walk(folder, onerror=on_error, followlinks=True):
+        try:
+            status = os.stat(base)
+        except OSError as error:
+            on_error(error)
+            continue
+        place = status.st_dev, status.st_ino
+        if place in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        yield from (Path(base, name) for name in names if not name.startswith("."))
 
 
 def read_own_config(folder: Path) -> dict[str, Any]:

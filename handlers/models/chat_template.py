@@ -62,6 +62,7 @@ NO_TEMPLATE = (
 )
 # Tokens of this form mark turns even if the tokenizer does not call them special. The second bar is full-width.
 _BRACKETED = re.compile("<[|\uff5c].+[|\uff5c]>")
+MAX_ROUNDS = 4  # of looking for marks in what the tokenizer makes of a text
 
 
 class ChatTemplate:
@@ -91,8 +92,8 @@ class ChatTemplate:
             _check(each)
         self.style = find_answer_style(self._tool_template or "", tokenizer)
         own = [*marks, *([image_token] if image_token else [])]
-        self._said_controls = _controls(tokenizer, own)
-        self._controls = _controls(tokenizer, [*own, *(TOOL_MARKS if self.style.call else ())])
+        self._said_controls = _Controls(tokenizer, own)
+        self._controls = _Controls(tokenizer, [*own, *(TOOL_MARKS if self.style.call else ())])
 
     def check(self) -> None:
         """Raise InvalidRequest without a template."""
@@ -131,16 +132,16 @@ class ChatTemplate:
 
         So the text of a user or a model cannot imitate a turn.
         """
-        return _spaced(text, self._controls)
+        return self._controls.disarm(text)
 
     def _disarm_message(self, message: dict[str, Any]) -> dict[str, Any]:
         """Disarm a message's texts. The assistant's text may contain the marks of calls."""
         controls = self._said_controls if message["role"] == "assistant" else self._controls
         content = message["content"]
         if isinstance(content, str):
-            content = _spaced(content, controls)
+            content = controls.disarm(content)
         else:
-            content = [{**p, "text": _spaced(p["text"], controls)} if p["type"] == "text" else p for p in content]
+            content = [{**p, "text": controls.disarm(p["text"])} if p["type"] == "text" else p for p in content]
         others = {name: value for name, value in message.items() if name not in ("role", "content")}
         return {"role": message["role"], "content": content, **self._disarm_all(others)}
 
@@ -164,17 +165,43 @@ def _check(template: Any) -> None:
         ) from exc
 
 
-def _spaced(text: str, controls: "re.Pattern[str] | None") -> str:
-    return text if controls is None else controls.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text)
+class _Controls:
+    """The strings that stand for control tokens in texts. marks: those that the tokenizer does not name."""
+
+    def __init__(self, tokenizer: Any, marks: Sequence[str]) -> None:
+        tokens = tokenizer.added_tokens_decoder.values()
+        added = [token.content for token in tokens if token.special or _BRACKETED.fullmatch(token.content)]
+        self._normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+        named = {*added, *tokenizer.all_special_tokens, *marks}
+        # Behind a digit, because some normalizers change the beginning of a text.
+        normal = {self._normalize(f"0{text}").partition("0")[2] for text in named}
+        found = {text for text in named | normal if len(text.strip()) > 1}
+        self._pattern = re.compile(_any_of(found)) if found else None
+
+    def disarm(self, text: str) -> str:
+        """Put a space into each control string.
+
+        A text that the tokenizer's normalizer would turn into one, such as full-width letters, is normalized, too.
+        """
+        if self._pattern is None:
+            return text
+        disarmed = self._pattern.sub(_space, text)
+        for _ in range(MAX_ROUNDS):
+            normal = self._normalize(disarmed)
+            if self._pattern.search(normal) is None:
+                break
+            disarmed = self._pattern.sub(_space, normal)
+        return disarmed
+
+    def _normalize(self, text: str) -> str:
+        """Return what the tokenizer makes of a text before it looks for tokens."""
+        if self._normalizer is None:
+            return text
+        return str(self._normalizer.normalize_str(text.encode(errors="replace").decode()))
 
 
-def _controls(tokenizer: Any, marks: Sequence[str]) -> "re.Pattern[str] | None":
-    """Return a pattern of the strings that stand for control tokens."""
-    added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special or _BRACKETED.fullmatch(t.content)]
-    found = {text for text in [*added, *tokenizer.all_special_tokens, *marks] if len(text.strip()) > 1}
-    if not found:
-        return None
-    return re.compile(_any_of(found))
+def _space(found: "re.Match[str]") -> str:
+    return f"{found[0][0]} {found[0][1:]}"
 
 
 def _any_of(texts: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """How a checkpoint's prompts are written and its answers end: template, tokenizer, special tokens. Needs no weights."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -40,13 +41,14 @@ class PromptFormat:
                 marks = [config.vision_start_token_id, self.image_token_id, config.vision_end_token_id]
                 self._image_text = "".join(tokenizer.convert_ids_to_tokens(marks))
         self.template = ChatTemplate(processor or tokenizer, tokenizer, config.model_type, self.image_token)
-        self.eos_token_ids = self._find_eos(generation_config)
+        self._configured_eos = getattr(generation_config, "eos_token_id", None)
 
-    def _find_eos(self, generation_config: Any) -> frozenset[int]:
-        """Return the ids that end an answer, by the generation config and the tokenizer."""
-        configured = getattr(generation_config, "eos_token_id", None)
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The ids that end an answer, by the generation config and the tokenizer, without those that have no logit."""
+        configured = self._configured_eos
         ids = configured if isinstance(configured, list) else [configured]
-        return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+        return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None and i < self.vocabulary)
 
     def render(
         self,
@@ -99,7 +101,7 @@ class PromptFormat:
         bos = self.tokenizer.bos_token
         is_complete = bos is not None and text.startswith(bos)
         ids: list[int] = self.tokenizer(text, add_special_tokens=adds_special and not is_complete)["input_ids"]
-        check_known(ids, self.vocabulary, self.tokenizer, self.image_token_id)
+        check_known(ids, self.vocabulary, self.tokenizer, self.image_token_id if image_sizes else None)
         if not image_sizes:
             return ids
         num_places = sum(token == self.image_token_id for token in ids)

@@ -36,7 +36,8 @@ class IntakeSettings(HandlerGroup, title="intake"):
     decoding_bytes: Count = Field(
         2 * GIB,
         description="Memory per worker for images that are decoded and scaled: 14 to 18 bytes per pixel, or 4 to 8 for "
-        "one that is reduced (WebP: 18); an image that needs more is refused.",
+        "one that is reduced (WebP: 18); an image that needs more is refused. The pixels of images that wait to be "
+        "classified count, too.",
     )
     decoding_timeout_s: Positive = Field(
         10.0, description="How long an image waits for its share of decoding_bytes; then it is refused with 507."

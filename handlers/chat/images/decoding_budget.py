@@ -1,4 +1,4 @@
-"""The memory budget for images that are being decoded, one per worker.
+"""The memory budget for images that are being decoded, or whose pixels wait for a model, one per worker.
 
 Images wait for their share in order of arrival, so that small ones cannot starve a large one. `bound_freed_memory`
 returns freed memory to the system.
@@ -52,13 +52,14 @@ class DecodingBudget:
             raise ImageTooLarge(
                 f"the image takes {num_bytes} bytes of memory to decode, more than {self.max_bytes}; send a smaller one"
             )
-        self._take(num_bytes, check)
+        self.take(num_bytes, check)
         try:
             yield
         finally:
-            self._give_back(num_bytes)
+            self.give_back(num_bytes)
 
-    def _take(self, num_bytes: int, check: Callable[[], None]) -> None:
+    def take(self, num_bytes: int, check: Callable[[], None]) -> None:
+        """Take a share until `give_back`, as `lease` does. num_bytes: at most the whole budget."""
         deadline = self._clock() + self._max_wait_s
         place = object()
         with self._changed:
@@ -75,7 +76,7 @@ class DecodingBudget:
                 self._waiting.remove(place)
                 self._changed.notify_all()  # the next one may fit, too
 
-    def _give_back(self, num_bytes: int) -> None:
+    def give_back(self, num_bytes: int) -> None:
         with self._changed:
             self.used_bytes -= num_bytes
             self._changed.notify_all()

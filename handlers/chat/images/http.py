@@ -9,7 +9,7 @@ import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -37,14 +37,17 @@ def resolve(host: str, port: int) -> list[str]:
 class _Deadline:
     """Cuts the connections of one fetch when its time is over.
 
-    A socket's time-out starts again with every byte, so a slow sender could keep a fetch open for hours.
+    A socket's time-out starts again with every byte, so a slow sender could keep a fetch open for hours. A name server
+    may take longer, too, and nothing can interrupt that. on_stuck: called if the time is over meanwhile.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, on_stuck: Callable[[], None]) -> None:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self.cut)
+        self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
+        self._on_stuck = on_stuck
+        self._is_stuck = False
         self.is_over = False
 
     def __enter__(self) -> "_Deadline":
@@ -57,6 +60,22 @@ class _Deadline:
             for sock in self._sockets:
                 sock.close()
             self._sockets.clear()
+
+    @contextlib.contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """Let the block take as long as it takes. Raises ImageUnreachable after it if the time is over."""
+        self._is_stuck = True
+        try:
+            yield
+        finally:
+            self._is_stuck = False
+        if self.is_over:
+            raise _late()
+
+    def _end(self) -> None:
+        self.cut()
+        if self._is_stuck:
+            self._on_stuck()
 
     def watch(self, sock: socket.socket) -> None:
         """Close this socket at the deadline.
@@ -128,7 +147,7 @@ class HttpImages:
         """Fetch an image of at most `max_bytes`. If the reply is cancelled, the fetch ends."""
         if not self._settings.allow_urls:
             raise ImageUrlForbidden("this worker does not fetch images; send the image itself")
-        with _Deadline(self._find_time(reply)) as deadline:
+        with _Deadline(self._find_time(reply), lambda: reply.cancel(_late())) as deadline:
             reply.on_cancel(lambda reason: deadline.cut())
             for _ in range(self._settings.max_redirects + 1):
                 answer = self._fetch_once(url, deadline)
@@ -152,7 +171,8 @@ class HttpImages:
 
     def _fetch_once(self, url: str, deadline: _Deadline) -> bytes | str:
         """Return the body, or the address of a redirect."""
-        target, host, port = self.check(url)
+        with deadline.uninterrupted():
+            target, host, port = self.check(url)
         timeout = (self._settings.connect_timeout_s, self._settings.read_timeout_s)
         default_port = 443 if url.lower().startswith("https") else 80
         name = f"[{host}]" if ":" in host else host
@@ -174,7 +194,7 @@ class HttpImages:
             raise ImageUnreachable("the image's address did not answer in time") from exc
         except (requests.exceptions.RequestException, HTTPError, ValueError) as exc:  # ValueError: a broken Location
             if deadline.is_over:
-                raise ImageUnreachable("the image did not arrive in time") from exc
+                raise _late() from exc
             raise ImageUnreachable(f"the image's address cannot be reached ({failure_reason(exc)})") from exc
 
     def _read_body(self, response: requests.Response, deadline: _Deadline) -> bytes:
@@ -188,7 +208,7 @@ class HttpImages:
             if len(data) > limit:
                 raise ImageTooLarge(f"the image has more than {limit} bytes")
         if deadline.is_over:  # a body without a declared length ends quietly when it is cut
-            raise ImageUnreachable("the image did not arrive in time")
+            raise _late()
         return bytes(data)
 
     def check(self, url: str) -> tuple[str, str, int]:
@@ -228,6 +248,10 @@ class HttpImages:
             return True
         ip = destination(address)
         return is_public(ip) or any(ip in network for network in self._allowed_networks)
+
+
+def _late() -> ImageUnreachable:
+    return ImageUnreachable("the image did not arrive in time")
 
 
 def _is_network(host: str) -> bool:

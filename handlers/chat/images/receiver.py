@@ -8,7 +8,7 @@ from handlers.chat.images.addresses import is_fetched
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.messages import ImageReference
-from handlers.errors import HandlerError, InvalidRequest
+from handlers.errors import InvalidRequest
 from handlers.requests.reply import PendingReply
 from handlers.worker.counters import Counters
 
@@ -62,10 +62,10 @@ class ImageReceiver:
 
     @contextmanager
     def released_on_error(self, received: Sequence[ReceivedImage]) -> Iterator[None]:
-        """Release these images if the block raises HandlerError."""
+        """Release these images if the block raises."""
         try:
             yield
-        except HandlerError:
+        except BaseException:
             self.release(received)
             raise
 

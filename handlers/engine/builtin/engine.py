@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from traceback import clear_frames
 from typing import TypeVar
 
@@ -79,7 +80,8 @@ class Engine:
 
     def cancel(self, sequence: TokenSequence, error: Exception) -> None:
         """Remove a sequence before the next step, with this error as its last event. Does nothing if it has ended."""
-        self._post(self._inbox, lambda: self.finish(sequence, error))
+        with suppress(InternalError):  # `stop` ends every sequence
+            self._post(self._inbox, lambda: self.finish(sequence, error))
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run `function` on the engine thread between two steps.

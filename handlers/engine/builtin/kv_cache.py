@@ -64,15 +64,15 @@ class _Block:
 class BlockPool:
     """All methods may be called from any thread; the tensors are read and written by the engine's only.
 
-    max_bytes: size limit of the storage. Raises OutOfMemory if the device does not have that much. num_spare: blocks
-    behind the others in storage that no cache gets.
+    max_bytes: size limit of all caches. Raises OutOfMemory if the device does not have that much. num_spare: further
+    blocks behind the others in storage, which no cache gets.
     """
 
     can_pin = True
 
     def __init__(self, shape: CacheShape, max_bytes: int, num_spare: int = 0) -> None:
         self.shape = shape
-        self.capacity = max_bytes // shape.block_bytes - num_spare
+        self.capacity = max_bytes // shape.block_bytes
         num_slots = (self.capacity + num_spare) * BLOCK
         size = (shape.num_layers, 2, shape.num_kv_heads, num_slots, shape.head_size)
         try:

@@ -9,7 +9,7 @@ import logging
 import multiprocessing
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -204,7 +204,8 @@ class VllmEngine:
         answer.task = asyncio.create_task(self._run(answer))
 
     def _cancel_later(self, answer: _RunningAnswer, error: Exception) -> None:
-        self._loop.post(partial(self._cancel, answer, error))
+        with suppress(InternalError):  # `stop` ends every answer
+            self._loop.post(partial(self._cancel, answer, error))
 
     def _cancel(self, answer: _RunningAnswer, error: Exception) -> None:
         if answer in self._answers and answer.task is not None:

@@ -62,7 +62,8 @@ class DiskCache:
     def __init__(self, home: Path, max_bytes: int, source: str) -> None:
         self._home = home
         self._source = source
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._leaving_bytes = 0  # of folders that are being deleted
         self._unpacked: OrderedDict[tuple[str, str, str], _Unpacked] = OrderedDict()  # the least recently used first
         self.budget = TierBudget(max_bytes)  # for complete folders and what is being written
         self._restore()
@@ -152,29 +153,44 @@ class DiskCache:
             return self._lease(entry, is_new=True)
 
     def make_room(self, num_bytes: int) -> None:
-        """Reserve bytes, and delete models without a lease for them. Raises OutOfDisk."""
-        while True:
+        """Reserve bytes, and delete models without a lease for them. Raises OutOfDisk, and deletes none, in vain."""
+        while (victim := self._reserve(num_bytes)) is not None:
+            shutil.rmtree(victim.home, ignore_errors=True)
             with self._lock:
-                is_full = not self.budget.has_room(num_bytes)
-                if not is_full:
-                    free = shutil.disk_usage(self._home).free
-                    if free >= num_bytes + SPARE_BYTES:
-                        self.budget.used_bytes += num_bytes
-                        return
-                victim = next((each for each in self._unpacked.values() if not each.num_leases), None)
-                if victim is None:
+                self._leaving_bytes -= victim.num_bytes
+                self.budget.used_bytes -= victim.num_bytes
+                self._lock.notify_all()
+            logger.info("model deleted from disk name=%s bytes=%d", victim.name, victim.num_bytes)
+
+    def _reserve(self, num_bytes: int) -> _Unpacked | None:
+        """Reserve bytes and return None, or return a forgotten model to delete first. Waits for other deletions."""
+        with self._lock:
+            while True:
+                free = shutil.disk_usage(self._home).free
+                over = self.budget.used_bytes + num_bytes - self.budget.max_bytes
+                missing = max(over, num_bytes + SPARE_BYTES - free)
+                if missing <= 0:
+                    self.budget.used_bytes += num_bytes
+                    return None
+                idle = [each for each in self._unpacked.values() if not each.num_leases]
+                if missing > self._leaving_bytes + sum(each.num_bytes for each in idle):
                     what = f"{self.budget.used_bytes} of handler.many.disk_bytes ({self.budget.max_bytes}) are in use"
-                    if not is_full:
+                    if over <= 0:
                         what = f"the disk of {self._home} has only {free} bytes left, and {SPARE_BYTES} must stay free"
                     raise OutOfDisk(f"there is no room on disk for {num_bytes} bytes more of this model: {what}")
-                gone = self._home / f"{PARTIAL}{uuid4().hex}"  # a rename needs no space on a full disk
-                with suppress(FileNotFoundError):  # another program has deleted it
-                    victim.home.rename(gone)
-                del self._unpacked[victim.key]
-            shutil.rmtree(gone, ignore_errors=True)
-            with self._lock:
-                self.budget.used_bytes -= victim.num_bytes
-            logger.info("model deleted from disk name=%s bytes=%d", victim.name, victim.num_bytes)
+                if missing > self._leaving_bytes:
+                    return self._forget(idle[0])
+                self._lock.wait()
+
+    def _forget(self, victim: _Unpacked) -> _Unpacked:
+        """Move a model out of the cache. Hold the lock."""
+        gone = self._home / f"{PARTIAL}{uuid4().hex}"  # a rename needs no space on a full disk
+        with suppress(FileNotFoundError):  # another program has deleted it
+            victim.home.rename(gone)
+        victim.home = gone
+        del self._unpacked[victim.key]
+        self._leaving_bytes += victim.num_bytes
+        return victim
 
     def give_back_room(self, num_bytes: int) -> None:
         """Undo make_room for bytes that no model has."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from handlers.errors import HandlerError, ModelBroken, ModelUnknown, OutOfMemory
+from handlers.many.folder import list_files
 from handlers.many.model import Loader
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.download import Downloader
@@ -96,7 +97,7 @@ class LoaderThreads:
         if lease.is_new:
             self._note("download", "unpacked", entry.name, lease.version, began)
         try:
-            num_bytes = _weights_bytes(lease.folder)
+            num_bytes = weights_bytes(lease.folder)
             entry.progress.begin("room", 0)
         except BaseException:
             lease.release()  # the cache does not know of it
@@ -144,8 +145,9 @@ class LoaderThreads:
         logger.info("model %s name=%s version=%s s=%.3f", event, name, version, seconds)
 
 
-def _weights_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in WEIGHTS and path.is_file())
+def weights_bytes(folder: Path) -> int:
+    """Return the bytes of a model's weight files, the estimate of its memory."""
+    return sum(path.stat().st_size for path in list_files(folder) if path.suffix in WEIGHTS and path.is_file())
 
 
 def _named(entry: ModelEntry, error: HandlerError) -> HandlerError:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from handlers.errors import SourceUnavailable
+from handlers.many.folder import list_files
 from handlers.many.model import LoadProgress
 from handlers.many.sources.source import (
     Replaced,
@@ -58,17 +59,12 @@ def _fail_unless_removed(error: OSError) -> None:
 
 
 def _walk(folder: Path, max_files: int) -> list[SourceFile]:
-    """List a folder's files without hidden ones, which editors and unfinished copies leave."""
     files: list[SourceFile] = []
-    for base, folders, names in os.walk(folder, onerror=_fail_unless_removed):
-        folders[:] = [each for each in folders if not each.startswith(".")]
-        for name in names:
-            if not name.startswith("."):
-                path = Path(base, name)
-                try:
-                    status = path.stat()
-                except FileNotFoundError:  # a link to nothing, or a file that was removed since it was listed
-                    continue
-                files.append(SourceFile(str(path.relative_to(folder)), status.st_size, _tag(status)))
+    for path in list_files(folder, _fail_unless_removed):
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # a link to nothing, or a file that was removed since it was listed
+            continue
+        files.append(SourceFile(str(path.relative_to(folder)), status.st_size, _tag(status)))
         check_number_of_files(len(files), max_files)
     return files

@@ -1,6 +1,7 @@
 """Image classification: images to labels with scores."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,18 +34,20 @@ class ImageClassification:
         self._processor = processor
         self._side = scaled_side(processor)
         self._settings = settings
-        self._intake = intake
+        self.intake = intake
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"top_k": int, "function_to_apply": str})
         inputs = []
-        for reference in as_list(request.inputs, self._settings.max_inputs):
+        references = as_list(request.inputs, self._settings.max_inputs)
+        for reference in references:
             if not isinstance(reference, bytes | str):
                 raise InvalidRequest("'inputs' must be an image: base64, a data URL or an address", param="inputs")
             reply.raise_if_cancelled()
-            data = self._intake.read(reference, reply)
-            with self._intake.decoded(data, reply.raise_if_cancelled, self._side) as image:
+            data = self.intake.read(reference, reply)
+            with self.intake.decoded(data, reply.raise_if_cancelled, self._side) as image:
                 pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0]
+            self._hold(pixels, len(references), reply)
             inputs.append(
                 Input(pixels, pixels.shape[-1] * pixels.shape[-2] // PIXELS_PER_TOKEN + 1, tuple(pixels.shape))
             )
@@ -56,6 +59,21 @@ class ImageClassification:
             return found if isinstance(request.inputs, list) else found[0]
 
         return TaskWork(inputs, finish)
+
+    def _hold(self, pixels: Tensor, number: int, reply: PendingReply) -> None:
+        """Count an image's pixels until the answer's end: a small image has as many as a large one.
+
+        number: of the request's images. Raises InvalidRequest if they cannot fit together, OutOfMemory.
+        """
+        budget, num_bytes = self.intake.decoding, pixels.nbytes
+        if number * num_bytes > budget.max_bytes:
+            raise InvalidRequest(
+                f"the pixels of {number} images take {number * num_bytes} bytes, more than {budget.max_bytes} "
+                "(handler.intake.decoding_bytes): send fewer at once",
+                param="inputs",
+            )
+        budget.take(num_bytes, reply.raise_if_cancelled)
+        reply.on_end(partial(budget.give_back, num_bytes))
 
     def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return float32 logits."""

@@ -404,7 +404,10 @@ class EngineContract:
 
         contender.engine.stop()
 
-        assert isinstance(asked.wait().events[-1].error, InternalError)
+        error = asked.wait().events[-1].error
+        assert isinstance(error, InternalError)
+        asked.cancel(InternalError("too late"))
+        assert asked.events[-1].error is error
         with pytest.raises(InternalError):
             contender.ask("Hello there")
 

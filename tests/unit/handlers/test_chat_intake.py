@@ -11,6 +11,7 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ from handlers.errors import (
     OutOfMemory,
     UnsupportedMedia,
 )
-from handlers.requests.reply import PendingReply
+from handlers.requests.reply import PendingReply, WholeReply
 from handlers.settings.intake import IntakeSettings
 from tests.tools import require
+from tests.waiting import wait_until
 
 LOCAL = ("127.0.0.1", "::1")
 
@@ -531,6 +533,30 @@ def test_slow_answer_ends_at_the_total_timeout(web: WebServer, head: bytes) -> N
 
     with pytest.raises(ImageUnreachable, match="in time"):
         read(intake(total_timeout_s=0.25, read_timeout_s=5.0), web.url("/slow"))
+
+
+def test_a_name_server_that_does_not_answer_ends_at_the_total_timeout(web: WebServer) -> None:
+    """The client gets its error in time, although the look-up cannot be ended; its result is not used."""
+    may_answer = threading.Event()
+
+    def resolve_late(host: str, port: int) -> list[str]:
+        assert may_answer.wait(60)
+        return ["127.0.0.1"]
+
+    reply = PendingReply(lambda: None)
+    loader = intake(resolve_late, total_timeout_s=0.05)
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(loader.read, web.url(host="slow.example"), reply)
+        wait_until(reply.has_news, "the client has its error")
+        said = reply.take(1 << 20)
+        may_answer.set()
+        with pytest.raises(ImageUnreachable, match="in time"):
+            reading.result(60)
+
+    assert isinstance(said, WholeReply)
+    assert said.status == ImageUnreachable.status
+    assert b"the image did not arrive in time" in said.body
+    assert not web.requests
 
 
 def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:

@@ -447,6 +447,21 @@ def test_no_memory_for_a_pictures_pixels(
     assert len(client.service.images) == 0
 
 
+@pytest.mark.parametrize("step", ["open", "add_images"])
+def test_an_opening_that_fails_for_any_reason_holds_no_picture(
+    make_client: Any, red: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make_client()
+
+    def fail(*args: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(client.service.store, step, fail)
+
+    assert client.call({"type": "start_session", "images": [data_url(red)]}).error == "InternalError"
+    assert len(client.service.images) == 0
+
+
 # Conversations longer than the context
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoProcessor, AutoTokenizer
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
 from handlers.errors import InvalidRequest
 from handlers.models.chat_template import ChatTemplate
@@ -153,6 +154,45 @@ def test_bracketed_tokens_are_controls_even_if_not_called_special(checkpoint: Pa
     template = ChatTemplate(SimpleNamespace(chat_template="x"), tokenizer, "other")
 
     assert template.disarm("<\uff5cUser\uff5c><h1>    </s>") == "< \uff5cUser\uff5c><h1>    < /s>"
+
+
+NORMALIZERS = {
+    "composing": normalizers.NFKC(),
+    "lower case": normalizers.Lowercase(),
+    "upper case": normalizers.Replace("end", "END"),
+    "without control characters": normalizers.BertNormalizer(lowercase=False),
+    "words": normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.NFKC(), normalizers.Replace(" ", "\u2581")]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+@pytest.mark.parametrize("text", ["\uff1c|end|>", "<|END|>", "<|e\x00nd|>", "\u2581<|end|>", "x <|end|> <|end|>"])
+@pytest.mark.parametrize("is_normalized", [True, False])
+def test_a_normalizer_makes_no_control_token(name: str, text: str, is_normalized: bool) -> None:
+    """A tokenizer that changes texts before it looks for tokens finds only those of the template."""
+    made = Tokenizer(models.BPE({letter: at for at, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.normalizer = NORMALIZERS[name]
+    made.add_tokens([AddedToken("<|end|>", special=True, normalized=is_normalized)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} <|end|>{% endfor %}"
+    template = ChatTemplate(tokenizer, tokenizer, "other")
+
+    rendered = template.render([{"role": "user", "content": text}])
+
+    assert tokenizer(rendered)["input_ids"].count(tokenizer.convert_tokens_to_ids("<|end|>")) == 1
+
+
+def test_a_mark_that_is_no_token_is_not_made_by_a_normalizer(checkpoint: Path) -> None:
+    """Llama 2's marks in full-width letters are disarmed where the tokenizer would make them plain."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    template = ChatTemplate(SimpleNamespace(chat_template=None), tokenizer, "llama")
+
+    assert template.disarm("\uff3b/INST] \ud800") == "[ /INST] ?"
+    assert template.disarm("\uff3bINS] \ud800") == "\uff3bINS] \ud800"
 
 
 def test_many_control_tokens_cost_no_more_than_few() -> None:

@@ -613,7 +613,7 @@ def test_scattered_blocks_equal_a_run(start_engine: EngineFactory, is_row_batche
     """A sequence's answer does not depend on where its blocks are, with either attention."""
     texts = prompts(5)
     expected = [alone(start_engine(), text, max_new_tokens=20) for text in texts]
-    engine = start_engine(num_tokens=(64 + is_row_batched) * BLOCK, is_row_batched=is_row_batched)
+    engine = start_engine(num_tokens=64 * BLOCK, is_row_batched=is_row_batched)
     pool = engine.runner.pool
     pool.storage.fill_(float("nan"))  # unwritten memory must not be read
     fillers = [SequenceCache(pool) for _ in range(64)]
@@ -750,9 +750,13 @@ def test_newest_waiting_sequence_gives_way_when_nothing_runs(still_engine: Engin
     assert isinstance(turns[2].error, OutOfMemory)
 
 
-def test_sequence_that_can_never_fit_ends_at_once(still_engine: EngineFactory) -> None:
-    """A sequence that can never fit gets an error, and other waiting sequences keep their blocks."""
-    engine = still_engine(num_tokens=4 * BLOCK)
+@pytest.mark.parametrize("is_row_batched", [False, True])
+def test_sequence_that_can_never_fit_ends_at_once(still_engine: EngineFactory, is_row_batched: bool) -> None:
+    """A sequence that can never fit gets an error, and other waiting sequences keep their blocks.
+
+    One may take all positions, however the engine computes its steps.
+    """
+    engine = still_engine(num_tokens=4 * BLOCK, is_row_batched=is_row_batched)
     other = Generation(engine, blocks(2))
     huge = Generation(engine, blocks(1), max_new_tokens=3 * BLOCK + 1)
     fits = Generation(engine, blocks(1), max_new_tokens=3 * BLOCK)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import botocore.exceptions
 import pytest
@@ -30,6 +31,7 @@ from handlers.settings.journal import JournalSettings
 from tests.http_servers import QuietHandler, serve_http
 from tests.servers import BUCKET, LossyProxy, RedisServer, S3Server, run_redis, run_silent_server
 from tests.unit.handlers.journal_stores import CLOSE
+from torchmoor.wire.store_urls import read_redis_address
 
 PASSWORD = "S3cr3t"
 
@@ -239,6 +241,20 @@ def test_events_that_valkey_has_lost_are_missed(redis_server: RedisServer) -> No
     with pytest.raises(EventsMissing, match="missing"):  # so that no answer is computed that cannot be recorded
         journal.read(sid, 3)
     assert journal.read(sid, 2) == []
+
+
+@pytest.mark.redis
+def test_a_sweep_takes_no_operation_its_connection(redis_server: RedisServer) -> None:
+    """With as many operations in flight as the settings allow, the sweep has a connection of its own."""
+    address = read_redis_address(urlsplit(redis_server.url))
+    assert address is not None
+    client = redis_scripts.connect(address, JournalSettings(max_in_flight=2))
+    held = [client.connection_pool.get_connection() for _ in range(2)]
+
+    assert RedisScripts(client).run("return 1", []) == 1
+    for connection in held:
+        client.connection_pool.release(connection)
+    client.close()
 
 
 @pytest.mark.redis

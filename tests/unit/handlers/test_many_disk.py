@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ import pytest
 
 from handlers.errors import LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, SettingsError, SourceUnavailable
 from handlers.many.model import LoadProgress
-from handlers.many.residency.disk_cache import PARTIAL, DiskCache, take_home
+from handlers.many.residency.disk_cache import MARKER, PARTIAL, SPARE_BYTES, DiskCache, take_home
 from handlers.many.residency.download import Downloader
+from handlers.many.residency.loader_threads import weights_bytes
 from handlers.many.sources.directory import find_in
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import identify_source, open_source
@@ -24,6 +26,7 @@ from handlers.many.sources.s3 import open_s3
 from handlers.many.sources.source import Find, Replaced, SourceModel, check_name
 from handlers.settings.many import ManySettings
 from tests.servers import BUCKET, LossyProxy, run_s3, run_silent_server
+from tests.waiting import wait_until
 
 
 def archive_of(files: dict[str, bytes]) -> bytes:
@@ -217,6 +220,88 @@ def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pyt
     assert [name for name, _, _ in downloader.disk.models()] == ["a.tar.gz"]
     assert downloader.disk.budget.used_bytes == 1002
     assert not list(directory.home.glob(f"{PARTIAL}*"))
+
+
+def test_a_linked_folder_belongs_to_a_model(directory: Place, tmp_path: Path) -> None:
+    """A folder that a link in the model's folder leads to counts for its version and its memory, once."""
+    directory.put("m/config.pbtxt", b"")
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.pt").write_bytes(b"w" * 1000)
+    folder = Path(directory.settings.source) / "m"
+    before = directory.find("m").version
+    (folder / "1").symlink_to(weights)
+    (weights / "again").symlink_to(weights)
+    (weights / "up").symlink_to(folder)
+
+    linked = directory.find("m")
+    (weights / "model.pt").write_bytes(b"x" * 1000)
+
+    assert [file.path for file in linked.files] == ["config.pbtxt", "1/model.pt"]
+    assert len({before, linked.version, directory.find("m").version}) == 3
+    assert weights_bytes(folder) == 1000
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_no_model_leaves_the_disk_for_one_that_does_not_fit(
+    directory: Place, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """A file beyond the budget, or beyond what the file system has left, is refused; the unpacked models stay."""
+    directory.put("a.tar.gz", model())
+    directory.put("b.tar.gz", model())
+    directory.put("large.tar.gz", model(os.urandom(4000)))
+    downloader = directory.downloader(disk_bytes=1 << 30 if is_full else 4000)
+    for name in "ab":
+        downloader.fetch(f"{name}.tar.gz", LoadProgress()).release()
+    if is_full:
+        usage = shutil.disk_usage(directory.home)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=SPARE_BYTES + 1000))
+
+    with pytest.raises(OutOfDisk):
+        downloader.fetch("large.tar.gz", LoadProgress())
+
+    assert [name for name, _, _ in downloader.disk.models()] == ["a.tar.gz", "b.tar.gz"]
+    downloader.disk.check_integrity()
+
+
+def test_room_that_is_being_made_is_waited_for(directory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one load deletes the only model without a lease, another one waits for the room that this makes."""
+    for name in "abc":
+        directory.put(f"{name}.tar.gz", model())
+    downloader = directory.downloader(disk_bytes=2500)
+    downloader.fetch("a.tar.gz", LoadProgress()).release()
+    downloader.fetch("b.tar.gz", LoadProgress())
+    has_begun, may_end, looks, rmtree, usage = (
+        threading.Event(),
+        threading.Event(),
+        [],
+        shutil.rmtree,
+        shutil.disk_usage,
+    )
+
+    def delete(path: Path, **options: Any) -> None:
+        if (path / MARKER).exists():
+            has_begun.set()
+            assert may_end.wait(30)
+        rmtree(path, **options)
+
+    def look(path: Path) -> Any:
+        looks.append(threading.get_ident())
+        return usage(path)
+
+    monkeypatch.setattr(shutil, "rmtree", delete)
+    monkeypatch.setattr(shutil, "disk_usage", look)
+    disk = downloader.disk
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(disk.make_room, 700)
+        assert has_begun.wait(30)
+        second = pool.submit(disk.make_room, 700)
+        wait_until(lambda: second.done() or len(set(looks)) == 2, "the second one looks for room")
+        may_end.set()
+        first.result(30)
+        second.result(30)
+
+    assert disk.budget.used_bytes == 1002 + 2 * 700
 
 
 def test_a_small_file_system_that_fills_up_is_told(directory: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,9 @@ def test_only_allowed_places_are_read(bucket: Any) -> None:
     for refused in (f"s3://{BUCKET}/opened.png", f"s3://{BUCKET}-2/open/a.png", f"s3://{BUCKET}", "s3:///open/a.png"):
         with pytest.raises(ImageUrlForbidden):
             read(narrow, refused)
+    for path in ("open/../opened.png", "open/./red blue.png", "../other/a.png", "open/.."):
+        with pytest.raises(ImageUrlForbidden, match="must not have the parts"):
+            read(narrow, f"s3://{BUCKET}/{path}")
     with pytest.raises(ImageUrlForbidden, match="allowed_buckets"):
         read(intake(allowed_buckets=()), URL)
     with pytest.raises(InvalidRequest, match="valid Unicode"):

@@ -14,6 +14,7 @@ from handlers.journal import s3_objects
 from handlers.journal.event import Event
 from handlers.journal.journal import owner_key
 from handlers.journal.s3 import S3Journal
+from handlers.journal.s3_objects import S3Objects
 from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET, S3Server
 from tests.unit.handlers.journal_stores import CLOSE, new_id, turn
@@ -56,6 +57,28 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return Bucket(s3_server)
+
+
+def test_an_object_that_cannot_be_deleted_stops_no_count(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the store keeps an expired session, such as by a lock, the others are measured, and it counts no longer."""
+    bucket.open_session(lives_s=100)
+    lasting = bucket.open_session()
+
+    def refuse(objects: S3Objects, keys: Any) -> None:
+        if keys:
+            raise OSError("the store did not delete an object (AccessDenied)")
+
+    monkeypatch.setattr(S3Objects, "delete", refuse)
+    other = S3Journal(bucket.client, BUCKET, bucket.prefix, JournalSettings())
+    for journal in (bucket.journal, other):
+        with pytest.raises(OSError, match="AccessDenied"):
+            journal.sweep(int(time.time()) + 200, is_full=True)
+        with pytest.raises(OSError, match="AccessDenied"):
+            journal.sweep(int(time.time()) + 220, is_full=False)
+
+    assert (bucket.journal.num_sessions, other.num_sessions) == (1, 1)
+    monkeypatch.undo()
+    other.delete(lasting)
 
 
 def test_an_opening_costs_the_same_after_many_releases(bucket: Bucket) -> None:

@@ -1,11 +1,17 @@
 """Tokens of prompts, and texts of tokens, as vLLM shows them."""
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from handlers.errors import InvalidRequest
+from handlers.models.loader import load_model
 from handlers.models.tokenizer import check_known
+from tests.unit.handlers.conftest import ServiceFactory
 from tests.unit.handlers.test_chat_completion import QUESTION, chat, raw, user
 
 RESOURCE = "x-torchmoor-resource"
@@ -74,6 +80,35 @@ def test_the_token_of_images_hides_no_other(tiny_llava: Any) -> None:
     for ids in ([1, 9, 12], [1, 12, 13]):
         with pytest.raises(InvalidRequest, match="which the model does not know"):
             check_known(ids, 8, tiny_llava.tokenizer, 12)
+
+
+def test_the_token_of_images_is_unknown_without_an_image(
+    client: Any, tiny_llava: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template that writes the image token of a message without an image is refused if that has no embedding."""
+    monkeypatch.setattr(tiny_llava.template, "render", lambda *asked: "<image>")
+    monkeypatch.setattr(tiny_llava, "vocabulary", tiny_llava.image_token_id)
+
+    answer = client.call(chat(user(QUESTION)))
+
+    assert (answer.status, answer.error) == (400, "InvalidRequest")
+    assert "a token '<image>', which the model does not know" in answer.json["error"]["message"]
+
+
+def test_an_end_token_without_a_logit_is_ignored(
+    checkpoint: Path, tmp_path: Path, make_client: ServiceFactory, one_thread: None
+) -> None:
+    """A checkpoint may name an end token beyond its logits. It has none to exclude before min_tokens are written."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 100_000]}))
+    model = load_model(folder, torch.device("cpu"), "float32")
+    client = make_client(model)
+
+    answer = client.call(raw("a red circle", 3, parameters={"min_new_tokens": 3}))
+
+    assert 100_000 not in model.eos_token_ids
+    assert answer.status == 200, answer.body
 
 
 @pytest.mark.parametrize("text", ["Hello", "<image> <image>"])

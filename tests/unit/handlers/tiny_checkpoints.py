@@ -182,9 +182,7 @@ def generate(
     is_scattered: no two blocks of a sequence are adjacent.
     Returns the answers, and how many positions were shared instead of computed.
     """
-    runner = ModelRunner(
-        model, cache_shape(model).num_bytes((num_blocks + is_row_batched) * BLOCK), is_row_batched=is_row_batched
-    )
+    runner = ModelRunner(model, cache_shape(model).num_bytes(num_blocks * BLOCK), is_row_batched=is_row_batched)
     engine = Engine(runner, Scheduler(3, Pace(9, 1e9)), 1)
     outputs: list[list[int]] = [[] for _ in prompts]
     fillers = [SequenceCache(runner.pool) for _ in range(num_blocks if is_scattered else 0)]

@@ -19,6 +19,7 @@ from handlers.errors import InternalError, ModelBroken, OutOfMemory
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
+from handlers.many.tasks.image_classification import ImageClassification
 from handlers.many.tasks.question_answering import QuestionAnswering
 from handlers.models import memory
 from handlers.models.template_process import TemplateProcess
@@ -437,6 +438,36 @@ def test_pictures_go_through_the_checks_of_chat(tmp_path: Path, load: Load) -> N
     assert error(model, b"no picture", {"content-type": "image/png"})[0] == 415
     assert error(model, {"inputs": "http://127.0.0.1:1/x.png"})[0] == 403
     assert error(model, {"inputs": {"a": 1}})[0] == 400
+
+
+def test_pixels_count_until_their_picture_is_classified(tmp_path: Path, load: Load) -> None:
+    """A small picture has as many pixels for the model as a large one, and they wait for it in the worker's memory."""
+    pixel_bytes = 3 * 32 * 32 * 4
+    model = load(
+        save_checkpoint(tmp_path, "ViTForImageClassification"), intake=IntakeSettings(decoding_bytes=3 * pixel_bytes)
+    )
+    assert isinstance(model, TaskModel)
+    assert isinstance(model.task, ImageClassification)
+    budget, run, may_run = model.task.intake.decoding, model.queue.run, threading.Event()
+
+    def wait_and_run(rows: Any) -> Any:
+        assert may_run.wait(60)
+        return run(rows)
+
+    model.queue.run = wait_and_run
+    encoded = base64.b64encode(picture(1)).decode()
+
+    answered, cancelled = send(model, {"inputs": [encoded] * 2}), send(model, {"inputs": encoded})
+    wait_until(lambda: budget.used_bytes == 3 * pixel_bytes, "the pixels of all three count")
+    cancelled.cancel()
+    wait_until(lambda: budget.used_bytes == 2 * pixel_bytes, "those of the cancelled request do not")
+    may_run.set()
+
+    assert whole(answered).status == 200
+    assert budget.used_bytes == 0
+    status, message = error(model, {"inputs": [encoded] * 4})
+    assert (status, budget.used_bytes) == (400, 0)
+    assert "the pixels of 4 images take 49152 bytes, more than 36864 (handler.intake.decoding_bytes)" in message
 
 
 @pytest.mark.parametrize(
