@@ -47,6 +47,8 @@ _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 _UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options"}  # have no effect here
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = {LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url"}  # the others have no effect
+_INCLUDED |= {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources"}
+_INCLUDED |= {"code_interpreter_call.outputs", "computer_call_output.output.image_url"}
 
 # Fields with few valid values: the check, and the description of valid values for an error.
 _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {

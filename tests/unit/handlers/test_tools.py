@@ -66,6 +66,8 @@ def call_of(answer: Any) -> Any:
     [
         ("required", {"weather", "paint"}),
         ({"type": "function", "function": {"name": "paint"}}, {"paint"}),
+        ({"function": {"name": "paint"}}, {"paint"}),  # TGI's forms
+        ("weather", {"weather"}),
         (
             {
                 "type": "allowed_tools",
