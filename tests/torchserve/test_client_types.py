@@ -12,6 +12,7 @@ from huggingface_hub import (
     TextGenerationOutput,
 )
 from openai.types.responses import ResponseIncludable
+from pydantic import BaseModel
 
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.openai_client import gpt
@@ -54,3 +55,45 @@ def test_huggingface_client_repeats_a_sampled_answer_by_its_seed(fleet: Fleet) -
     assert first.details is not None
     assert first.details.seed is not None
     assert ask(first.details.seed).generated_text == first.generated_text
+
+
+class Shape(BaseModel):
+    is_round: bool
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer:UserWarning")  # of the client's own type with `parsed`
+def test_openai_client_sends_again_what_parse_returns(gpt: openai.OpenAI) -> None:
+    """Its objects have the parsed values, too."""
+    hello: Any = {"role": "user", "content": "Hello"}
+    function: Any = openai.pydantic_function_tool(Shape)["function"]
+    offered: Any = [{"type": "function", **function}]
+
+    said = gpt.chat.completions.parse(model="llava", messages=[hello], response_format=Shape).choices[0].message
+    called = gpt.responses.parse(model="llava", input=[hello], tools=offered, tool_choice="required").output
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "yes"}
+        for item in called
+        if item.type == "function_call"
+    ]
+    chat = gpt.chat.completions.create(model="llava", messages=[hello, said.model_dump(), hello])
+    response = gpt.responses.create(model="llava", input=[hello, *[item.model_dump() for item in called], *results])
+
+    assert said.parsed is not None
+    assert results
+    assert chat.choices[0].message.content
+    assert response.output_text
+
+
+def test_openai_client_deletes_items_while_it_lists_them(gpt: openai.OpenAI) -> None:
+    """The item after which the next page begins is gone by then."""
+    talk = gpt.conversations.create(items=[{"role": "user", "content": str(number)} for number in range(5)]).id
+
+    for order in ("asc", "desc"):
+        items: Any = gpt.conversations.items
+        gone = []
+        for item in items.list(talk, limit=2, order=order):
+            gone.append(item.content[0].text)
+            items.delete(item.id, conversation_id=talk)
+        assert gone == (["0", "1", "2", "3", "4"] if order == "asc" else ["9", "8"])
+        assert list(items.list(talk)) == []
+        items.create(talk, items=[{"role": "user", "content": text} for text in ("8", "9")])

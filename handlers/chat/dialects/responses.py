@@ -17,6 +17,7 @@ from handlers.chat.commands import (
     opening_of,
 )
 from handlers.chat.dialects.background_form import BackgroundForm
+from handlers.chat.dialects.openai_fields import in_own_range
 from handlers.chat.dialects.reasoning_fields import REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
@@ -267,8 +268,7 @@ def _read_parameters(given: dict[str, Any]) -> Parameters:
     values: dict[str, Any] = {"length_field": "max_output_tokens"}
     for called, name in _PARAMETERS.items():
         if called in given:
-            value = [given[called]] if name == "stop" and isinstance(given[called], str) else given[called]
-            values[name] = check_parameter(name, value, f"'{called}'")
+            values[name] = check_parameter(name, in_own_range(name, given[called]), f"'{called}'")
     if given.get("text", {}).get("format") is not None:
         values["grammar"] = read_text_format(given["text"]["format"])
     if LOGPROBS in given.get("include", ()):
@@ -332,7 +332,7 @@ def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": [_show_tool(tool) for tool in given.get("tools", [])],
         "top_logprobs": given.get("top_logprobs", 0),
-        "top_p": 1.0 if parameters.top_p is None else parameters.top_p,
+        "top_p": 1.0 if parameters.top_p is None else float(given["top_p"]),
         "truncation": given.get("truncation", "disabled"),
         "usage": None,
         "user": _read_label(given, "user") or None,
