@@ -15,11 +15,13 @@ from openai.types.responses import ResponseIncludable
 from pydantic import BaseModel
 
 from tests.torchserve.conftest import Fleet
+from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.openai_client import gpt
 
 __all__ = ["gpt"]  # a fixture
 pytestmark = pytest.mark.torchserve
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+SESSION = "X-Amzn-SageMaker-Session-Id"
 TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": CITY}} for name in ("weather", "traffic")]
 
 
@@ -55,6 +57,25 @@ def test_huggingface_client_repeats_a_sampled_answer_by_its_seed(fleet: Fleet) -
     assert first.details is not None
     assert first.details.seed is not None
     assert ask(first.details.seed).generated_text == first.generated_text
+
+
+@pytest.mark.parametrize("colour", ["red", "blue"])
+def test_the_result_of_a_tool_in_a_session_may_have_an_image(gpt: openai.OpenAI, colour: str) -> None:
+    """The model sees it."""
+    asked: Any = {"model": "llava", "tools": TOOLS}
+    question: Any = {"role": "user", "content": "What color is the circle?"}
+    opened = gpt.chat.completions.with_raw_response.create(
+        **asked, messages=[question], tool_choice="traffic", extra_headers={SESSION: "NEW_SESSION"}
+    )
+    session = opened.headers["x-amzn-sagemaker-new-session-id"].partition(";")[0]
+    said = opened.parse().choices[0].message
+    image: Any = {"type": "image_url", "image_url": {"url": data_url(draw("circle", colour))}}
+    content: Any = [image, {"type": "text", "text": "What color is the circle?"}]
+    result: Any = {"role": "tool", "tool_call_id": (said.tool_calls or [])[0].id, "content": content}
+
+    answer = gpt.chat.completions.create(**asked, messages=[result], extra_headers={SESSION: session})
+
+    assert colour in str(answer.choices[0].message.content)
 
 
 class Shape(BaseModel):
