@@ -37,6 +37,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _NEUTRAL: Neutral = {
     "functions": (lambda v: v == [], "absent: use 'tools'"),
     "function_call": (lambda v: v == "none", "absent: use 'tool_choice'"),
+    "prediction": (lambda v: isinstance(v, dict) and v.get("type") == "content", "a prediction of the content"),
     "modalities": (lambda v: v == ["text"], 'absent or ["text"]'),
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),

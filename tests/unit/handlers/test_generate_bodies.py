@@ -271,7 +271,8 @@ def test_openai_parameters_are_mapped() -> None:
     found = chat(
         max_tokens=3, max_completion_tokens=4, temperature=1, top_p=0.5, seed=7, stop="END", n=1, user="u",
         presence_penalty=0, frequency_penalty=0.0, stream=True, stream_options={"include_usage": True}, logprobs=True,
-        response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"}, top_k=3, min_p=0.05,
+        response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"},
+        prediction={"type": "content", "content": "x"}, top_k=3, min_p=0.05,
         verbosity="medium", prompt_cache_retention="24h", prompt_cache_options={"mode": "implicit"},
         sagemaker_base_url="http://127.0.0.1", min_tokens=2, ignore_eos=True,
     )  # fmt: skip
@@ -373,6 +374,7 @@ def test_answers_have_ids_and_a_model_of_their_own() -> None:
         ("temperature", -1),
         ("top_p", -0.1),
         ("seed", -(2**63) - 1),
+        ("prediction", {"type": "image"}),
         ("max_tokens", 0),
         ("seed", "x"),
         ("stop", ["a"] * 17),
