@@ -170,7 +170,7 @@ def test_a_signature_is_good_for_five_minutes(make_stage: MakeStage, skew_s: flo
 
 
 def test_a_refusal_has_the_proxys_time(make_stage: MakeStage) -> None:
-    """AWS's SDKs for JavaScript, Java and others correct a wrong clock by it and sign again."""
+    """AWS's SDK for JavaScript corrects a wrong clock by it."""
     stage = make_stage(credentials=CREDENTIALS, wall=lambda: time.time() + 3600)
 
     began = int(time.time())
