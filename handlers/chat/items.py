@@ -226,7 +226,7 @@ _CALL_TEXTS = ("call_id", "name", "arguments")
 
 def _call(given: dict[str, Any], where: str) -> Item:
     """Read a call that the model made, perhaps with arguments that are not an object."""
-    _check_fields(given, {"type", "id", "status", *_CALL_TEXTS}, where)
+    _check_fields(given, {"type", "id", "status", "parsed_arguments", *_CALL_TEXTS}, where)  # OpenAI's `parse` adds one
     status = _read_status(given, where)
     call_id, name, text = (_text(given.get(each), f"{where}.{each}") for each in _CALL_TEXTS)
     value = {"type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": text}

@@ -121,22 +121,36 @@ def system_message(text: str) -> dict[str, Any]:
 
 
 def write_results(results: Sequence[Message]) -> str:
-    """Encode the results of tools as a session's question."""
-    texts = ["".join(part.text for part in each.parts if isinstance(part, TextPart)) for each in results]
-    pairs = [[each.call_id, text] for each, text in zip(results, texts, strict=True)]
-    return json.dumps(pairs, ensure_ascii=False)
+    """Encode the results of tools as a session's question: the call's id, the text, and the number of images if any."""
+    rows: list[list[str | int]] = []
+    for each in results:
+        num_images = len(images_of(each.parts))
+        text = "".join(part.text for part in each.parts if isinstance(part, TextPart))
+        rows.append([each.call_id, text, *([num_images] if num_images else [])])
+    return json.dumps(rows, ensure_ascii=False)
 
 
 def result_messages(text: str, num_images: int) -> list[dict[str, Any]]:
-    """Make messages for the chat template from `write_results`' text, images first. Raises InvalidRequest."""
+    """Make messages for the chat template from `write_results`' text, each with its images first.
+
+    num_images: the turn's. Images of no result were added before the turn: they precede the first one's.
+    Raises InvalidRequest.
+    """
     try:
-        pairs = [(call_id, TextPart(said)) for call_id, said in json.loads(text)]
+        rows = [(call_id, said, sum(counts)) for call_id, said, *counts in json.loads(text)]
     except (ValueError, TypeError, RecursionError):
         raise InvalidRequest("the results of tools are not a list of pairs") from None
-    if not pairs or not all(isinstance(call_id, str) and isinstance(part.text, str) for call_id, part in pairs):
+    if not rows or not all(isinstance(call_id, str) and isinstance(said, str) for call_id, said, _ in rows):
         raise InvalidRequest("the results of tools are not texts")
-    messages = [Message(TOOL, (part,), call_id=call_id).for_template() for call_id, part in pairs]
-    messages[0]["content"] = [{"type": "image"}] * num_images + messages[0]["content"]
+    num_added = num_images - sum(count for _, _, count in rows)
+    if num_added < 0 or any(count < 0 for _, _, count in rows):
+        raise InvalidRequest("the results of tools have other images")
+    messages = []
+    for call_id, said, count in rows:
+        message = Message(TOOL, (TextPart(said),), call_id=call_id).for_template()
+        message["content"] = [{"type": "image"}] * (count + num_added) + message["content"]
+        messages.append(message)
+        num_added = 0
     return messages
 
 

@@ -26,7 +26,7 @@ from torchmoor.wire.sampling_parameters import (
 MAX_STOP = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED = 1024
-SEED_BITS = 62  # of a random seed
+SEED_BITS = 53  # of a random seed, which every client reads exactly from JSON
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 

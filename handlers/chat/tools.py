@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +55,22 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
         definitions[definition["function"]["name"]] = definition
     is_parallel = read_flag(given, "parallel_tool_calls", default=True)
     choice = given.get("tool_choice", "auto")
+    if not is_flat:
+        choice = _in_openais_form(choice, definitions)
     if choice == "none" or (choice == "auto" and not definitions):
         return None
     chosen, must_call = _read_choice(choice, list(definitions), is_flat)
     is_one = isinstance(choice, dict) and choice["type"] == "function"  # a named function is called once
     return ToolUse(tuple(definitions[name] for name in chosen), must_call, is_parallel and not is_one)
+
+
+def _in_openais_form(choice: Any, names: Collection[str]) -> Any:
+    """Return a choice in OpenAI's form. TGI also takes a function's name, and an object without a type."""
+    if isinstance(choice, str) and choice in names and choice not in ("none", "auto", "required"):
+        return {"type": "function", "function": {"name": choice}}
+    if isinstance(choice, dict) and choice.keys() == {"function"}:
+        return {"type": "function", **choice}
+    return choice
 
 
 def _read_tool(given: Any, where: str, is_flat: bool) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httptools
 
 from tests.fuzz.llhttp import CUT, Requests
@@ -78,8 +80,8 @@ def compare(data: bytes, listener: Listener) -> None:
 
 def _path_of(url: bytes) -> bytes:
     """Return our form of a target: a path without an origin and without an empty query."""
-    if not url.startswith(b"/"):
-        url = b"/" + url.partition(b"://")[2].partition(b"/")[2]
+    if url != b"*" and not url.startswith(b"/"):
+        url = b"/" + re.sub(rb"\A[^/?]*", b"", url.partition(b"://")[2]).removeprefix(b"/")
     path, _, query = url.partition(b"?")
     return path + (b"?" + query if query else b"")
 

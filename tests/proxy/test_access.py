@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,18 @@ def test_a_signature_is_good_for_five_minutes(make_stage: MakeStage, skew_s: flo
 
     shift[0] = skew_s * 0.7
     client.invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+
+def test_a_refusal_has_the_proxys_time(make_stage: MakeStage) -> None:
+    """AWS's SDK for JavaScript corrects a wrong clock by it."""
+    stage = make_stage(credentials=CREDENTIALS, wall=lambda: time.time() + 3600)
+
+    began = int(time.time())
+    with pytest.raises(ClientError) as caught:
+        stage.client(secret=SECRET).invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    fields = caught.value.response["ResponseMetadata"]["HTTPHeaders"]
+    assert began <= parsedate_to_datetime(fields["date"]).timestamp() <= time.time()
 
 
 def test_nothing_of_a_tampered_request_reaches_an_instance(guarded: Stage) -> None:

@@ -61,6 +61,7 @@ def test_unknown_model_is_told_what_there_is(stage: Stage) -> None:
 
     assert told(completing.value) == told(looking.value) == (404, "invalid_request_error", "model", "model_not_found")
     assert [model.id for model in gpt.models.list()] == ["sees", "talks"]
+    assert gpt.models.with_raw_response.list().headers["x-request-id"]
     assert stage.a.received + stage.b.received == []
 
 
@@ -71,6 +72,24 @@ def test_missing_model_is_asked_for(stage: Stage, body: bytes) -> None:
 
     assert (status, answer["error"]["param"]) == (400, "model")
     assert "several endpoints" in answer["error"]["message"]
+    assert ("not valid JSON" in answer["error"]["message"]) == (body == b"no json")
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b'{"messages": [{],"model": "sees"}', "in double quotes at line 1 column 16."),
+        (b"\xff", "The body is not valid JSON."),
+        (b"[" * 10_000, "The body is not valid JSON."),
+        (b"no json" + bytes(20_000), "/openai/v1."),  # a long body is not checked
+    ],
+)
+def test_a_body_that_is_not_json_names_no_model(stage: Stage, body: bytes, problem: str) -> None:
+    """The error says so: the model may be behind the mistake."""
+    status, _, answer = call(stage, PATH, body)
+
+    assert status == 400
+    assert answer["error"]["message"].endswith(problem)
 
 
 def test_files_are_listed_on_an_endpoints_own_path(stage: Stage) -> None:

@@ -299,6 +299,32 @@ def test_absolute_target_is_a_path(stage: Stage) -> None:
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize(
+    ("line", "answered"),
+    [
+        (b"GET http://elsewhere?a=b", b"No operation GET /."),
+        (b"GET http://elsewhere", b"No operation GET /."),
+        (b"OPTIONS *", b"No operation OPTIONS *."),
+    ],
+)
+def test_targets_without_a_path_are_valid(stage: Stage, line: bytes, answered: bytes) -> None:
+    """An absolute target may lack its path (RFC 9112 3.2.2), and OPTIONS may ask about the server (3.2.4)."""
+    with stage.socket() as sock:
+        sock.sendall(line + b" HTTP/1.1\r\nHost: x\r\n\r\n" + GOOD.replace(b"Host:", b"Connection: close\r\nHost:"))
+        answer = read_answer(sock, to_end=True)
+
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert answered in answer
+    assert b"HTTP/1.1 200" in answer
+
+
+@pytest.mark.parametrize("line", [b"GET *", b"OPTIONS **", b"GET http://elsewhere#a", b"GET elsewhere:80"])
+def test_other_targets_are_refused(stage: Stage, line: bytes) -> None:
+    with stage.socket() as sock:
+        sock.sendall(line + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert read_answer(sock, to_end=True).startswith(b"HTTP/1.1 400")
+
+
 def test_reset_in_every_phase_leaves_nothing_behind(stage: Stage) -> None:
     """A reset after any byte leaves nothing behind."""
     for cut in range(0, len(GOOD), 5):

@@ -80,6 +80,7 @@ def test_the_first_of_several_endpoints_answers(make_stage: MakeStage) -> None:
     assert requests.get(f"{stage.proxy.runtime_url}/info", timeout=60).json()["model_id"] == "first"
 
 
+@pytest.mark.parametrize("route", ["generate", ""])
 @pytest.mark.parametrize(
     ("behave", "status", "code", "kind", "message"),
     [
@@ -93,12 +94,12 @@ def test_the_first_of_several_endpoints_answers(make_stage: MakeStage) -> None:
     ],
 )
 def test_an_instances_error_has_tgis_form(
-    stage: Stage, behave: Behaviour, status: int, code: str, kind: str, message: str
+    stage: Stage, route: str, behave: Behaviour, status: int, code: str, kind: str, message: str
 ) -> None:
     """Its status, code and message, and the type by which huggingface_hub chooses an exception."""
     stage.a.behave = stage.b.behave = behave
 
-    answer = post(stage)
+    answer = post(stage, route)
 
     assert (answer.status_code, set(answer.json())) == (status, {"error", "error_type"})
     assert (answer.json()["error_type"], message in answer.json()["error"]) == (kind, True)
@@ -106,13 +107,14 @@ def test_an_instances_error_has_tgis_form(
     assert answer.headers["x-torchmoor-request-id"]
 
 
-def test_the_proxys_errors_have_tgis_form(make_stage: MakeStage) -> None:
+@pytest.mark.parametrize("route", ["generate", ""])
+def test_the_proxys_errors_have_tgis_form(make_stage: MakeStage, route: str) -> None:
     stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=1000))
 
-    forged = post(stage, X_Amzn_SageMaker_Session_Id=make_session_id("a")[:-1])
-    long = post(stage, body=bytes(1001))
+    forged = post(stage, route, X_Amzn_SageMaker_Session_Id=make_session_id("a")[:-1])
+    long = post(stage, route, body=bytes(1001))
     set_down(stage)
-    down = post(stage)
+    down = post(stage, route)
 
     answers = {each.status_code: each.json()["error_type"] for each in (forged, long, down)}
     assert answers == {400: "validation", 413: "validation", 503: "overloaded"}

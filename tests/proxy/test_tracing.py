@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -81,11 +81,15 @@ def attributes(span: Span) -> dict[str, Any]:
 
 def post(stage: Stage, headers: dict[str, str]) -> str:
     """Send a request; return the traceparent that its instance received."""
+    return head_at_instance(stage, headers)["traceparent"]
+
+
+def head_at_instance(stage: Stage, headers: dict[str, str]) -> Mapping[str, str]:
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/invocations", b"{}", headers)
     assert connection.getresponse().read() == b"{}"
     received = [request for fake in stage.instances.values() for request in fake.received]
-    return max(received, key=lambda r: r.headers["x-torchmoor-request-id"]).headers["traceparent"]
+    return max(received, key=lambda r: r.headers["x-torchmoor-request-id"]).headers
 
 
 def test_invocation_is_a_span_of_its_callers_trace(stage: Stage, collector: Collector) -> None:
@@ -127,6 +131,15 @@ def test_request_without_a_trace_begins_one(stage: Stage, collector: Collector) 
     assert [given[3:35] for given in (first, second)] == [span.trace_id.hex() for span in spans]
     assert spans[0].trace_id != spans[1].trace_id
     assert [span.parent_span_id for span in spans] == [b"", b""]
+
+
+@pytest.mark.parametrize("parents", [{}, {"traceparent": "nonsense"}])
+def test_a_new_trace_has_no_tracestate(stage: Stage, collector: Collector, parents: dict[str, str]) -> None:
+    """Without a valid traceparent, the tracestate belongs to no trace (W3C Trace Context 3.3)."""
+    head = head_at_instance(stage, {**parents, "tracestate": "other=1"})
+
+    assert collector.get()
+    assert "tracestate" not in head
 
 
 def test_tracestate_that_is_none_is_not_logged(

@@ -322,7 +322,7 @@ def test_tgis_routes_answer_its_clients(fleet: Fleet) -> None:
     assert events.headers["content-type"] == "text/event-stream"
     assert len(events.text.splitlines()) == 2 * len(tokens)
     assert (server.health_check(), server.get_endpoint_info()["model_id"]) == (True, "llava")
-    for client in (whole, streamed):
+    for client in (whole, streamed, InferenceClient(fleet.runtime, timeout=90)):
         with pytest.raises(ValidationError, match="best_of"):
             client.text_generation(text, best_of=3)
 

@@ -37,6 +37,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _NEUTRAL: Neutral = {
     "functions": (lambda v: v == [], "absent: use 'tools'"),
     "function_call": (lambda v: v == "none", "absent: use 'tool_choice'"),
+    "prediction": (lambda v: isinstance(v, dict) and v.get("type") == "content", "a prediction of the content"),
     "modalities": (lambda v: v == ["text"], 'absent or ["text"]'),
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
@@ -49,7 +50,11 @@ _FIELDS |= {TEMPLATE_FIELD, *TOOL_FIELDS}
 _FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect here
 _FIELDS |= {"sagemaker_base_url"}  # LiteLLM's own setting, which it also sends
 _MESSAGE_FIELDS = {"role", "content", "name"}
-_OWN_MESSAGE_FIELDS = {"assistant": {"tool_calls", "reasoning_content"}, "tool": {"tool_call_id"}}  # of one role
+_UNREAD_FIELDS = {"annotations", "parsed"}  # of an answer that a client sends again; OpenAI's `parse` adds `parsed`
+_OWN_MESSAGE_FIELDS = {  # of one role
+    "assistant": {"tool_calls", "reasoning_content", "refusal", *_UNREAD_FIELDS},
+    "tool": {"tool_call_id"},
+}
 
 
 def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
@@ -123,7 +128,8 @@ def _message(given: Any, where: str) -> Message:
     content = given.get("content")
     if not content and calls:
         return Message(_ROLES[role], (), calls, reasoning=reasoning)
-    return Message(_ROLES[role], _content(content, role, f"{where}.content"), calls, call_id, reasoning)
+    field = "refusal" if not content and "refusal" in fields else "content"
+    return Message(_ROLES[role], _content(given.get(field), role, f"{where}.{field}"), calls, call_id, reasoning)
 
 
 def _content(given: Any, role: str, where: str) -> tuple[Part, ...]:
@@ -157,6 +163,8 @@ def _part(given: Any, role: str, where: str) -> Part:
         raise InvalidRequest(f"{where} must be an object", param=where)
     if given.get("type") == "text":
         return _text(given.get("text"), f"{where}.text")
+    if given.get("type") == "refusal" and role == "assistant":
+        return _text(given.get("refusal"), f"{where}.refusal")
     if (kind := given.get("type")) in ("input_audio", "audio_url", "video_url"):
         allowed = "texts and images, which may be a video's frames" if kind == "video_url" else "texts and images"
         raise UnsupportedMedia(f"{where}: {kind} is not supported: a message may have {allowed}", param=where)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import is_int, is_unicode, names, read_flag
+from handlers.chat.checks import is_int, is_number, is_unicode, names, read_flag
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.parameters import OPENAI_NAMES, check_parameter
 from handlers.errors import HandlerError, InvalidRequest
@@ -16,6 +16,8 @@ from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
+LEAST_TOP_P = 1e-9  # leaves the likeliest token, as OpenAI's 0 does
+NUM_SEEDS = 2**63  # that are not negative
 DONE = b"data: [DONE]\n\n"  # the end of a complete stream
 
 Neutral = Mapping[str, tuple[Callable[[Any], bool], str]]
@@ -77,13 +79,23 @@ def read_include_usage(given: Mapping[str, Any], is_streaming: bool) -> bool:
     return read_flag(options, "include_usage")
 
 
+def in_own_range(name: str, value: Any) -> Any:
+    """Return a value that OpenAI's API allows, and other dialects do not, as one with the same effect."""
+    if name == "stop" and isinstance(value, str):
+        return [value]
+    if name == "top_p" and is_number(value) and value == 0:
+        return LEAST_TOP_P
+    if name == "seed" and is_int(value) and -NUM_SEEDS <= value < 0:
+        return value + NUM_SEEDS
+    return value
+
+
 def read_sampling(given: Mapping[str, Any], fields: Mapping[str, str] = OPENAI_NAMES) -> dict[str, Any]:
     """Return the values of Parameters that a body gives. fields: of Parameters, by their names in the body."""
     values: dict[str, Any] = {}
     for called, name in fields.items():
         if called in given:
-            value = [given[called]] if name == "stop" and isinstance(given[called], str) else given[called]
-            values[name] = check_parameter(name, value, f"'{called}'")
+            values[name] = check_parameter(name, in_own_range(name, given[called]), f"'{called}'")
             if name == "max_new_tokens":
                 values["length_field"] = called
     return values

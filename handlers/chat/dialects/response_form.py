@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -303,8 +303,14 @@ def find_item(items: Sequence[Mapping[str, Any]], text: str) -> int | None:
     return next((i for i, item in enumerate(items) if place and read_item_id(item["id"]) == place), None)
 
 
-def show_page(items: list[dict[str, Any]], query: ItemQuery) -> dict[str, Any]:
-    """Return a page of items as OpenAI's list object. Raises InvalidRequest if `after` is not one of them."""
+def show_page(
+    items: list[dict[str, Any]], query: ItemQuery, deleted: Collection[tuple[int, int]] = ()
+) -> dict[str, Any]:
+    """Return a page of items as OpenAI's list object. Raises InvalidRequest if `after` is not one of them.
+
+    deleted: number and place of items that are not shown; `after` may be one of them, because clients delete items
+    while they list them.
+    """
     ordered = items if query.is_ascending else items[::-1]
     start = 0
     if query.after:
@@ -312,8 +318,15 @@ def show_page(items: list[dict[str, Any]], query: ItemQuery) -> dict[str, Any]:
         if last is None:
             raise InvalidRequest("'after' must be the id of one of these items", param="after")
         start = last + 1
-    page = ordered[start : start + query.limit]
-    return show_list(page, has_more=start + len(page) < len(ordered))
+    left = ordered[start:]
+    if deleted:
+        left = [item for item in left if _place_of(item) not in deleted]
+    return show_list(left[: query.limit], has_more=len(left) > query.limit)
+
+
+def _place_of(item: Mapping[str, Any]) -> tuple[int, int] | None:
+    place = read_item_id(item["id"])
+    return None if place is None else (place.number, place.item)
 
 
 def show_list(items: list[dict[str, Any]], *, has_more: bool = False) -> dict[str, Any]:

@@ -48,6 +48,8 @@ _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 _UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options"}  # have no effect here
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = {LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url"}  # the others have no effect
+_INCLUDED |= {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources"}
+_INCLUDED |= {"code_interpreter_call.outputs", "computer_call_output.output.image_url"}
 
 # Fields with few valid values: the check, and the description of valid values for an error.
 _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -327,7 +329,7 @@ def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": [_show_tool(tool) for tool in given.get("tools", [])],
         "top_logprobs": given.get("top_logprobs", 0),
-        "top_p": 1.0 if parameters.top_p is None else parameters.top_p,
+        "top_p": 1.0 if parameters.top_p is None else float(given["top_p"]),
         "truncation": given.get("truncation", "disabled"),
         "usage": None,
         "user": _read_label(given, "user") or None,

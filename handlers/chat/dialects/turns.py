@@ -23,8 +23,7 @@ def join_session(incoming: Incoming, request: Generate) -> Generate | Ask | Open
     parts, history, results = _question(request)
     text = "".join(part.text for part in parts if isinstance(part, TextPart))
     if results:
-        if images_of([part for result in results for part in result.parts]):
-            raise InvalidRequest("the result of a tool has text only in a session", param="messages")
+        parts = tuple(part for result in results for part in result.parts)
         text = write_results(results)
     if not text.strip():
         raise InvalidRequest("a turn of a session needs a question; images alone are added with add_images")

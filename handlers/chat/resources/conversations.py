@@ -53,7 +53,8 @@ class Conversations:
         """Return a conversation, one of its items, or a page of them."""
         with self.found(command.caller, command.conversation_id) as session:
             if command.page is not None:
-                return show_page(_items(session, command.included), command.page)
+                items = _items(session, command.included, has_deleted=True)
+                return show_page(items, command.page, session.deleted_items)
             if command.item_id:
                 return _find_item(session, command.item_id, command.included)
             return show_conversation(session)
@@ -98,8 +99,8 @@ def show_conversation(session: Session) -> dict[str, Any]:
     return {"id": conversation_id(session.id.text), **(session.resource or {})}
 
 
-def _items(session: Session, included: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return all items, the oldest first. included: what to show besides."""
+def _items(session: Session, included: Collection[str] = (), *, has_deleted: bool = False) -> list[dict[str, Any]]:
+    """Return all items, the oldest first. included: what to show besides. has_deleted: with the deleted ones."""
     shown: list[dict[str, Any]] = []
     for number in session.order:
         event = session.entries[number - 1]
@@ -112,7 +113,7 @@ def _items(session: Session, included: Collection[str] = ()) -> list[dict[str, A
         shown += [
             item
             for place, item in enumerate(show_items([*asked, *answered], session.id.text, number))
-            if (number, place) not in session.deleted_items
+            if has_deleted or (number, place) not in session.deleted_items
         ]
     return shown
 

@@ -214,14 +214,14 @@ class Generation:
         num_matched = self._cache.match(keys, self._adapter.version)
         kept = self._question.restore(keys)
         self._is_restored = kept > num_matched
-        params = self._parameters.sampling(max_new_tokens, self._grammar)
+        params = self._with_seed(self._parameters.sampling(max_new_tokens, self._grammar))
         check_supported(params, self._parts.engine.capabilities)
         begun = self._reply.continuation
         if self._is_marked and (params.is_plain or self._parts.engine.capabilities.can_resume):
             params = self._mark(prompt, params, kept)
-            self._parameters = replace(self._parameters, seed=params.seed)
         elif begun is not None:
             raise TurnConflict("this worker's engine cannot continue the answer that another one has begun")
+        self._parameters = replace(self._parameters, seed=params.seed)
         self._given = () if begun is None else [token.id for token in begun.tokens]
         if len(self._given) >= max_new_tokens:
             raise TurnConflict("the answer that is to be continued has already reached its maximum length")
@@ -238,6 +238,12 @@ class Generation:
             adapter=self._adapter.adapter,
         )
 
+    def _with_seed(self, params: SamplingParams) -> SamplingParams:
+        """Draw the seed of a sampled answer whose request has none, if the engine's sampler needs one anyway."""
+        if not params.do_sample or params.seed is not None or not self._parts.engine.capabilities.can_resume:
+            return params
+        return replace(params, seed=draw_seed())
+
     def _mark(self, prompt: Prompt, params: SamplingParams, num_cached: int) -> SamplingParams:
         """Mark the answer for continuation by another worker, or check that this worker can continue it.
 
@@ -249,8 +255,7 @@ class Generation:
         digest = digest_of(f"{about} {self._adapter.version}".rstrip(), prompt)
         start = self._writer.start
         if start is None:
-            seed = draw_seed() if params.do_sample and params.seed is None else params.seed
-            start = self._writer.start = AnswerStart(self._reply.received_at, seed, num_cached, digest)
+            start = self._writer.start = AnswerStart(self._reply.received_at, params.seed, num_cached, digest)
         elif start.digest != digest:
             raise TurnConflict("the answer began with another model or prompt and cannot be continued here")
         return replace(params, seed=start.seed)

@@ -271,7 +271,8 @@ def test_openai_parameters_are_mapped() -> None:
     found = chat(
         max_tokens=3, max_completion_tokens=4, temperature=1, top_p=0.5, seed=7, stop="END", n=1, user="u",
         presence_penalty=0, frequency_penalty=0.0, stream=True, stream_options={"include_usage": True}, logprobs=True,
-        response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"}, top_k=3, min_p=0.05,
+        response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"},
+        prediction={"type": "content", "content": "x"}, top_k=3, min_p=0.05,
         verbosity="medium", prompt_cache_retention="24h", prompt_cache_options={"mode": "implicit"},
         sagemaker_base_url="http://127.0.0.1", min_tokens=2, ignore_eos=True,
     )  # fmt: skip
@@ -292,6 +293,52 @@ def test_openai_parameters_are_mapped() -> None:
     )
     assert found.is_streaming
     assert (found.form.has_usage, found.form.has_logprobs) == (True, True)
+
+
+def test_openais_whole_range_of_numbers_is_read() -> None:
+    """OpenAI's top_p begins at 0, which leaves the likeliest token, and its seeds may be negative."""
+    least = chat(top_p=0, temperature=2, seed=-(2**63)).parameters
+    found = [chat(seed=seed).parameters.seed for seed in (-1, -2, 0)]
+
+    assert 0 < least.top_p < 1e-6
+    assert least.seed == 0
+    assert len(set(found)) == 3
+    assert min(found) == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "no", "annotations": [{"type": "url_citation"}], "parsed": {"a": 1}},
+        {"content": None, "refusal": "no"},
+        {"refusal": "no"},
+        {"content": "", "refusal": "no"},
+        {"content": [{"type": "refusal", "refusal": "no"}]},
+    ],
+)
+def test_an_answer_may_be_sent_again_as_a_client_has_it(message: dict[str, Any]) -> None:
+    """OpenAI's `parse` adds a field to the message; a refusal is read as text."""
+    asked = {"role": "user", "content": "x"}
+
+    found = command({"messages": [asked, {"role": "assistant", **message}, asked]})
+
+    assert [part.text for part in found.messages[1].parts] == ["no"]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": "x", "refusal": "no"}, "messages[0]"),
+        ({"role": "assistant", "refusal": 1}, "messages[0].refusal"),
+        ({"role": "assistant", "content": [{"type": "refusal"}]}, "messages[0].content[0].refusal"),
+    ],
+)
+def test_a_refusal_is_a_text_of_an_assistant(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        command({"messages": [message]})
+
+    assert refused.value.param == param
 
 
 def test_answers_have_ids_and_a_model_of_their_own() -> None:
@@ -325,7 +372,9 @@ def test_answers_have_ids_and_a_model_of_their_own() -> None:
         ("stream", "true"),
         ("stream_options", {"include_usage": True}),
         ("temperature", -1),
-        ("top_p", 0),
+        ("top_p", -0.1),
+        ("seed", -(2**63) - 1),
+        ("prediction", {"type": "image"}),
         ("max_tokens", 0),
         ("seed", "x"),
         ("stop", ["a"] * 17),

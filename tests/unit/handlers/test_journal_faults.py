@@ -248,10 +248,10 @@ def test_a_sweep_takes_no_operation_its_connection(redis_server: RedisServer) ->
     """With as many operations in flight as the settings allow, the sweep has a connection of its own."""
     address = read_redis_address(urlsplit(redis_server.url))
     assert address is not None
-    client = redis_scripts.connect(address, JournalSettings(max_in_flight=2))
+    client = redis_connection.connect(address, JournalSettings(max_in_flight=2))
     held = [client.connection_pool.get_connection() for _ in range(2)]
 
-    assert RedisScripts(client).run("return 1", []) == 1
+    assert RedisConnection(client).run("return 1", []) == 1
     for connection in held:
         client.connection_pool.release(connection)
     client.close()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from handlers.chat.answer_parts import AnswerMessage, AnswerReader
+from handlers.chat.messages import result_messages
 from handlers.chat.tools import constrain, read_tools
 from handlers.engine.contract import GrammarText
 from handlers.engine.grammar import GrammarCompiler, GrammarFailed
@@ -25,6 +26,7 @@ from handlers.models.loader import load_model
 from handlers.settings.grammar import GrammarSettings
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_completion import chat, events, user
+from tests.unit.handlers.test_chat_service import data_url
 
 HERMES = AnswerStyle(call=CALL, knows_tools=True)
 WEATHER = {
@@ -66,6 +68,8 @@ def call_of(answer: Any) -> Any:
     [
         ("required", {"weather", "paint"}),
         ({"type": "function", "function": {"name": "paint"}}, {"paint"}),
+        ({"function": {"name": "paint"}}, {"paint"}),  # TGI's forms
+        ("weather", {"weather"}),
         (
             {
                 "type": "allowed_tools",
@@ -203,6 +207,33 @@ def test_chat_completion_in_a_session_brings_results(client: Any) -> None:
 
     assert alone.status == whole.status == 200, whole.body
     assert [message["role"] for message in client.session(session).messages][:3] == ["user", "assistant", "tool"]
+
+
+def test_results_in_a_session_may_have_images(client: Any, red: Any, blue: Any) -> None:
+    """Each result has its own images, before its text; an image that was added before precedes the first result."""
+    session = client.open()
+    header = {"x-amzn-sagemaker-session-id": session}
+    client.call(chat(user("Weather?"), tools=TOOLS, tool_choice="required", **SAMPLED), header)
+    client.call({"type": "add_images", "session_id": session, "images": [data_url(blue)]})
+    results = [
+        {"role": "tool", "tool_call_id": "a", "content": "one"},
+        {"role": "tool", "tool_call_id": "b", "content": user("two", red)["content"]},
+    ]
+
+    answered = client.call(chat(*results, tools=TOOLS), header)
+
+    assert answered.status == 200, answered.body
+    held = client.session(session).messages
+    assert [[part["type"] for part in each["content"]] for each in held[2:4]] == [["image", "text"]] * 2
+    assert [each["tool_call_id"] for each in held[2:4]] == ["a", "b"]
+    assert len(client.session(session).images) == 2
+
+
+@pytest.mark.parametrize("text", ['[["a", "x", 2]]', '[["a", "x", -1]]', '[["a", "x", "1"]]', '[["a", 1]]', "[]", "{"])
+def test_damaged_results_are_refused(text: str) -> None:
+    """As the journal may have them."""
+    with pytest.raises(InvalidRequest):
+        result_messages(text, 1)
 
 
 @pytest.mark.parametrize("results", [[], [{}], [{"tool_call_id": "1"}], [{"tool_call_id": "1", "content": 5}], "x"])

@@ -74,17 +74,16 @@ class DataPlaneApplication:
         self.pages = WebPageGuard(listen.host, listen.allowed_hosts, listen.allowed_origins)
         self._cors = Cors(listen.allowed_origins)
         container_api = ContainerApi(dispatchers, pass_through)
+        tgi_api = TgiApi(dispatchers, pass_through, container_api)
         own_pages = WebPageGuard(listen.host, listen.allowed_hosts)
         self._finders: list[Callable[[bytes, bytes], Handler | None]] = [
             self._openai.find_handler,
             self.runtime.find_handler,
             TorchServeApi(dispatchers, pass_through).find_handler,
             container_api.find_handler,
-            TgiApi(dispatchers, pass_through, container_api).find_handler,
+            tgi_api.find_handler,
             lambda method, path: None if self.metrics is None else self.metrics.find_handler(method, path),
-            ControlApi(
-                dispatchers, control, own_pages, container_api.invoke_root, is_guarded=gate is not None
-            ).find_handler,
+            ControlApi(dispatchers, control, own_pages, tgi_api.answer_root, is_guarded=gate is not None).find_handler,
             OpenInferenceApi(dispatchers).find_handler,
             find_reference,
         ]

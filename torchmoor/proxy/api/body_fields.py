@@ -12,6 +12,7 @@ import re
 from torchmoor.errors import WrongModel
 
 MAX_VALUE_BYTES = 512  # of a value that is not a text
+MAX_CHECKED_BYTES = 16_384
 MAX_TOKENS = 20_000  # brackets and strings before `model`; three times as many as the most messages need
 
 # The text between two tokens. Numbers and short strings in values are skipped by the pattern, not by Python's loop.
@@ -80,6 +81,19 @@ def find_model(body: bytes) -> str | None:
     if model is None:
         raise WrongModel("`model` is not a valid JSON string.")
     return model
+
+
+def describe_json_problem(body: bytes) -> str:
+    """Return a sentence, after a space, if a short body is not valid JSON; else an empty text."""
+    if not 0 < len(body) <= MAX_CHECKED_BYTES:
+        return ""
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as error:
+        return f" The body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}."
+    except (ValueError, RecursionError):
+        return " The body is not valid JSON."
+    return ""
 
 
 def _end_of_string(body: bytes, start: int) -> int:

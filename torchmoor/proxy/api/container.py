@@ -1,30 +1,25 @@
 """The dialect of SageMaker's containers: GET /ping and POST /invocations, for the first endpoint.
 
-TGI's clients send the bodies of /invocations to the path / instead, or to TGI's other routes (tgi.py).
+TGI's clients send the bodies of /invocations to TGI's routes instead (tgi.py).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 from torchmoor.errors import ApiError, ServiceUnavailable
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import Operation
-from torchmoor.proxy.api.other_services import find_service, refuse_unknown
 from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.replies import LOOKING, Handler, container_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.http.field_names import CONTENT_TYPE
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 
 PING = b"/ping"
 INVOCATIONS = b"/invocations"
 
-_JSON = re.compile(rb"application/json[ \t]*(?:;|$)", re.IGNORECASE)
-_SERVICES = ("", "sagemaker")  # for which such requests may be signed
 _HEALTHY = Reply(200)
 _UNHEALTHY = Reply(503)
 
@@ -45,16 +40,6 @@ class ContainerApi:
         """Answer 200 while an instance is ready, or if no instance has to be; the body is empty."""
         endpoints = self._dispatchers.registry.endpoints()
         return _HEALTHY if not endpoints or endpoints[0].can_serve() else _UNHEALTHY
-
-    def invoke_root(self, request: Request, request_id: bytes) -> Invocation | Reply:
-        """Answer a POST to / that names no operation of AWS's control plane.
-
-        JSON is answered as at /invocations, unless it is signed for another service. AWS's protocols have other types
-        of content on this path.
-        """
-        if _JSON.match(request.find(CONTENT_TYPE) or b"") is None or find_service(request) not in _SERVICES:
-            return refuse_unknown(request, request_id)
-        return self._invoke(request, request_id)
 
     def _invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass a request to an instance; the answer keeps the instance's own form."""

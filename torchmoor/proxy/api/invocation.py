@@ -20,7 +20,6 @@ from torchmoor.proxy.dispatch.callers import CallerLease
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.model_use import ModelUse
-from torchmoor.proxy.dispatch.observer import TRACEPARENT
 from torchmoor.proxy.dispatch.record import RequestRecord, begin_record, complete_record, record_place
 from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS
@@ -36,7 +35,6 @@ from torchmoor.wire.session_ids import SessionId
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 PREFILL_TOKENS = receipt.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
-_TRACE_FIELDS = frozenset((TRACEPARENT,))
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
 
@@ -219,7 +217,9 @@ class Invocation:
         self._sent_at = self._sent_at if self._status else monotonic()
         request, operation, dialect = self.request, self.operation, self._dialect
         trace_line = b"" if self._observation is None else self._observation.trace_line
-        held_back = dialect.held_back | _TRACE_FIELDS if trace_line else dialect.held_back
+        held_back = dialect.held_back
+        if self._observation is not None:
+            held_back |= self._observation.replaced_fields
         if self.chosen.instance.batches_sequences:
             held_back |= SEQUENCE_FIELDS
         if given:

@@ -9,6 +9,8 @@ from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.answer import Answer, WatchedAnswer
 from torchmoor.proxy.http.message import Request
 
+NO_FIELDS: frozenset[bytes] = frozenset()
+
 logger = logging.getLogger(__name__)
 
 
@@ -25,6 +27,11 @@ class Observation:
     def trace_line(self) -> bytes:
         """The header line that replaces the client's traceparent; b"" if the request is not traced."""
         return b"" if self._trace is None else self._trace.line
+
+    @property
+    def replaced_fields(self) -> frozenset[bytes]:
+        """The names of the client's fields that do not reach the instance, because the request has its own trace."""
+        return NO_FIELDS if self._trace is None else self._trace.replaced
 
     def watch(self, answer: Answer) -> Answer:
         """Measure an answer while it is sent to the client."""

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from torchmoor.errors import ApiError, BodyTooLarge, ValidationError, WrongModel
 from torchmoor.proxy.api.affinity_keys import find_affinity, has_header
 from torchmoor.proxy.api.begin_invocation import begin_invocation
-from torchmoor.proxy.api.body_fields import find_model
+from torchmoor.proxy.api.body_fields import describe_json_problem, find_model
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.api.openai_by_body import OpenAIByBody
@@ -80,7 +80,7 @@ class OpenAIApi:
                 return self._choose(request, request_id, _CHOOSING[subpath])
             if request.method in LOOKING and (subpath == _MODELS or subpath.startswith(_MODELS + b"/")):
                 wanted = unquote(subpath[len(_MODELS) + 1 :].decode("latin-1"))
-                return list_models(endpoints, wanted)
+                return list_models(endpoints, wanted, request_id)
             if subpath in TASKS and request.method == b"POST":
                 return self._ask_model(request, request_id, TASKS[subpath])
             resource = subpath.partition(b"/")[0]
@@ -236,6 +236,7 @@ class OpenAIApi:
             raise WrongModel(
                 f"There are several endpoints: name one as `model`, within the first {num_read} "
                 "bytes of the body, or use the base URL of one, /endpoints/NAME/openai/v1."
+                f"{describe_json_problem(body)}"
             )
         for endpoint in endpoints:
             if endpoint.name == model:

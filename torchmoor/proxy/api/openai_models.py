@@ -9,6 +9,7 @@ from torchmoor.errors import UnknownModel, UnknownOperation, ValidationError, Wr
 from torchmoor.proxy.api.body_fields import find_model
 from torchmoor.proxy.api.members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.api.replies import json_reply
+from torchmoor.proxy.http.field_names import OPENAI_REQUEST_ID
 from torchmoor.proxy.http.message import Reply
 from torchmoor.proxy.instances.registry import Endpoint
 
@@ -17,14 +18,15 @@ _OF_ONE = ("chat.completions", "completions", "responses")
 _OF_MANY = ("chat.completions", "completions", "embeddings", "rerank")  # each of its models can do one of these
 
 
-def list_models(endpoints: Sequence[Endpoint], wanted: str) -> Reply:
+def list_models(endpoints: Sequence[Endpoint], wanted: str, request_id: bytes) -> Reply:
     """List the models, or describe one. Raises UnknownModel."""
+    fields = ((OPENAI_REQUEST_ID, request_id),)
     models = [model for endpoint in endpoints for model in _describe(endpoint)]
     if not wanted:
-        return json_reply(200, {"object": "list", "data": models})
+        return json_reply(200, {"object": "list", "data": models}, fields)
     for model in models:
         if model["id"] == wanted:
-            return json_reply(200, model)
+            return json_reply(200, model, fields)
     for endpoint in endpoints:
         adapter = wanted.removeprefix(f"{endpoint.name}/")
         if endpoint.settings.has_adapters and adapter not in ("", wanted):

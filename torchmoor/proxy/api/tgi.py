@@ -1,14 +1,15 @@
 """The routes of Text Generation Inference (TGI), for the first endpoint.
 
-POST /generate, /generate_stream
+POST /generate, /generate_stream, /
 GET  /info, /health
 
-The bodies are those with `inputs` of /invocations, and are not changed: a header names the route to the instance. TGI's
-path / is in container.py.
+The bodies are those of /invocations, and are not changed. A header names the first two routes to the instance. The path
+/ also belongs to AWS's control plane (control_operation.py).
 """
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 from torchmoor import __version__
@@ -16,19 +17,23 @@ from torchmoor.errors import ApiError, ModelError
 from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.other_services import find_service, refuse_unknown
 from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, PassThrough, PassThroughDialect, explain
 from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID
+from torchmoor.proxy.http.field_names import CONTENT_TYPE, ERROR_CODE, REQUEST_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
 
 HEALTH = b"/health"
+ROOT = b"/"
 _INFO = b"/info"
 _ROUTES = {"Generate": headers.GENERATE, "GenerateStream": headers.GENERATE_STREAM}
 _OVERLOADED = frozenset((429, 503, 507))
+_JSON = re.compile(rb"application/json[ \t]*(?:;|$)", re.IGNORECASE)
+_SERVICES = ("", "sagemaker")  # for which requests to / may be signed
 
 
 class TgiApi:
@@ -37,19 +42,28 @@ class TgiApi:
     def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough, container: ContainerApi) -> None:
         self._dispatchers = dispatchers
         self._container = container
+        dialects = {ROOT: RootDialect(), **{b"/" + r.encode(): RouteDialect(name, r) for name, r in _ROUTES.items()}}
         self._generating = {
-            b"/" + route.encode(): dispatchers.registry.map_served(
-                partial(pass_through.make_operation, dialect=TgiDialect(name, route))
-            )
-            for name, route in _ROUTES.items()
+            path: dispatchers.registry.map_served(partial(pass_through.make_operation, dialect=dialect))
+            for path, dialect in dialects.items()
         }
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
-        if method == b"POST" and path in self._generating:
+        if method == b"POST" and path != ROOT and path in self._generating:
             return self._generate
         if method in LOOKING and path == HEALTH:
             return self._container.ping
         return self._describe if method in LOOKING and path == _INFO else None
+
+    def answer_root(self, request: Request, request_id: bytes) -> Invocation | Reply:
+        """Answer a POST to / that names no operation of AWS's control plane.
+
+        JSON is answered as at /invocations, unless it is signed for another service. AWS's protocols have other types
+        of content on this path.
+        """
+        if _JSON.match(request.find(CONTENT_TYPE) or b"") is None or find_service(request) not in _SERVICES:
+            return refuse_unknown(request, request_id)
+        return self._generate(request, request_id)
 
     def _generate(self, request: Request, request_id: bytes) -> Invocation | Reply:
         operations = self._generating[request.path]
@@ -64,8 +78,18 @@ class TgiApi:
         return json_reply(200, {"model_id": endpoint.name, "router": "torchmoor", "version": __version__})
 
 
-class TgiDialect(PassThroughDialect):
+class RootDialect(PassThroughDialect):
     """Answers are forwarded unchanged; every error becomes TGI's error object."""
+
+    def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
+        return _error_reply(error, request_id)
+
+    def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
+        return _explain if head.status >= 300 else super().answer(head, request_id)
+
+
+class RouteDialect(RootDialect):
+    """The same, for a route that the instance must know."""
 
     names_sessions_in_body = False
 
@@ -75,12 +99,6 @@ class TgiDialect(PassThroughDialect):
 
     def added_lines(self, request: Request) -> bytes:
         return self._line
-
-    def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
-        return _error_reply(error, request_id)
-
-    def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
-        return _explain if head.status >= 300 else super().answer(head, request_id)
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:

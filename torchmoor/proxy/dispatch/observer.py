@@ -7,7 +7,7 @@ from typing import Protocol
 from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.message import Reply, Request
 
-TRACEPARENT = b"traceparent"  # W3C Trace Context
+TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"  # W3C Trace Context
 
 
 class Trace(Protocol):
@@ -16,6 +16,11 @@ class Trace(Protocol):
     @property
     def line(self) -> bytes:
         """Return the header line that replaces the client's own on the way to the instance."""
+        ...
+
+    @property
+    def replaced(self) -> frozenset[bytes]:
+        """Return the names of the client's fields that do not reach the instance."""
         ...
 
 

@@ -27,7 +27,8 @@ MAX_AT_ONCE = 16  # requests that are read from one piece before other connectio
 _END = b"\r\n\r\n"
 _LINE_ENDS = b"\r\n"
 _LINE = re.compile(rb"(GET|POST|PUT|HEAD|DELETE|OPTIONS|PATCH) ([\x21-\xff]+) HTTP/1\.([01])")
-_ORIGIN = re.compile(rb"https?://[A-Za-z0-9._\-:\[\]]+(?=/|\Z)", re.IGNORECASE)
+_ORIGIN = re.compile(rb"https?://[A-Za-z0-9._\-:\[\]]+(?=[/?]|\Z)", re.IGNORECASE)
+_OF_THE_SERVER = b"OPTIONS", b"*"  # a request about no path: RFC 9110 9.3.7
 _BEGINNING = re.compile(rb"[A-Z]{1,7}(?: |\Z)")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
@@ -41,7 +42,7 @@ def _read_request_line(find_handler: Callable[[bytes, bytes], Any], line: bytes)
     if match is None:
         raise BadMessage(400, "Not a valid HTTP request.")
     url = match[2]
-    if not url.startswith(b"/"):
+    if not url.startswith(b"/") and (match[1], url) != _OF_THE_SERVER:
         origin = _ORIGIN.match(url)
         if origin is None:
             raise BadMessage(400, "The request's target must be a path.")

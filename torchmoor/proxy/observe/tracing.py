@@ -24,12 +24,13 @@ from opentelemetry.util.types import AttributeValue
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS
 from torchmoor.proxy.api.runtime import RuntimeDialect, StreamDialect
-from torchmoor.proxy.dispatch.observer import TRACEPARENT, Trace
+from torchmoor.proxy.dispatch.observer import TRACEPARENT, TRACESTATE, Trace
 from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.message import Request
 
 EXPORT_TIMEOUT_S = 5.0
-TRACESTATE = b"tracestate"
+_OF_A_CHILD = frozenset((TRACEPARENT,))
+_OF_A_ROOT = frozenset((TRACEPARENT, TRACESTATE))
 ENDPOINT = "/endpoints/{EndpointName}"
 ROUTES = {
     RuntimeDialect.operation_name: f"{ENDPOINT}/invocations",
@@ -44,10 +45,12 @@ logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
 class SpanTrace:
     """A Trace (see torchmoor.proxy.dispatch.observer) that is an open span."""
 
-    __slots__ = ("span",)
+    __slots__ = ("replaced", "span")
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, *, is_child: bool) -> None:
+        """is_child: the client's traceparent is the span's parent, so the client's tracestate is valid, too."""
         self.span = span
+        self.replaced = _OF_A_CHILD if is_child else _OF_A_ROOT
 
     @property
     def trace_id(self) -> str:
@@ -56,7 +59,7 @@ class SpanTrace:
 
     @property
     def line(self) -> bytes:
-        """This span as the traceparent. The tracestate of other systems passes unchanged."""
+        """This span as the traceparent. In the client's trace, the tracestate of other systems passes unchanged."""
         own = self.span.get_span_context()
         return b"traceparent: 00-%032x-%016x-%02x\r\n" % (own.trace_id, own.span_id, own.trace_flags)
 
@@ -90,7 +93,8 @@ class Tracing:
             context = self._propagator.extract(carrier)
         began = time.time_ns() - int((monotonic() - request.received_at) * 1e9)
         name = request.method.decode("latin-1")
-        return SpanTrace(self._tracer.start_span(name, context, kind=SpanKind.SERVER, start_time=began))
+        span = self._tracer.start_span(name, context, kind=SpanKind.SERVER, start_time=began)
+        return SpanTrace(span, is_child=bool(context))
 
     def end(self, trace: Trace, record: RequestRecord) -> None:
         """Close the span with the request's result."""

@@ -83,13 +83,6 @@ CONTAINER = Group(
             headers=_TURN,
             is_body_required=False,
         ),
-        post(
-            "/",
-            "invokeRoot",
-            "Ask the first endpoint's model, as TGI's clients do.",
-            Body(schema=common_schemas.ANY_FORM, types=("application/json",)),
-            headers=_TURN,
-        ),
         get(
             "/models",
             "listLoadedModels",
@@ -134,6 +127,13 @@ TGI = Group(
             json_body(tgi_schemas.GENERATE),
             headers=_TURN,
             answers=answer(tgi_schemas.EVENTS, EVENT_STREAM),
+        ),
+        post(
+            "/",
+            "invokeRoot",
+            "Ask the first endpoint's model, as TGI's clients do.",
+            Body(schema=common_schemas.ANY_FORM, types=("application/json",)),
+            headers=_TURN,
         ),
         get("/info", "info", "Get the first endpoint's name.", answers=answer(tgi_schemas.INFO)),
         get("/health", "health", "Is the first endpoint healthy? Needs no credentials.", answers=EMPTY_ANSWER),

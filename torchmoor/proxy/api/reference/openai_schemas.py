@@ -40,8 +40,16 @@ FOR_TEMPLATE: dict[str, Schema] = {
 }
 _EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max"]}
 REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
+_WIDER = {  # than in other dialects
+    "top_p": sampling_parameters.NumberRange(0, 1),
+    "seed": sampling_parameters.NumberRange(-(2**63), 2**63 - 1, is_whole=True),
+}
 SAMPLING: dict[str, Schema] = {
     **{name: row.schema for name, row in sampling_parameters.SAMPLING_NUMBERS.items() if row.is_openai},
+    **{
+        name: {**numbers.schema, "description": sampling_parameters.SAMPLING_NUMBERS[name].help}
+        for name, numbers in _WIDER.items()
+    },
     "ignore_eos": FLAG,
     "stop": TEXTS,
 }
