@@ -224,12 +224,20 @@ class EngineContract:
     def test_a_cancelled_answer_ends_within_a_step(self, contender: Contender) -> None:
         """The last event of a cancelled answer has the error; answers beside it continue."""
         expected = contender.answer("Which shape is this?", max_new_tokens=40)
-        asked = contender.ask("Hello there", max_new_tokens=200, **ENDLESS)
+        tester, is_cancelled = threading.get_ident(), threading.Event()
+
+        def pause(number: int) -> bool:
+            if number == 2 and threading.get_ident() != tester:
+                is_cancelled.wait(DEADLINE_S)
+            return False
+
+        asked = contender.ask("Hello there", max_new_tokens=200, is_enough=pause, **ENDLESS)
         beside = contender.ask("Which shape is this?", max_new_tokens=40)
         asked.wait(num_events=2)
         error = InternalError("cancelled by the test")
 
         asked.cancel(error)
+        is_cancelled.set()
         asked.wait()
 
         assert asked.events[-1].error is error
