@@ -193,14 +193,5 @@ def test_a_conversation_gets_named_items_with_their_images(clients: list[Client]
     assert ask(other, "POST responses", {"model": "llava", "input": [name_of(items[0])]}, "bob").status == 404
 
 
-def test_in_a_session_a_tools_result_has_text_only(client: Client, red: Image.Image) -> None:
-    picture = {"type": "image_url", "image_url": {"url": data_url(red)}}
-    message = {"role": "tool", "tool_call_id": "call_x", "content": [TEXT, picture]}
-
-    answer = client.call({"messages": [message]}, {wire.SESSION_ID: client.open()})
-
-    assert (answer.status, answer.json["error"]["param"]) == (400, "messages")
-
-
 def png_of(image: Image.Image) -> bytes:
     return base64.b64decode(data_url(image).partition(",")[2])
