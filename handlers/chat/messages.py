@@ -137,16 +137,18 @@ def result_messages(text: str, num_images: int) -> list[dict[str, Any]]:
     Raises InvalidRequest.
     """
     try:
-        rows = [(call_id, said, sum(counts)) for call_id, said, *counts in json.loads(text)]
+        rows = [(call_id, said, counts or [0]) for call_id, said, *counts in json.loads(text)]
     except (ValueError, TypeError, RecursionError):
         raise InvalidRequest("the results of tools are not a list of pairs") from None
     if not rows or not all(isinstance(call_id, str) and isinstance(said, str) for call_id, said, _ in rows):
         raise InvalidRequest("the results of tools are not texts")
-    num_added = num_images - sum(count for _, _, count in rows)
-    if num_added < 0 or any(count < 0 for _, _, count in rows):
+    if not all(len(counts) == 1 and isinstance(counts[0], int) and counts[0] >= 0 for _, _, counts in rows):
+        raise InvalidRequest("the results of tools do not count their images")
+    num_added = num_images - sum(count for _, _, (count,) in rows)
+    if num_added < 0:
         raise InvalidRequest("the results of tools have other images")
     messages = []
-    for call_id, said, count in rows:
+    for call_id, said, (count,) in rows:
         message = Message(TOOL, (TextPart(said),), call_id=call_id).for_template()
         message["content"] = [{"type": "image"}] * (count + num_added) + message["content"]
         messages.append(message)

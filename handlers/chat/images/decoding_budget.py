@@ -42,16 +42,17 @@ class DecodingBudget:
         return {"bytes": self.used_bytes, "capacity_bytes": self.max_bytes}
 
     @contextmanager
-    def lease(self, num_bytes: int, check: Callable[[], None]) -> Iterator[None]:
+    def lease(self, num_bytes: int, check: Callable[[], None], held_bytes: int = 0) -> Iterator[None]:
         """Hold a share of the budget; wait for it if other images hold too much.
 
-        check: raises if the request is cancelled; called while the image waits. Raises ImageTooLarge for more than
-        the whole budget, OutOfMemory after `max_wait_s`.
+        check: raises if the request is cancelled; called while the image waits. held_bytes: of the budget, which the
+        request holds until its end, so that waiting for them would be in vain. Raises ImageTooLarge for more than the
+        rest of the budget, OutOfMemory after `max_wait_s`.
         """
-        if num_bytes > self.max_bytes:
-            raise ImageTooLarge(
-                f"the image takes {num_bytes} bytes of memory to decode, more than {self.max_bytes}; send a smaller one"
-            )
+        most = self.max_bytes - held_bytes
+        if num_bytes > most:
+            advice = "send a smaller one, or fewer at once" if held_bytes else "send a smaller one"
+            raise ImageTooLarge(f"the image takes {num_bytes} bytes of memory to decode, more than {most}; {advice}")
         self.take(num_bytes, check)
         try:
             yield

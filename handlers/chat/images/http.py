@@ -63,12 +63,16 @@ class _Deadline:
 
     @contextlib.contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Let the block take as long as it takes. Raises ImageUnreachable after it if the time is over."""
-        self._is_stuck = True
+        """Let the block take as long as it takes. Raises ImageUnreachable before or after it if the time is over."""
+        self._is_stuck = True  # before the check, so that `_end` reports a block that begins at the deadline
         try:
+            self._check()
             yield
         finally:
             self._is_stuck = False
+        self._check()
+
+    def _check(self) -> None:
         if self.is_over:
             raise _late()
 

@@ -45,11 +45,13 @@ def decoded(
     budget: DecodingBudget,
     check: Callable[[], None],
     side: int | None = None,
+    held_bytes: int = 0,
 ) -> Iterator[Image.Image]:
     """Decode to RGB, upright, transparency on white; the first frame of an animation.
 
     side: the length to which a preprocessor then scales the shorter side. Much larger images are reduced while they are
-    decoded, since the preprocessor would drop most pixels anyway. None: decode at full size.
+    decoded, since the preprocessor would drop most pixels anyway. None: decode at full size. held_bytes: as for
+    `DecodingBudget.lease`.
 
     The image is valid and holds its share of the memory budget until the end of the `with` block. Raises the BadImage
     family, OutOfMemory, and what `check` raises while the image waits for its share.
@@ -64,7 +66,7 @@ def decoded(
             factor = _reduce(opened, side)
             width, height = _reduced(opened.size, factor)
             num_bytes = opened.width * opened.height * DECODED_BYTES_PER_PIXEL + width * height * RGB_BYTES_PER_PIXEL
-            held.enter_context(budget.lease(max(num_bytes, _decoder_bytes(opened) + extra), check))
+            held.enter_context(budget.lease(max(num_bytes, _decoder_bytes(opened) + extra), check, held_bytes))
             image = _to_rgb(opened, factor)
         del opened  # WebP's decoder keeps pixels
         held.callback(image.close)  # before the share is returned, although the caller still has the image

@@ -67,10 +67,10 @@ class ImageLoader:
         return data
 
     def decoded(
-        self, data: bytes, check: Callable[[], None], side: int | None = None
+        self, data: bytes, check: Callable[[], None], side: int | None = None, held_bytes: int = 0
     ) -> AbstractContextManager[Image.Image]:
         """Decode to RGB within the worker's memory budget; see `image_decoding.decoded`."""
-        return image_decoding.decoded(data, self._settings, self.decoding, check, side)
+        return image_decoding.decoded(data, self._settings, self.decoding, check, side, held_bytes)
 
     def _fetch_from_s3(self, url: str, reply: PendingReply) -> bytes:
         with self._lock:

@@ -39,15 +39,17 @@ class ImageClassification:
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"top_k": int, "function_to_apply": str})
         inputs = []
+        held_bytes = 0
         references = as_list(request.inputs, self._settings.max_inputs)
         for reference in references:
             if not isinstance(reference, bytes | str):
                 raise InvalidRequest("'inputs' must be an image: base64, a data URL or an address", param="inputs")
             reply.raise_if_cancelled()
             data = self.intake.read(reference, reply)
-            with self.intake.decoded(data, reply.raise_if_cancelled, self._side) as image:
+            with self.intake.decoded(data, reply.raise_if_cancelled, self._side, held_bytes) as image:
                 pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0]
             self._hold(pixels, len(references), reply)
+            held_bytes += pixels.nbytes
             inputs.append(
                 Input(pixels, pixels.shape[-1] * pixels.shape[-2] // PIXELS_PER_TOKEN + 1, tuple(pixels.shape))
             )

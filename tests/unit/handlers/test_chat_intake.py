@@ -559,6 +559,18 @@ def test_a_name_server_that_does_not_answer_ends_at_the_total_timeout(web: WebSe
     assert not web.requests
 
 
+def test_no_name_is_looked_up_after_the_end(web: WebServer) -> None:
+    """A look-up that began after the deadline would keep its client waiting, because nothing reports it."""
+    names: list[str] = []
+    reply = PendingReply(lambda: None)
+    reply.cancel()
+
+    with pytest.raises(ImageUnreachable, match="in time"):
+        intake(lambda host, port: names.append(host) or ["127.0.0.1"]).read(web.url(host="late.example"), reply)
+
+    assert not names
+
+
 def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:
     """A silent peer is disconnected at the read time-out."""
     web.routes["/mute"] = lambda connection: connection.recv(1)

@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 from handlers.chat.images.loader import ImageLoader
+from handlers.chat.sessions.session_images import SessionImages
+from handlers.chat.sessions.store import SessionStore
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
@@ -447,16 +449,16 @@ def test_no_memory_for_a_pictures_pixels(
     assert len(client.service.images) == 0
 
 
-@pytest.mark.parametrize("step", ["open", "add_images"])
+@pytest.mark.parametrize(("part", "step"), [(SessionStore, "open"), (SessionImages, "add")])
 def test_an_opening_that_fails_for_any_reason_holds_no_picture(
-    make_client: Any, red: Any, step: str, monkeypatch: pytest.MonkeyPatch
+    make_client: Any, red: Any, part: Any, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = make_client()
 
     def fail(*args: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(client.service.store, step, fail)
+    monkeypatch.setattr(part, step, fail)
 
     assert client.call({"type": "start_session", "images": [data_url(red)]}).error == "InternalError"
     assert len(client.service.images) == 0

@@ -229,7 +229,19 @@ def test_results_in_a_session_may_have_images(client: Any, red: Any, blue: Any) 
     assert len(client.session(session).images) == 2
 
 
-@pytest.mark.parametrize("text", ['[["a", "x", 2]]', '[["a", "x", -1]]', '[["a", "x", "1"]]', '[["a", 1]]', "[]", "{"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[["a", "x", 2]]',
+        '[["a", "x", -1]]',
+        '[["a", "x", "1"]]',
+        '[["a", "x", 1.0]]',
+        '[["a", "x", 2, -1]]',
+        '[["a", 1]]',
+        "[]",
+        "{",
+    ],
+)
 def test_damaged_results_are_refused(text: str) -> None:
     """As the journal may have them."""
     with pytest.raises(InvalidRequest):

@@ -464,10 +464,27 @@ def test_pixels_count_until_their_picture_is_classified(tmp_path: Path, load: Lo
     may_run.set()
 
     assert whole(answered).status == 200
-    assert budget.used_bytes == 0
+    wait_until(lambda: budget.used_bytes == 0, "those of the answered request do not either")
     status, message = error(model, {"inputs": [encoded] * 4})
     assert (status, budget.used_bytes) == (400, 0)
     assert "the pixels of 4 images take 49152 bytes, more than 36864 (handler.intake.decoding_bytes)" in message
+
+
+def test_a_picture_that_cannot_be_decoded_beside_the_pixels_before_it(tmp_path: Path, load: Load) -> None:
+    """It would wait for memory that its own request holds, and keep others from decoding meanwhile."""
+    model = load(
+        save_checkpoint(tmp_path, "ViTForImageClassification"),
+        intake=IntakeSettings(decoding_bytes=2 * 3 * 32 * 32 * 4),
+    )
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, "PNG")
+    small, large = (base64.b64encode(each).decode() for each in (picture(1), file.getvalue()))
+
+    assert ask(model, [large, small])
+    status, message = error(model, {"inputs": [small, large]})
+
+    assert status == 413
+    assert "send a smaller one, or fewer at once" in message
 
 
 @pytest.mark.parametrize(
