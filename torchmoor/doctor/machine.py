@@ -92,7 +92,7 @@ def check_processors(plan: FleetPlan) -> Iterator[Finding]:
     number: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if (allowed := cgroups.processors()) is not None:
         number = min(number, allowed)
-    found = f"{number:.3g} for {_instances(plan)} and the proxy"
+    found = f"{round(number, 2):g} for {_instances(plan)} and the proxy"
     remedy = "fewer --instances, unless they work on GPUs"
     yield expect(plan.num_instances <= number, "processors", found, remedy, Level.WARNING)
 
