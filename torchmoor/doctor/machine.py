@@ -50,7 +50,7 @@ def available_memory(meminfo: Path, left: int | None) -> tuple[int | None, str]:
         free = None
     if left is None or (free is not None and free <= left):
         return free, ""
-    return left, " to this container"
+    return left, " to this container or service"
 
 
 def check_disk(plan: FleetPlan) -> Iterator[Finding]:

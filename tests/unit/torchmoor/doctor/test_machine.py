@@ -78,8 +78,8 @@ def test_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
     meminfo.write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
 
     assert available_memory(meminfo, None) == available_memory(meminfo, 9 * MIB) == (2 * MIB, "")
-    assert available_memory(meminfo, 4096) == (4096, " to this container")
-    assert available_memory(tmp_path / "none", 4096) == (4096, " to this container")
+    assert available_memory(meminfo, 4096) == (4096, " to this container or service")
+    assert available_memory(tmp_path / "none", 4096) == (4096, " to this container or service")
     assert available_memory(tmp_path / "none", None) == (None, "")
 
 
