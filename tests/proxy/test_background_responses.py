@@ -198,6 +198,7 @@ def test_an_endpoint_without_a_queue_refuses(make_stage: MakeStage) -> None:
             {"status": "failed", "message": "too many tokens"},
             "FAILED",
         ),
+        (answering(400, body=b"[" * 10_000), {"status": "failed", "message": "[" * 10_000}, "FAILED"),
         (refusing(409, "ResponseCancelled", "cancelled"), {"status": "cancelled"}, "CANCELLED"),
     ],
 )

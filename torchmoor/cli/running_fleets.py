@@ -61,8 +61,10 @@ class FleetRecord:
 
 def state_folder() -> Path:
     """Return the folder of records and logs. Raises TorchmoorError for a user without a home."""
-    folder = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    if not os.path.isabs(folder):  # a relative one would be another in each working directory
+    folder = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(folder):  # XDG: ignored
+        folder = os.path.expanduser("~/.local/state")
+    if not os.path.isabs(folder):
         raise TorchmoorError("this user has no home directory: set HOME, or XDG_STATE_HOME to an absolute path")
     return Path(folder, "torchmoor")
 

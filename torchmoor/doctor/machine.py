@@ -50,7 +50,7 @@ def available_memory(meminfo: Path, left: int | None) -> tuple[int | None, str]:
         free = None
     if left is None or (free is not None and free <= left):
         return free, ""
-    return left, " to this container"
+    return left, " to this container or service"
 
 
 def check_disk(plan: FleetPlan) -> Iterator[Finding]:
@@ -92,7 +92,7 @@ def check_processors(plan: FleetPlan) -> Iterator[Finding]:
     number: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if (allowed := cgroups.processors()) is not None:
         number = min(number, allowed)
-    found = f"{number:.3g} for {_instances(plan)} and the proxy"
+    found = f"{round(number, 2):g} for {_instances(plan)} and the proxy"
     remedy = "fewer --instances, unless they work on GPUs"
     yield expect(plan.num_instances <= number, "processors", found, remedy, Level.WARNING)
 

@@ -157,12 +157,14 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
     A file that it replaces passes on its permissions.
     """
-    target = path.resolve()
+    target = Path(os.path.realpath(path))  # Path.resolve raises RuntimeError for a link to itself
     partial = target.with_name(f".{uuid4().hex}.partial")
+    permissions = target.stat().st_mode & 0o777 if target.exists() else None
+    descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if permissions is None else permissions)
     try:
-        with partial.open("xb") as file:
-            if target.exists():
-                partial.chmod(target.stat().st_mode & 0o777)
+        with os.fdopen(descriptor, "wb") as file:
+            if permissions is not None:  # the umask may have taken some
+                partial.chmod(permissions)
             yield file
             file.flush()
             os.fsync(file.fileno())

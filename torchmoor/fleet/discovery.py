@@ -136,9 +136,10 @@ class Discovery:
             return self._on_failure(entry, str(error))
         targets, hosts = answer.targets, answer.hosts
         if settings.record != "SRV":
-            known = {each.address.host: each for each in self._known(settings.dns_name).values()}
-            hosts = tuple(sorted(hosts, key=lambda host: host not in known)[: settings.max_instances])
-            doubtful = {host for host, each in known.items() if not each.is_serving}
+            known = self._known(settings.dns_name).values()
+            kept = {each.address.host for each in known}
+            hosts = tuple(sorted(hosts, key=lambda host: host not in kept)[: settings.max_instances])
+            doubtful = {each.address.host for each in known if not each.is_serving}
             targets = await entry.names.find_targets(hosts, settings.port, doubtful=doubtful)
         if not self._is_current(entry):
             return 0.0

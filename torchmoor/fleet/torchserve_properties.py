@@ -52,6 +52,7 @@ _LINE_END = re.compile(r"\r\n?|\n")
 _CONTINUED = re.compile(r"(?<!\\)(\\\\)*\\$")  # by the next line
 _PAIR = re.compile(r"([^=:\s]*)\s*[=:]?\s*(.*)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 # Names of AWS's toolkit for the same keys.
 TOOLKIT = {
     "SAGEMAKER_MODEL_SERVER_WORKERS": "default_workers_per_model",
@@ -125,7 +126,11 @@ def _read_pairs(text: str) -> Iterator[tuple[str, str]]:
         while _CONTINUED.search(line):
             line = line[:-1] + next(lines, "").lstrip(_BLANKS)
         key, value = _PAIR.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches every line
-        yield key, _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[2], value).strip()
+        yield key, _ESCAPED.sub(_unescape, value).strip()
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return chr(int(match[1], 16)) if match[1] else _CONTROLS.get(match[2], match[2])
 
 
 def _property(name: str, key: str, text: str) -> str:

@@ -97,6 +97,35 @@ def test_a_file_may_have_the_longest_name(tmp_path: Path, name: str) -> None:
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"answer")]
 
 
+def test_an_incomplete_result_is_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader who opened the incomplete file before its permissions were set would see what is written later."""
+    output = tmp_path / "answer.json"
+    output.touch(mode=0o600)
+    modes: list[int] = []
+    chmod = Path.chmod
+
+    def note(path: Path, mode: int) -> None:
+        modes.append(path.stat().st_mode & 0o777)
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", note)
+    with open_output(output) as file:
+        file.write(b"answer")
+
+    assert modes == [0o600]
+
+
+def test_a_link_to_itself_is_replaced(tmp_path: Path) -> None:
+    """It leads to no file that could get the result."""
+    output = tmp_path / "link"
+    output.symlink_to(output)
+
+    with open_output(output) as file:
+        file.write(b"answer")
+
+    assert (output.is_symlink(), output.read_bytes()) == (False, b"answer")
+
+
 def test_a_pipe_gets_a_result_as_it_arrives(tmp_path: Path) -> None:
     """A pipe is written to, not replaced by a file."""
     pipe = tmp_path / "pipe"

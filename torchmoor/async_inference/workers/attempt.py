@@ -229,6 +229,6 @@ def _message_in(text: str) -> str:
     """Return the message of an error of OpenAI's form; the whole text if it has another form."""
     try:
         message = json.loads(text)["error"]["message"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return text
     return str(message)

@@ -98,6 +98,14 @@ def test_an_output_of_logs_that_cannot_be_written_is_told(
     assert (ended.returncode, ended.stderr) == (status, said)
 
 
+def test_a_relative_folder_of_states_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As XDG's specification says: it would be another folder in each working directory."""
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    monkeypatch.setenv("HOME", "/home/someone")
+
+    assert state_folder() == Path("/home/someone/.local/state/torchmoor")
+
+
 def test_a_user_without_a_home_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's numeric user may have no home. Its fleet runs without a record, and no folder is named `~`."""
     monkeypatch.delenv("XDG_STATE_HOME")

@@ -109,6 +109,16 @@ def test_a_configuration_file_is_read_as_java_reads_it(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("sign", ["t", "n", "r", "f"])
+def test_an_escaped_control_character_is_refused_as_an_unescaped_one(tmp_path: Path, sign: str) -> None:
+    r"""Java reads `\t` as a tab, not as the letter t."""
+    file = tmp_path / "config.properties"
+    file.write_text(f"allowed_urls=https://a\\{sign}b\n")
+
+    with pytest.raises(ConfigError, match="must be one line of text"):
+        read_environment({"TS_CONFIG_FILE": str(file)})
+
+
 def test_an_instance_has_the_hosts_name_unless_it_is_told_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance is named after its host, such as the pod llava-0, in a form that session ids can contain."""
     monkeypatch.setattr("socket.gethostname", lambda: "Node_7.Example.ORG")

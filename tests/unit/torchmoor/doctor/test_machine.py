@@ -78,8 +78,8 @@ def test_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
     meminfo.write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
 
     assert available_memory(meminfo, None) == available_memory(meminfo, 9 * MIB) == (2 * MIB, "")
-    assert available_memory(meminfo, 4096) == (4096, " to this container")
-    assert available_memory(tmp_path / "none", 4096) == (4096, " to this container")
+    assert available_memory(meminfo, 4096) == (4096, " to this container or service")
+    assert available_memory(tmp_path / "none", 4096) == (4096, " to this container or service")
     assert available_memory(tmp_path / "none", None) == (None, "")
 
 
@@ -101,3 +101,15 @@ def test_more_instances_than_processors_is_a_warning(make_plan: MakePlan) -> Non
     """More instances than processors are only a warning, because on GPUs this may be intended."""
     assert [finding.level for finding in check_processors(make_plan(num_instances=10_000))] == [Level.WARNING]
     assert [finding.level for finding in check_processors(make_plan())] == [Level.OK]
+
+
+@pytest.mark.parametrize(("allowed", "shown"), [(None, "1536"), (0.25, "0.25"), (1.3333, "1.33"), (2.0, "2")])
+def test_the_number_of_processors_is_readable(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, allowed: float | None, shown: str
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(1536))
+    monkeypatch.setattr("torchmoor.doctor.cgroups.processors", lambda: allowed)
+
+    [found] = check_processors(make_plan())
+
+    assert found.found.startswith(f"{shown} for ")
