@@ -17,7 +17,7 @@ from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_images import SessionImages
 from handlers.chat.sessions.store import SessionStore
-from handlers.errors import BadImage, ContextTooLong, HandlerError, InvalidRequest, SessionClosed
+from handlers.errors import BadImage, ContextTooLong, InvalidRequest, SessionClosed
 from handlers.journal.event import Event
 
 
@@ -125,7 +125,7 @@ class SessionRecorder:
             self._images.share(image)
         try:
             self._session_images.add(session, images)
-        except HandlerError:
+        except BaseException:
             for image in images:
                 self._images.release(image)
             raise

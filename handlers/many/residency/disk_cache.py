@@ -153,7 +153,10 @@ class DiskCache:
             return self._lease(entry, is_new=True)
 
     def make_room(self, num_bytes: int) -> None:
-        """Reserve bytes, and delete models without a lease for them. Raises OutOfDisk, and deletes none, in vain."""
+        """Reserve bytes, and delete models without a lease for them.
+
+        Raises OutOfDisk, and deletes none, if the bytes of all of them do not suffice.
+        """
         while (victim := self._reserve(num_bytes)) is not None:
             shutil.rmtree(victim.home, ignore_errors=True)
             with self._lock:

@@ -63,7 +63,7 @@ class ImageClassification:
         return TaskWork(inputs, finish)
 
     def _hold(self, pixels: Tensor, number: int, reply: PendingReply) -> None:
-        """Count an image's pixels until the answer's end: a small image has as many as a large one.
+        """Count an image's pixels, as they are scaled for the model, until the answer's end.
 
         number: of the request's images. Raises InvalidRequest if they cannot fit together, OutOfMemory.
         """

@@ -464,6 +464,23 @@ def test_an_opening_that_fails_for_any_reason_holds_no_picture(
     assert len(client.service.images) == 0
 
 
+def test_a_branch_that_fails_for_any_reason_holds_no_picture(
+    make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make_client()
+    sid = client.open(data_url(red))
+    client.answer(sid, "what is it?", **SHORT)
+
+    def fail(*args: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(SessionImages, "add", fail)
+
+    assert client.call({"type": "branch_session", "session_id": sid, "turns": 1}).error == "InternalError"
+    client.call({"type": "close_session", "session_id": sid})
+    assert len(client.service.images) == 0
+
+
 # Conversations longer than the context
 
 

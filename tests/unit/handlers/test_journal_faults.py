@@ -244,7 +244,7 @@ def test_events_that_valkey_has_lost_are_missed(redis_server: RedisServer) -> No
 
 
 @pytest.mark.redis
-def test_a_sweep_takes_no_operation_its_connection(redis_server: RedisServer) -> None:
+def test_a_sweep_does_not_take_the_connection_of_an_operation(redis_server: RedisServer) -> None:
     """With as many operations in flight as the settings allow, the sweep has a connection of its own."""
     address = read_redis_address(urlsplit(redis_server.url))
     assert address is not None

@@ -168,8 +168,8 @@ def test_a_scan_that_repeats_keys_counts_them_once(store: Store, monkeypatch: py
     once = store.journal.used_bytes
     scan, cursors = redis_connection.RedisConnection.scan, iter([1, 2, 0])
 
-    def repeat(scripts: Any, cursor: int, pattern: str) -> tuple[int, list[str]]:
-        _, keys = scan(scripts, 0, pattern)
+    def repeat(connection: Any, cursor: int, pattern: str) -> tuple[int, list[str]]:
+        _, keys = scan(connection, 0, pattern)
         return next(cursors), keys * 2
 
     monkeypatch.setattr(redis_connection.RedisConnection, "scan", repeat)

@@ -27,6 +27,7 @@ from handlers.settings.grammar import GrammarSettings
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_completion import chat, events, user
 from tests.unit.handlers.test_chat_service import data_url
+from torchmoor.proxy.api.reference import openai_schemas
 
 HERMES = AnswerStyle(call=CALL, knows_tools=True)
 WEATHER = {
@@ -85,6 +86,7 @@ def call_of(answer: Any) -> Any:
 def test_answer_that_must_call_calls(client: Any, choice: Any, names: set[str]) -> None:
     """The answer is one call that fits the tool's schema, whatever the model prefers; the stream has the same call."""
     body = chat(user("Weather?"), tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, **SAMPLED)
+    jsonschema.validate(choice, openai_schemas.CHAT["properties"]["tool_choice"])
 
     whole = call_of(client.call(body))
     streamed = [event["choices"][0] for event in events(client.call({**body, "stream": True}).body)]

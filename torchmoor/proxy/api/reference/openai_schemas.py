@@ -31,6 +31,7 @@ _MESSAGE = record(
     tool_calls={"type": "array", "items": _CALL},
     tool_call_id=TEXT,
     reasoning_content=TEXT,
+    refusal=or_null(TEXT),
 )
 FOR_TEMPLATE: dict[str, Schema] = {
     "tools": {"type": "array", "items": record(("type", "function"), type={"const": "function"}, function=FUNCTION)},
@@ -38,6 +39,7 @@ FOR_TEMPLATE: dict[str, Schema] = {
     "parallel_tool_calls": FLAG,
     "chat_template_kwargs": {"type": "object", "maxProperties": 16},
 }
+_CHOICE: Schema = {**TEXT, "description": "none, auto, required, or the name of a function"}
 _EFFORT: Schema = {"enum": ["none", "minimal", "low", "medium", "high", "xhigh", "max"]}
 REASONING = record(effort=_EFFORT, summary={"enum": ["auto", "concise", "detailed"]})
 _WIDER = {  # than in other dialects
@@ -73,7 +75,7 @@ CHAT = record(
     reasoning=REASONING,
     reasoning_effort=_EFFORT,
     metadata=LABELS,
-    **FOR_TEMPLATE,
+    **{**FOR_TEMPLATE, "tool_choice": {"oneOf": [_CHOICE, {"type": "object"}]}},
     **SAMPLING,
     **AFFINITY,
 )
