@@ -34,7 +34,9 @@ option.model_loading_timeout=900
 option.model_id={model_id}
 option.paged_attention=true
 """
-BODY = {"inputs": "<s><|user|>What is in the image?<|end|><|assistant|>", "parameters": {"max_new_tokens": 16}}
+# So long that a busy machine does not send it in one part.
+PARAMETERS = {"max_new_tokens": 400, "ignore_eos": True}
+BODY = {"inputs": "<s><|user|>What is in the image?<|end|><|assistant|>", "parameters": PARAMETERS}
 
 
 def read_stream(endpoint, body):
