@@ -12,6 +12,8 @@ import boto3
 from torchmoor.clients.errors import AsyncInferenceFailed, AsyncInferenceTimedOut
 from torchmoor.clients.langchain import SagemakerAsyncEndpoint
 
+LONG = {"max_new_tokens": 900, "ignore_eos": True}  # so that the client's first look comes before the answer
+
 
 def refusal(call):
     try:
@@ -35,7 +37,7 @@ def main(address, prompt, s3="null"):
         "stopped": llm.invoke(prompt, stop=["circle"], max_new_tokens=16),
         "several": asyncio.run(several(llm, prompt)),
         "failed": refusal(lambda: llm.invoke(prompt, temperature=-1)),
-        "timed_out": refusal(lambda: SagemakerAsyncEndpoint(**arguments, max_wait=1e-9).invoke(prompt)),
+        "timed_out": refusal(lambda: SagemakerAsyncEndpoint(**arguments, max_wait=1e-9).invoke(prompt, **LONG)),
     }
     print(json.dumps(told))
 
