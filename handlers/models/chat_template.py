@@ -182,6 +182,7 @@ class _Controls:
         """Put a space into each control string.
 
         A text that the tokenizer's normalizer would turn into one, such as full-width letters, is normalized, too.
+        Raises InvalidRequest if a space does not help, because the normalizer removes it.
         """
         if self._pattern is None:
             return text
@@ -189,9 +190,9 @@ class _Controls:
         for _ in range(MAX_ROUNDS):
             normal = self._normalize(disarmed)
             if self._pattern.search(normal) is None:
-                break
+                return disarmed
             disarmed = self._pattern.sub(_space, normal)
-        return disarmed
+        raise InvalidRequest("a text has marks of turns that this model's tokenizer cannot tell from its own")
 
     def _normalize(self, text: str) -> str:
         """Return what the tokenizer makes of a text before it looks for tokens."""

@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 _BLANKS = " \t\f"
 _LINE_END = re.compile(r"\r\n?|\n")
 _CONTINUED = re.compile(r"(?<!\\)(\\\\)*\\$")  # by the next line
-_PAIR = re.compile(r"([^=:\s]*)\s*[=:]?\s*(.*)", re.DOTALL)
+_SEPARATOR = re.compile(r"\s*[=:]\s*|\s+")
 _ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 # Names of AWS's toolkit for the same keys.
@@ -125,7 +125,7 @@ def _read_pairs(text: str) -> Iterator[tuple[str, str]]:
             continue
         while _CONTINUED.search(line):
             line = line[:-1] + next(lines, "").lstrip(_BLANKS)
-        key, value = _PAIR.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches every line
+        key, value = [*_SEPARATOR.split(line, maxsplit=1), ""][:2]
         yield key, _ESCAPED.sub(_unescape, value).strip()
 
 

@@ -195,6 +195,17 @@ def test_a_mark_that_is_no_token_is_not_made_by_a_normalizer(checkpoint: Path) -
     assert template.disarm("\uff3bINS] \ud800") == "\uff3bINS] \ud800"
 
 
+def test_a_mark_that_a_normalizer_always_makes_is_refused(checkpoint: Path) -> None:
+    """No space can disarm a text for a tokenizer that removes spaces."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace(" ", "")
+    template = ChatTemplate(SimpleNamespace(chat_template=None), tokenizer, "llama")
+
+    assert template.disarm("a b") == "a b"
+    with pytest.raises(InvalidRequest, match="marks of turns"):
+        template.disarm("a [/INST]")
+
+
 def test_many_control_tokens_cost_no_more_than_few() -> None:
     """Hostile text costs as much with hundreds of similar control tokens as with two."""
 

@@ -1,6 +1,7 @@
 """A journal's directory with a budget: when it is full, new sessions are refused and open ones continue."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,25 @@ def test_an_expired_session_frees_its_space_between_full_sweeps(tmp_path: Path, 
     assert 100_000 < journal.used_bytes < 150_000
     assert not (tmp_path / "journal" / ID).exists()
     assert len(journal.read(OTHER_ID)) == 1
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_expired_sessions_stop_counting_although_a_sweep_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    journal = make_journal(tmp_path)
+    for sid in (ID, OTHER_ID):
+        journal.append(sid, 0, Event(kind="open"), ANYONE)
+
+    def fail(path: Path) -> Any:
+        raise OSError("the disk does not answer")
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(OSError, match="the disk") if is_full else nullcontext():
+        journal.sweep(EXPIRES_AT + 1, is_full=is_full)
+
+    assert journal.num_sessions == 1
 
 
 def test_a_new_session_is_removed_before_the_next_full_sweep(tmp_path: Path) -> None:
