@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import click
 
 from torchmoor.clients.errors import AdminRefused, AdminUnreachable, CallFailed, CredentialsRefused, EndpointUnreachable
 from torchmoor.errors import TorchmoorError
+from torchmoor.run.log import discard_unwritten
 
 
 class ExitStatus(IntEnum):
@@ -51,12 +51,12 @@ def reported_by_exit_status() -> Iterator[None]:
     except UnicodeEncodeError as error:
         raise click.ClickException(_explain(error)) from error
     except BrokenPipeError:
-        _forget_output()
+        discard_unwritten(sys.stdout)
         raise click.exceptions.Exit(ExitStatus.BROKEN_PIPE) from None
     except OSError as error:
         if error.errno not in UNWRITABLE:
             raise
-        _forget_output()
+        discard_unwritten(sys.stdout)
         raise click.ClickException(f"{error.filename or 'the output'} cannot be written: {error.strerror}") from error
     except (KeyboardInterrupt, click.Abort):
         click.echo(err=True)  # the terminal has shown ^C
@@ -83,13 +83,3 @@ def status_of(error: Exception) -> ExitStatus:
     if isinstance(error, (AdminRefused, CredentialsRefused)):
         return ExitStatus.REFUSED
     return ExitStatus.FAILED
-
-
-def _forget_output() -> None:
-    """Discard buffered output, so that Python reports no error when it exits."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # not a file
-        return
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), descriptor)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -166,12 +165,6 @@ def show(found: Mapping[str, Any], lines: Callable[[], Any], *, as_json: bool) -
     else:
         for line in lines():
             click.echo(line)
-
-
-def report_progress(line: str) -> None:
-    """Print a step that has begun or ended. A failed write is ignored, since a fleet outlives its terminal."""
-    with suppress(OSError):
-        click.echo(f"torchmoor: {line}", err=True)
 
 
 def report_warning(line: str) -> None:

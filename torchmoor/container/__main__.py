@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import uvloop
@@ -18,7 +17,7 @@ import uvloop
 from torchmoor.container import instance, serve
 from torchmoor.container.environment import read_environment
 from torchmoor.errors import TorchmoorError
-from torchmoor.run.log import start_log
+from torchmoor.run.log import report, start_log
 
 ROLES = {"serve": serve.run, "instance": instance.run}
 
@@ -35,20 +34,14 @@ def main(arguments: list[str]) -> int:
     try:
         environment = read_environment(os.environ)
         start_log(environment.log_level)
-        uvloop.run(ROLES[role](environment, _report))
+        uvloop.run(ROLES[role](environment, report))
     except TorchmoorError as error:
-        _report(f"error: {error}")
+        report(f"error: {error}")
         return 1
     except OSError as error:
-        _report(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        report(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return 1
     return 0
-
-
-def _report(line: str) -> None:
-    """Print a line. A failed write is ignored, since the instances outlive the reader of the log."""
-    with suppress(OSError):
-        print(f"torchmoor: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import click
 import uvloop
 
 from torchmoor.cli.exit_status import is_of_output
-from torchmoor.cli.options import log_level_option, no_auth_option, report_progress, report_warning
+from torchmoor.cli.options import log_level_option, no_auth_option, report_warning
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.settings import ProxySettings
-from torchmoor.run.log import start_log
+from torchmoor.run.log import report, start_log
 from torchmoor.run.serve import check as check_config
 from torchmoor.run.serve import run
 
@@ -52,7 +52,7 @@ def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
         if check:
             click.echo(check_config(config, given=given_settings(), is_open=no_auth, warn=report_warning))
             return
-        uvloop.run(run(config, given=given_settings(), is_open=no_auth, report=report_progress, announce=click.echo))
+        uvloop.run(run(config, given=given_settings(), is_open=no_auth, report=report, announce=click.echo))
     except OSError as error:
         if is_of_output(error):
             raise

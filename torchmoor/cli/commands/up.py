@@ -11,13 +11,13 @@ import uvloop
 
 from torchmoor.cli.background import detach, end_announcement
 from torchmoor.cli.exit_status import is_of_output
-from torchmoor.cli.options import log_level_option, no_auth_option, report_progress
+from torchmoor.cli.options import log_level_option, no_auth_option
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.proxy.routing.strategies import STRATEGIES
-from torchmoor.run.log import start_log
+from torchmoor.run.log import report, start_log
 from torchmoor.run.up import run
 from torchmoor.wire.handler_variables import JOURNAL_URL
 
@@ -155,7 +155,7 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
                 end_announcement()
 
         try:
-            uvloop.run(run(settings, report_progress, announce, is_open=no_auth))
+            uvloop.run(run(settings, report, announce, is_open=no_auth))
         except OSError as error:
             if is_of_output(error):
                 raise

@@ -363,17 +363,29 @@ def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     assert "0123456789" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    "report", ["torchmoor.cli.options.report_progress", "torchmoor.container.__main__._report"], ids=["up", "container"]
-)
-def test_a_fleet_outlives_the_reader_of_its_messages(report: str) -> None:
-    """After a closed terminal or pipe, messages are lost; an error would end the supervision of an instance."""
+def test_a_fleet_outlives_the_reader_of_its_messages() -> None:
+    """After a closed terminal or pipe, messages and log are lost; an error would end the supervision of an instance."""
     reading, writing = os.pipe()
     os.close(reading)
-    module, _, function = report.rpartition(".")
-    program = f"from {module} import {function} as report; report('one'); report('two'); print('goes on')"
+    program = """
+import logging
+from torchmoor.run.log import report, start_log
+report("one")
+start_log("INFO")
+logging.info("two")
+report("three")
+logging.info("four")
+print("goes on")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     ended = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writing, text=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=writing,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=60,
     )
     os.close(writing)
 
