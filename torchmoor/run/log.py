@@ -1,6 +1,6 @@
 """The messages and the log of a program on standard error, where systemd, Kubernetes and SageMaker collect them.
 
-A fleet outlives whoever reads them: after a closed terminal or on a full disk, what cannot be written is lost.
+A fleet outlives its terminal: what cannot be written, to a closed pipe or a full disk, is lost.
 """
 
 from __future__ import annotations
