@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
 import requests
 
 from scripts.make_minilm import TARGET
+from tests.archives import unpack_tar
 from tests.podman import Podman
 from tests.tools import missing
 from torchmoor.cli.model_archive import package
@@ -26,8 +26,7 @@ def test_a_platform_loads_and_unloads_many_models(podman: Podman, image: str, tm
     archive = package(TARGET, tmp_path / "minilm.tar.gz").path
     models = tmp_path / "models"
     for name in NAMES:
-        with tarfile.open(archive) as tar:
-            tar.extractall(models / name / "model", filter="data")
+        unpack_tar(archive, models / name / "model")
     port, admin_port = find_free_ports(2)
     with podman.start(
         image,

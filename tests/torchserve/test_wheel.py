@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.archives import unpack_tar
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import draw
 
@@ -59,8 +59,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel from the sdist alone."""
     folder = tmp_path_factory.mktemp("wheel")
-    with tarfile.open(sdist) as tar:
-        tar.extractall(folder, filter="data")
+    unpack_tar(sdist, folder)
     [source] = folder.iterdir()
     return build("build_wheel", source, folder / "dist")
 
