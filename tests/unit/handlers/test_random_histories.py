@@ -13,25 +13,36 @@ from handlers.journal.url import open_journal
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import Hold, data_url
+from tests.waiting import wait_until
 
 SEEDS = range(int(os.environ.get("RANDOM_HISTORIES", "4")))
 NUM_ACTIONS = 14
 
 
 def read_state(client: Client, session_id: str) -> dict[str, Any]:
-    """Return what a worker knows of a session after it has read the journal."""
+    """Return what a worker knows of a session that no request uses, after it has read the journal."""
     body = {"type": "branch_session", "session_id": session_id, "turns": 1000}
     assert client.call(body).status == 400  # too many turns; the worker has the session now
     session = client.session(session_id)
-    client.service.recorder.catch_up(session)
-    return {
-        "messages": session.messages,
-        "images": [image.digest for image in session.images],
-        "waiting": [image.digest for image in session.pending_images],
-        "entries": session.entries,
-        "chars": session.num_chars,
-        "events": session.num_events,
-    }
+    state: dict[str, Any] = {}
+
+    def read() -> bool:
+        with session.recording:
+            if session.is_busy:
+                return False
+            client.service.recorder.catch_up(session)
+            state.update(
+                messages=session.messages,
+                images=[image.digest for image in session.images],
+                waiting=[image.digest for image in session.pending_images],
+                entries=session.entries,
+                chars=session.num_chars,
+                events=session.num_events,
+            )
+        return True
+
+    wait_until(read, "the requests whose clients have left have ended")
+    return state
 
 
 @pytest.fixture
