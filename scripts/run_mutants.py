@@ -78,8 +78,8 @@ SUBJECTS = {
         (f"{UNIT}/async_inference/test_https_store.py",),
     ),
     "pictures": Subject(
-        ("handlers/chat/images/addresses.py", "handlers/chat/images/http.py"),
-        (f"{HANDLERS}/test_image_addresses.py", f"{HANDLERS}/test_chat_intake.py"),
+        ("handlers/chat/images/schemes.py", "handlers/chat/images/http.py"),
+        (f"{HANDLERS}/test_image_schemes.py", f"{HANDLERS}/test_chat_intake.py"),
     ),
     "http": Subject(
         (

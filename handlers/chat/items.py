@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handlers.chat.checks import check_unicode, names
-from handlers.chat.images.addresses import ADDRESS_FORM, DATA, find_scheme, is_address
+from handlers.chat.images.schemes import ADDRESS_FORM, DATA, find_scheme, is_address
 from handlers.chat.messages import (
     ASSISTANT,
     TOOL,

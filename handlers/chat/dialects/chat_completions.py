@@ -20,7 +20,7 @@ from handlers.chat.dialects.openai_fields import (
 from handlers.chat.dialects.reasoning_fields import EFFORTS, REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.grammars import read_response_format
-from handlers.chat.images.addresses import ADDRESS_FORM, is_address
+from handlers.chat.images.schemes import ADDRESS_FORM, is_address
 from handlers.chat.logprobs import show_score
 from handlers.chat.messages import TOOL, USER, ImagePart, Message, Part, TextPart, ToolCall, read_call
 from handlers.chat.parameters import Parameters

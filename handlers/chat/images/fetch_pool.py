@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from urllib.parse import urlsplit
 
-from handlers.chat.images.addresses import is_fetched
+from handlers.chat.images.schemes import is_fetched
 from handlers.chat.messages import ImageReference
 from handlers.errors import STOPPING, InternalError
 from handlers.requests.incoming import Caller

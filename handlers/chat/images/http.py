@@ -18,7 +18,7 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
-from handlers.chat.images.addresses import HTTP
+from handlers.chat.images.schemes import HTTP
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, Overloaded
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings

@@ -16,9 +16,9 @@ from urllib.parse import unquote_to_bytes
 from PIL import Image
 
 from handlers.chat.images import image_decoding
-from handlers.chat.images.addresses import DATA, HTTP, S3, SCHEMES, find_scheme
 from handlers.chat.images.decoding_budget import DecodingBudget
 from handlers.chat.images.http import HttpImages, Resolver, resolve
+from handlers.chat.images.schemes import DATA, HTTP, S3, SCHEMES, find_scheme
 from handlers.chat.messages import ImageReference, KeptImage
 from handlers.errors import ImageTooLarge, ImageUrlForbidden, NotAnImage
 from handlers.requests.incoming import refuse_other_media

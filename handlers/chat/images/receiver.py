@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from handlers.chat.images.addresses import is_fetched
 from handlers.chat.images.loader import ImageLoader
+from handlers.chat.images.schemes import is_fetched
 from handlers.chat.images.store import Image, ImageStore
 from handlers.chat.messages import ImageReference
 from handlers.errors import InvalidRequest

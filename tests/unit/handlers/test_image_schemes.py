@@ -2,7 +2,7 @@
 
 import pytest
 
-from handlers.chat.images.addresses import DATA, HTTP, S3, find_scheme, is_address, is_fetched
+from handlers.chat.images.schemes import DATA, HTTP, S3, find_scheme, is_address, is_fetched
 
 
 @pytest.mark.parametrize("scheme", [*sorted(HTTP), S3])
