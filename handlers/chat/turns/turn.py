@@ -21,11 +21,11 @@ from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_images import SessionImages
 from handlers.chat.sessions.turn_queues import TurnQueues
-from handlers.chat.turns.asked import read_asked
 from handlers.chat.turns.generation import Generation
 from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.history import count_turns, without_oldest
 from handlers.chat.turns.question import AnsweredBefore, Prompt
+from handlers.chat.turns.question_content import content_of
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
 from handlers.models.answer_style import AnswerStyle
@@ -55,7 +55,7 @@ class Turn:
         self._session = session
         self._ask = ask
         self._reply = reply
-        self._asked = read_asked(ask, parts)
+        self._content = content_of(ask, parts)
         self._text = ""  # the question's text, as it is recorded
         self._history: list[dict[str, Any]] = []  # the conversation before the question
         self._messages: list[dict[str, Any]] = []  # the conversation with the question
@@ -124,7 +124,7 @@ class Turn:
             self._raise_if_ended()
             self._raise_if_answered()
             self._recorder.check_history(session, self._num_chars)
-            self._asked.place(session, self._number)
+            self._content.place(session, self._number)
             receipt[TURN] = str(self._number)
             self._note_begun()
         self._is_rebuilt = num_caught_up > 0
@@ -140,12 +140,12 @@ class Turn:
             images = [*session.images, *self._new_images]
             self._history = session.messages
             num_images = len(self._new_images)
-            added = self._asked.messages(self._text, self._history, session.num_dropped, num_images)
+            added = self._content.messages(self._text, self._history, session.num_dropped, num_images)
             self._messages = [*self._history, *added]
         self._images = images
         ids = self._render([image.num_tokens for image in images])
         num_dropped = session.num_dropped + self._num_dropped
-        if num_dropped and self._asked.may_drop:
+        if num_dropped and self._content.may_drop:
             receipt[DROPPED_TURNS] = str(num_dropped)
         adapter = session.adapter if self._reply.adapter is None else self._reply.adapter
         return Prompt(ids, images, self._parts.model.style_after(ids), adapter, receipt)
@@ -181,7 +181,7 @@ class Turn:
     def _render(self, sizes: Sequence[int]) -> list[int]:
         """Render the conversation; drop its oldest turns if it exceeds the context and the settings allow that."""
         model = self._parts.model
-        messages = [*self._asked.instructions, *self._messages]
+        messages = [*self._content.instructions, *self._messages]
         tools, variables = self._ask.parameters.tool_definitions, self._ask.parameters.template_variables
         limit = self._parts.limits.max_prompt_beside_answer(self._ask.parameters.max_new_tokens)
         num_turns = count_turns(messages) - 1
@@ -189,7 +189,7 @@ class Turn:
         def render(messages: Sequence[dict[str, Any]]) -> list[int]:
             return model.render(messages, sizes, tools, variables)
 
-        if not self._asked.may_drop or num_turns < 1:
+        if not self._content.may_drop or num_turns < 1:
             return render(messages)
 
         def try_render(num_dropped: int) -> list[int] | None:
@@ -205,7 +205,7 @@ class Turn:
         place = bisect_left(steps, True, hi=len(steps) - 1, key=lambda number: try_render(number) is not None)
         self._num_dropped = steps[place]
         left = without_oldest(messages, self._num_dropped)
-        if self._asked.drops_for_good:
+        if self._content.drops_for_good:
             self._messages = left
         return render(left)
 
@@ -230,7 +230,7 @@ class Turn:
             return
         number = self._entry or self._session.entries.index(turn) + 1
         style = self._find_style(turn, number)
-        raise AnsweredBefore(self._asked.restore(self._session, number, turn), number, style)
+        raise AnsweredBefore(self._content.restore(self._session, number, turn), number, style)
 
     def _find_style(self, turn: Event, number: int) -> AnswerStyle:
         """Return the style of a recorded answer, from the prompt that it answers."""
@@ -238,7 +238,7 @@ class Turn:
         if model.template.style.thought is None:
             return model.template.style
         earlier = [m for each in entries_of(session, session.order.index(number)) for m in messages_added(each)]
-        messages = [*self._asked.instructions, *earlier, *self._asked.messages_before(turn)]
+        messages = [*self._content.instructions, *earlier, *self._content.messages_before(turn)]
         return model.find_style(messages, parameters.tool_definitions, parameters.template_variables)
 
     def _raise_if_ended(self) -> None:
@@ -250,11 +250,11 @@ class Turn:
     def _num_chars(self) -> int:
         """Characters of the question, and of the tools that it offers."""
         tools = self._ask.parameters.tools
-        return self._asked.num_chars + (0 if tools is None else tools.num_chars)
+        return self._content.num_chars + (0 if tools is None else tools.num_chars)
 
     def _read_text(self) -> str:
         self._parts.limits.check_chars(self._num_chars, "the question has {} characters")
-        return self._asked.read()
+        return self._content.read()
 
     def commit(self, summary: Summary) -> None:
         """Add question and answer to the journal and to the conversation."""
@@ -264,17 +264,17 @@ class Turn:
             self._session.unrecorded, self._own_images = [], []
 
     def _commit(self, summary: Summary) -> None:
-        session, asked = self._session, self._asked
+        session, content = self._session, self._content
         self._raise_if_ended()
-        answer, response = asked.record(summary)
+        answer, response = content.record(summary)
         event = Event(
             kind="turn",
             images=digests(self._new_images),
             question=self._text,
             answer=answer,
-            system=asked.system,
+            system=content.system,
             response=response,
-            asked_by=asked.asked_by,
+            asked_by=content.asked_by,
             entry=str(self._entry or ""),
             invocation_id=self._name,
         )
@@ -288,8 +288,8 @@ class Turn:
             self._raise_if_ended()
             self._raise_if_answered()
             raise
-        self._session_images.commit(session, [*self._messages, *asked.messages_of_answer(answer)], self._new_images)
-        if asked.drops_for_good:
+        self._session_images.commit(session, [*self._messages, *content.messages_of_answer(answer)], self._new_images)
+        if content.drops_for_good:
             session.num_dropped += self._num_dropped
 
     def _release(self) -> None:

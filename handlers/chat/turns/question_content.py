@@ -18,7 +18,7 @@ from handlers.journal.event import Event
 Messages = list[dict[str, Any]]  # of the chat template
 
 
-class AskedText:
+class QuestionText:
     """A question as a text, and the messages before it that the client repeats.
 
     instructions: messages that precede the conversation in this turn's prompt only. may_drop: whether the oldest turns
@@ -70,7 +70,7 @@ class AskedText:
         return [answer_message(answer)]
 
 
-class AskedItems:
+class QuestionItems:
     """The input of a response, with the same methods. Each request decides what its prompt leaves out."""
 
     drops_for_good = False
@@ -109,6 +109,6 @@ class AskedItems:
         return messages_of(read_items(answer), 0)
 
 
-def read_asked(ask: Ask, parts: GenerationParts) -> AskedText | AskedItems:
+def content_of(ask: Ask, parts: GenerationParts) -> QuestionText | QuestionItems:
     """Return the content of a question."""
-    return AskedText(ask, parts) if ask.draft is None else AskedItems(ask.draft)
+    return QuestionText(ask, parts) if ask.draft is None else QuestionItems(ask.draft)
