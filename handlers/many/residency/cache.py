@@ -24,9 +24,9 @@ from functools import partial
 from handlers.errors import STOPPING, HandlerError, ModelBroken, ModelLoading, ModelUnknown, OutOfMemory, Overloaded
 from handlers.many.model import DiskLease, LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency import eviction
-from handlers.many.residency.entries import RESIDENT, Entries, LoaderStep, ModelEntry, ModelState, OnDone
 from handlers.many.residency.load_history import BrokenModel, LoadHistory
 from handlers.many.residency.memory_budget import MemoryBudget
+from handlers.many.residency.model_entries import RESIDENT, LoaderStep, ModelEntries, ModelEntry, ModelState, OnDone
 from handlers.many.residency.ticket import ModelTicket
 from handlers.settings.many import ManySettings
 from handlers.worker.counters import Counters
@@ -50,7 +50,7 @@ class ModelCache:
         self.budget = MemoryBudget(
             device_bytes, settings.host_bytes, is_unified=is_unified, count_mapped=settings.count_mapped
         )
-        self.entries = Entries()
+        self.entries = ModelEntries()
         self.history = LoadHistory()
         self.counters = Counters()
         self.todo: list[Callable[[], None] | tuple[LoaderStep, ModelEntry]] = []

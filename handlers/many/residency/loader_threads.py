@@ -18,7 +18,7 @@ from handlers.many.folder import list_files
 from handlers.many.model import Loader
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.download import Downloader
-from handlers.many.residency.entries import LoaderStep, ModelEntry
+from handlers.many.residency.model_entries import LoaderStep, ModelEntry
 from handlers.settings.many import ManySettings
 from handlers.worker.process_memory import release_memory
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from handlers.many.model import ResidentModel
-from handlers.many.residency.entries import ModelEntry
+from handlers.many.residency.model_entries import ModelEntry
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from handlers.many.model import Cancel, Loader, ModelLease, ModelTier, ResidentM
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.disk_cache import DiskCache, take_home
 from handlers.many.residency.download import Downloader
-from handlers.many.residency.entries import ModelEntry, ModelState, OnDone
 from handlers.many.residency.loader_threads import LoaderThreads
+from handlers.many.residency.model_entries import ModelEntry, ModelState, OnDone
 from handlers.many.residency.status import add_disk, describe_memory
 from handlers.many.residency.ticket import ModelTicket
 from handlers.many.sources.given import GivenSource

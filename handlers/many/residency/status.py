@@ -6,7 +6,7 @@ from handlers.many.metrics import MANY_METRICS
 from handlers.many.model import ModelTier
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.disk_cache import DiskCache
-from handlers.many.residency.entries import ModelEntry, ModelState
+from handlers.many.residency.model_entries import ModelEntry, ModelState
 
 
 def describe_memory(cache: ModelCache, now: float) -> dict[str, Any]:

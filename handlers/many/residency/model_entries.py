@@ -73,7 +73,7 @@ class ModelEntry:
         return ModelTier.HOST if self.state in (ModelState.ON_HOST, ModelState.DEMOTING) else ModelTier.LOADING
 
 
-class Entries:
+class ModelEntries:
     """Keeps each entry's state and the collections that follow from it in step."""
 
     def __init__(self) -> None:
