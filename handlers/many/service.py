@@ -4,7 +4,7 @@ import time
 from typing import Any, cast
 
 from handlers.errors import HandlerError, InvalidRequest, ResponseUnknown
-from handlers.many.loading.checkpoint import CheckpointLoader
+from handlers.many.loading.checkpoint_loader import CheckpointLoader
 from handlers.many.metrics import MANY_METRICS, count_models
 from handlers.many.model import AnsweringModel, ModelLease
 from handlers.many.operations import manage_models

@@ -8,7 +8,7 @@ import torch
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import SettingsError
-from handlers.many.loading.checkpoint import CheckpointLoader
+from handlers.many.loading.checkpoint_loader import CheckpointLoader
 from handlers.many.metrics import MANY_METRICS
 from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService

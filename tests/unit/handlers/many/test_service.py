@@ -11,7 +11,7 @@ import torch
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ClientGone, HandlerError
-from handlers.many.loading.checkpoint import CheckpointLoader
+from handlers.many.loading.checkpoint_loader import CheckpointLoader
 from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.many.service import ManyService
 from handlers.many.sources.given import GivenSource

@@ -16,7 +16,7 @@ from PIL import Image
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import InternalError, ModelBroken, OutOfMemory
-from handlers.many.loading.checkpoint import CheckpointLoader
+from handlers.many.loading.checkpoint_loader import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.tasks.image_classification import ImageClassification

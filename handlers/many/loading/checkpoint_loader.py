@@ -1,4 +1,4 @@
-"""Loads a model's folder: chooses the task, and makes the task's parts."""
+"""Loads a model's folder, and makes the parts of its task, which task_choice.py chooses."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoImageProcessor
 
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ModelBroken, SettingsError
 from handlers.many.compute import Compute, TaskRow
-from handlers.many.folder import CONFIG, OWN_CONFIG, read_json, read_own_config
+from handlers.many.folder import CONFIG, OWN_CONFIG, read_json
 from handlers.many.loading.chat_model import ChatModel
 from handlers.many.loading.shared import SharedParts, digest
+from handlers.many.loading.task_choice import choose_head, choose_task
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.tensor_placement import Assembled
 from handlers.many.loading.transformers_loading import load_model
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.openai_bodies import TEXT_GENERATION
-from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
+from handlers.many.tasks.embeddings import Embeddings, read_pooling
 from handlers.many.tasks.feature_extraction import FeatureExtraction
 from handlers.many.tasks.fill_mask import FillMask
 from handlers.many.tasks.image_classification import ImageClassification
@@ -42,37 +42,6 @@ from handlers.worker.fair_threads import FairThreads
 
 logger = logging.getLogger(__name__)
 
-TASK_VARIABLE = "HF_TASK"
-# transformers' class for the head of each task.
-HEADS: dict[str, Any] = {
-    TextClassification.name: transformers.AutoModelForSequenceClassification,
-    TokenClassification.name: transformers.AutoModelForTokenClassification,
-    FillMask.name: transformers.AutoModelForMaskedLM,
-    QuestionAnswering.name: transformers.AutoModelForQuestionAnswering,
-    ImageClassification.name: transformers.AutoModelForImageClassification,
-    Embeddings.name: transformers.AutoModel,
-    FeatureExtraction.name: transformers.AutoModel,
-    TEXT_GENERATION: transformers.AutoModelForCausalLM,
-}
-_ENDINGS = {
-    "ForSequenceClassification": TextClassification.name,
-    "ForTokenClassification": TokenClassification.name,
-    "ForMaskedLM": FillMask.name,
-    "ForQuestionAnswering": QuestionAnswering.name,
-    "ForImageClassification": ImageClassification.name,
-    "ForCausalLM": TEXT_GENERATION,
-    "LMHeadModel": TEXT_GENERATION,
-    "ForConditionalGeneration": TEXT_GENERATION,
-    "Model": FeatureExtraction.name,
-}
-# Other names of the tasks in HF_TASK.
-_ALIASES = {
-    "sentiment-analysis": TextClassification.name,
-    "ner": TokenClassification.name,
-    "sentence-similarity": Embeddings.name,
-    "text-embedding": Embeddings.name,
-    "image-text-to-text": TEXT_GENERATION,
-}
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
@@ -135,12 +104,9 @@ class CheckpointLoader:
         return ChatModel(folder, assembled, self._device, self._settings, self._ids, self.intake)
 
     def _load_weights(self, folder: Path, task: str, config: Mapping[str, Any], progress: LoadProgress) -> Assembled:
-        head = HEADS[task]
-        if head is transformers.AutoModel and _first_architecture(config).endswith("EncoderModel"):
-            head = transformers.AutoModelForTextEncoding  # T5's AutoModel has a decoder, too
         return load_model(
             folder,
-            head,
+            choose_head(task, config),
             choose_type(self._settings.model.dtype, self._device),
             self.shared,
             may_unpickle=self._settings.many.allow_pickle,
@@ -217,37 +183,3 @@ def _check_reads_text_alone(task: Any) -> None:
             f"models of type {kind} do not compute {task.name} from a text alone ({type(exc).__name__}: "
             f"{str(exc)[:300]}): serve an encoder, such as BERT, or name another task in {OWN_CONFIG}"
         ) from exc
-
-
-def choose_task(folder: Path, config: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Return the task that torchmoor.json in the folder names, else HF_TASK, else the one of its files.
-
-    Raises ModelBroken if none of them names a task.
-    """
-    named = read_own_config(folder).get("task") or environ.get(TASK_VARIABLE)
-    if named is not None:
-        task = _ALIASES.get(str(named), str(named))
-        if task not in HEADS:
-            raise ModelBroken(f"there is no task {str(named)[:100]!r}; the tasks are {', '.join(HEADS)}")
-        return task
-    if (folder / MODULES).is_file():
-        return Embeddings.name
-    architecture = _first_architecture(config)
-    if not architecture:
-        raise ModelBroken(f"{CONFIG} names no architectures: say what the model does in {OWN_CONFIG}, " + _example())
-    for ending, task in _ENDINGS.items():
-        if architecture.endswith(ending):
-            return task
-    raise ModelBroken(
-        f"models of architecture {architecture[:100]} have no task here: name one in {OWN_CONFIG}, " + _example()
-    )
-
-
-def _first_architecture(config: Mapping[str, Any]) -> str:
-    """Return the class that config.json names first; empty if it names none."""
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
-
-
-def _example() -> str:
-    return f'{{"task": "{TextClassification.name}"}}, of {", ".join(HEADS)}'
