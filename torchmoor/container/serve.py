@@ -35,9 +35,9 @@ from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.access.credentials import KEYS_FILE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
+from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet
-from torchmoor.run.proxy_settings import complete
 from torchmoor.run.stopping import has_started, stop_on_signals
 from torchmoor.wire.handler_variables import JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
@@ -101,7 +101,7 @@ def make_settings(variables: ContainerEnvironment, found: FoundModel, keys: str)
         container=ContainerSettings(serves_models=variables.is_multi_model, shows_metrics=True),
         observe=ObserveSettings(access_log=variables.access_log),
     )
-    return complete(settings, os.environ, is_open=None)
+    return with_environment(settings, os.environ, is_open=None)
 
 
 def plan(variables: ContainerEnvironment, found: FoundModel, endpoint: str, gpus: list[str]) -> list[Launch]:

@@ -21,6 +21,7 @@ from torchmoor.fleet.model_sources import MANY, adapter_environment, many_enviro
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.checkpoints import Checkpoint, check_environment, endpoint_names, find_checkpoints
+from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.launching import (
     find_archive,
@@ -28,7 +29,6 @@ from torchmoor.run.launching import (
     find_session_keys,
     make_supervision_settings,
 )
-from torchmoor.run.proxy_settings import complete
 from torchmoor.wire.handler_variables import ALLOWED_HOSTS, JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 
@@ -77,7 +77,7 @@ def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, 
         control=options.control,
         sessions=SessionIdSettings.parse(keys, are_journaled=options.journal != "off"),
     )
-    settings = complete(settings, environ, is_open=is_open)
+    settings = with_environment(settings, environ, is_open=is_open)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     gpus = usable_gpus(environ, launch)
     launches = equip(plan_instances(names, options.most_instances, gpus), options.launch, checkpoints)

@@ -29,13 +29,13 @@ from torchmoor.proxy.access.credentials import ASYNC_QUEUE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
 from torchmoor.run.app import Proxy
+from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
 from torchmoor.run.launching import (
     make_supervision_settings,
     run_directory,
 )
-from torchmoor.run.proxy_settings import complete
 from torchmoor.run.reload import Reloader
 from torchmoor.run.static_instances import make_registry
 from torchmoor.run.stopping import has_started
@@ -111,7 +111,7 @@ def read(path: Path, *, given: Given, is_open: bool) -> Configuration:
     configuration = read_file(path, session_keys=keys, queue=queue)
     proxy = configuration.proxy
     changes = {name: getattr(proxy, name).replace(**values) for name, values in given.items()}
-    proxy = complete(proxy.replace(**changes), os.environ, is_open=is_open)
+    proxy = with_environment(proxy.replace(**changes), os.environ, is_open=is_open)
     if proxy.control.is_on:
         raise ConfigError("control.is_on is for torchmoor up --control-plane: torchmoor serve creates no endpoints")
     is_scaled = any(variant.scaling for endpoint in proxy.endpoints for variant in endpoint.variants)

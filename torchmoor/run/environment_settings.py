@@ -1,4 +1,4 @@
-"""The step that completes settings with the environment, for `up`, `serve` and the container."""
+"""What the environment adds to the settings of `up`, `serve` and the container: credentials and the container mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchmoor.proxy.access.credentials import read_credentials
 from torchmoor.proxy.access.exposure import check_exposure
 
 
-def complete(settings: ProxySettings, environ: Mapping[str, str], *, is_open: bool | None) -> ProxySettings:
+def with_environment(settings: ProxySettings, environ: Mapping[str, str], *, is_open: bool | None) -> ProxySettings:
     """Return settings with the credentials and the container mode of the environment. Raises ConfigError.
 
     is_open: whether an address other than loopback may go without credentials; None if a platform guards the port.
