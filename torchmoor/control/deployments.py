@@ -22,7 +22,7 @@ from torchmoor.control.models import NOT_FOR_MANY, START_TIMEOUT, primary_contai
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler
-from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch

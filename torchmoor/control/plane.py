@@ -23,7 +23,7 @@ from torchmoor.control.resources import Resources
 from torchmoor.control.tags import Tags
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.data_plane_view import DataPlaneView
-from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.instance_guard import CONTROL_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.proxy.api.runtime import DEFAULT_REGION

@@ -25,7 +25,7 @@ from torchmoor.errors import LaunchError
 from torchmoor.fleet import instance_guard
 from torchmoor.fleet.archive_checks import check_archives
 from torchmoor.fleet.archives import find_requirements, takes_operations, write_archive
-from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.instance_log import (
     describe_exit,
     find_load_failure,

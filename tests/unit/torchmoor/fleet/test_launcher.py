@@ -23,7 +23,7 @@ from torchmoor.config.launcher import INSTANCE_LOG, LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
-from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher, SupervisionSettings
 from torchmoor.fleet.ports import find_free_ports
