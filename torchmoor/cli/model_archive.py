@@ -20,7 +20,7 @@ from typing import IO, cast
 
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.archives import Count, add_file, whole_file, with_model, write_archive
-from torchmoor.run.checkpoints import is_endpoint_name, suggest_name
+from torchmoor.run.endpoint_names import NAME_FORM, is_endpoint_name, suggest_name
 
 WEIGHTS = (".safetensors",)
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
@@ -72,8 +72,8 @@ def package(
     endpoint = output.name.removesuffix(".mar") if output.name.endswith(".mar") and can_chat(folder, files) else ""
     if endpoint and not is_endpoint_name(endpoint):
         raise TorchmoorError(
-            f"{output.name} would be served as the endpoint {endpoint!r}, and such a name has only letters, digits and "
-            f"hyphens between them, 58 at most: choose another file name, such as -o {suggest_name(endpoint)}.mar"
+            f"{output.name} would be served as the endpoint {endpoint!r}, and such a name has only {NAME_FORM}: choose "
+            f"another file name, such as -o {suggest_name(endpoint)}.mar"
         )
     try:
         if endpoint:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ARCHIVE_SUFFIX, model_name
 from torchmoor.fleet.model_sources import MANY
+from torchmoor.run.endpoint_names import NAME_FORM, is_endpoint_name, suggest_name
 from torchmoor.wire.checkpoint_places import (
     CHECKPOINT_VARIABLES,
     HUB,
@@ -20,9 +20,6 @@ from torchmoor.wire.checkpoint_places import (
     split_hub_place,
 )
 from torchmoor.wire.handler_variables import MODEL_PATH
-
-MAX_NAME = 58  # an instance's name has a hyphen and a number after it
-_NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +53,10 @@ def find_checkpoints(settings: UpSettings) -> list[Checkpoint]:
     ]
     for name in (checkpoint.name for checkpoint in found):
         if not is_endpoint_name(name):
-            raise ConfigError(
-                f"--name must be letters, digits and hyphens between them, {MAX_NAME} at most, not {name!r}: "
-                f"{suggest_name(name)} is possible"
-            )
+            raise ConfigError(f"--name must be {NAME_FORM}, not {name!r}: {suggest_name(name)} is possible")
         if name == MANY:
             raise ConfigError(f"--name must not be {MANY}, the endpoint of --models")
     return found
-
-
-def endpoint_names(settings: UpSettings, checkpoints: Sequence[Checkpoint]) -> tuple[str, ...]:
-    """Return the names of all endpoints: those of archives first. Raises ConfigError if two are the same."""
-    names = (*settings.endpoints, *(checkpoint.name for checkpoint in checkpoints))
-    if len({name.lower() for name in names}) != len(names):
-        raise ConfigError(f"endpoints must have different names, whatever their case, not {', '.join(names)}")
-    return names
 
 
 def check_environment(settings: UpSettings, environ: Mapping[str, str]) -> None:
@@ -87,16 +73,6 @@ def check_environment(settings: UpSettings, environ: Mapping[str, str]) -> None:
             f"{named[0]} is set, and no option names the endpoint that serves it: {advice}, or name the endpoint with "
             "--endpoint"
         )
-
-
-def is_endpoint_name(name: str) -> bool:
-    """Return whether an endpoint of this host may have the name: its instances' names derive from it."""
-    return len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
-
-
-def suggest_name(text: str) -> str:
-    """Return a name for an endpoint that is like the text."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:MAX_NAME].strip("-") or "model"
 
 
 def _name_of(place: str) -> str:

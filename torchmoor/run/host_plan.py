@@ -20,7 +20,8 @@ from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.model_sources import MANY, adapter_environment, many_environment, multi_model_settings
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.run.async_folder import AsyncFolder
-from torchmoor.run.checkpoints import Checkpoint, check_environment, endpoint_names, find_checkpoints
+from torchmoor.run.checkpoints import Checkpoint, check_environment, find_checkpoints
+from torchmoor.run.endpoint_names import join_names
 from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.launching import (
@@ -58,7 +59,7 @@ def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, 
     check_environment(options, environ)
     many = many_environment(options.endpoints, options.models, environ)
     checkpoints = find_checkpoints(options)
-    names = endpoint_names(options, checkpoints)
+    names = join_names(options.endpoints, (checkpoint.name for checkpoint in checkpoints))
     adapters = adapter_environment(names, options.adapters)
     launch = options.launch.replace(model_store=str(find_model_store(options.launch)))
     supervision = make_supervision_settings(
