@@ -59,14 +59,6 @@ class Summary:
     message: AnswerMessage | None = None
     num_cached_tokens: int = 0  # tokens of the prompt that were in the KV cache
 
-    def details(self) -> dict[str, object]:
-        return {
-            "finish_reason": self.finish_reason,
-            "generated_tokens": self.num_tokens,
-            "input_length": self.num_prompt_tokens,
-            "seed": self.seed,
-        }
-
 
 class AnswerForm(Protocol):
     """Encodes an answer. A stream is `begin`, then `token` for each token; the last one comes with the summary."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from handlers.chat.checks import check_unicode, is_int, is_unicode
 from handlers.chat.commands import AddImages, Ask, BranchSession, CloseSession, Command, OpenSession, StopAnswer
-from handlers.chat.dialects.tgi import LmiForm, TgiForm
+from handlers.chat.dialects.tgi import LmiForm, TgiForm, details_of
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.messages import SYSTEM, TOOL, ImageReference, Message, TextPart, write_results
@@ -226,5 +226,5 @@ class SessionForm:
             calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in summary.message.calls]
             body = {"response_text": self.text_before + summary.message.content, "tool_calls": calls}
         if self.has_details:
-            body["details"] = summary.details()
+            body["details"] = details_of(summary)
         return encode(body)

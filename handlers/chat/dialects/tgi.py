@@ -92,7 +92,7 @@ class TgiForm:
             value["top_tokens"] = [_tgi_token(each, each.own_text) for each in token.top]
         value |= {
             "generated_text": None if summary is None else self.text_before + summary.text,
-            "details": None if summary is None else summary.details(),
+            "details": None if summary is None else details_of(summary),
         }
         return _event(value)
 
@@ -103,7 +103,7 @@ class TgiForm:
         body: dict[str, object] = {"generated_text": self.text_before + summary.text}
         if self.has_details:
             tokens = [_tgi_token(token, token.own_text) for token in summary.tokens]
-            details = {**summary.details(), "prefill": [], "tokens": tokens}
+            details = {**details_of(summary), "prefill": [], "tokens": tokens}
             if any(token.top for token in summary.tokens):
                 details["top_tokens"] = [
                     [_tgi_token(each, each.own_text) for each in token.top] for token in summary.tokens
@@ -136,7 +136,7 @@ class LmiForm:
         value: dict[str, object] = {"token": _lmi_token(token, token.text)}
         if summary is not None:
             value["generated_text"] = self.text_before + summary.text
-            value["details"] = summary.details()
+            value["details"] = details_of(summary)
         return _line(value)
 
     def error(self, error: HandlerError) -> bytes:
@@ -146,7 +146,7 @@ class LmiForm:
         body: dict[str, object] = {"generated_text": self.text_before + summary.text}
         if self.has_details:
             body["details"] = {
-                **summary.details(),
+                **details_of(summary),
                 "tokens": [_lmi_token(token, token.own_text) for token in summary.tokens],
             }
         return encode(body)
@@ -171,7 +171,7 @@ class LmiJsonForm:
         text = _escape(token.text)
         if summary is None:
             return text
-        details = b', "details": ' + encode(summary.details()) if self.has_details else b""
+        details = b', "details": ' + encode(details_of(summary)) if self.has_details else b""
         return text + b'"' + details + b"}"
 
     def error(self, error: HandlerError) -> bytes:
@@ -180,8 +180,18 @@ class LmiJsonForm:
     def whole(self, summary: Summary) -> bytes:
         body: dict[str, object] = {"generated_text": self.text_before + summary.text}
         if self.has_details:
-            body["details"] = summary.details()
+            body["details"] = details_of(summary)
         return json.dumps(body, ensure_ascii=False).encode()
+
+
+def details_of(summary: Summary) -> dict[str, object]:
+    """Return TGI's `details` of an answer, which LMI and the session API have, too."""
+    return {
+        "finish_reason": summary.finish_reason,
+        "generated_tokens": summary.num_tokens,
+        "input_length": summary.num_prompt_tokens,
+        "seed": summary.seed,
+    }
 
 
 def _escape(text: str) -> bytes:
