@@ -37,7 +37,7 @@ from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.http.client_connection import ClientConnection
-from torchmoor.proxy.http.long_bodies import LongBodies
+from torchmoor.proxy.http.long_body_queue import LongBodyQueue
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 from torchmoor.proxy.observe.access_log import AccessLog
 from torchmoor.proxy.observe.observing import RequestObserver
@@ -127,7 +127,7 @@ class Stage:
                     proxy.data.sweeper,
                     known,
                     siblings=set(),
-                    long_bodies=LongBodies(1e9),
+                    long_bodies=LongBodyQueue(1e9),
                     max_header_bytes=65_536,
                     idle_timeout_s=60,
                 )

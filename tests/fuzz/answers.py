@@ -13,7 +13,7 @@ import httptools
 
 from tests.fuzz.llhttp import CUT, Answers
 from torchmoor.proxy.http.call import Loss
-from torchmoor.proxy.http.long_bodies import LongBodies
+from torchmoor.proxy.http.long_body_queue import LongBodyQueue
 from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
@@ -83,7 +83,7 @@ def check(data: bytes) -> None:
         Sweeper(1.0),
         AnswerCaches(),
         siblings=set(),
-        long_bodies=LongBodies(1e9),
+        long_bodies=LongBodyQueue(1e9),
         max_header_bytes=2_000,
         idle_timeout_s=1.0,
     )

@@ -24,7 +24,7 @@ from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.chunks import ChunkedBody
 from torchmoor.proxy.http.fields import BadMessage, FieldNote, note_nothing
 from torchmoor.proxy.http.head import HeadBook
-from torchmoor.proxy.http.long_bodies import LongBodies
+from torchmoor.proxy.http.long_body_queue import LongBodyQueue
 from torchmoor.proxy.http.message import AnswerHead, AnswerLine
 from torchmoor.proxy.http.spool import SpooledBody, SpoolSender
 from torchmoor.proxy.http.sweeper import NEVER, Sweeper
@@ -84,7 +84,7 @@ class UpstreamConnection(asyncio.Protocol):
         caches: AnswerCaches,
         *,
         siblings: set[UpstreamConnection],
-        long_bodies: LongBodies,
+        long_bodies: LongBodyQueue,
         max_header_bytes: int,
         idle_timeout_s: float,
     ) -> None:
@@ -311,7 +311,7 @@ class Connector:
         note: Callable[[bytes], FieldNote] = note_nothing,
     ) -> None:
         self._open: set[UpstreamConnection] = set()
-        self._long_bodies: WeakKeyDictionary[Target, LongBodies] = WeakKeyDictionary()
+        self._long_bodies: WeakKeyDictionary[Target, LongBodyQueue] = WeakKeyDictionary()
         self._max_connections = max_connections
         self._sweeper = sweeper
         self._caches = AnswerCaches(note)
@@ -325,7 +325,7 @@ class Connector:
         loop = asyncio.get_running_loop()
         long_bodies = self._long_bodies.get(target)
         if long_bodies is None:
-            long_bodies = self._long_bodies[target] = LongBodies(self._limits.max_long_body_bytes_per_s)
+            long_bodies = self._long_bodies[target] = LongBodyQueue(self._limits.max_long_body_bytes_per_s)
         async with _patient_timeout(self._timeouts.connect_timeout_s):
             _, connection = await loop.create_connection(
                 lambda: UpstreamConnection(

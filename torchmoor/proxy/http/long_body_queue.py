@@ -15,7 +15,7 @@ from torchmoor.proxy.http.spool import SpoolSender
 MAX_TURN_S = 1.0
 
 
-class LongBodies:
+class LongBodyQueue:
     """The bodies in files on their way to one target.
 
     A body is written as fast as its connection takes it. If the next body waits, it begins when this body would have

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fuzz.answers import Target, Transport
 from torchmoor.config.limits import LimitSettings
-from torchmoor.proxy.http.long_bodies import LongBodies
+from torchmoor.proxy.http.long_body_queue import LongBodyQueue
 from torchmoor.proxy.http.spool import PIECE_BYTES, Spool, SpooledBody
 from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
@@ -50,7 +50,7 @@ class Stage:
 
     def __init__(self, folder: Path, bytes_per_s: float, max_turn_s: float) -> None:
         self.now = 0.0
-        self.long_bodies = LongBodies(bytes_per_s, max_turn_s=max_turn_s, clock=lambda: self.now)
+        self.long_bodies = LongBodyQueue(bytes_per_s, max_turn_s=max_turn_s, clock=lambda: self.now)
         self._spool = Spool(LimitSettings(spool_folder=str(folder)))
         self._sweeper = Sweeper(1.0)
         self._files: list[SpooledBody] = []
