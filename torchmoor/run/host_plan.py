@@ -24,12 +24,8 @@ from torchmoor.run.checkpoints import Checkpoint, check_environment, find_checkp
 from torchmoor.run.endpoint_names import join_names
 from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
-from torchmoor.run.launching import (
-    find_archive,
-    find_model_store,
-    find_session_keys,
-    make_supervision_settings,
-)
+from torchmoor.run.launching import find_archive, find_model_store, make_supervision_settings
+from torchmoor.run.run_directory import find_session_keys
 from torchmoor.wire.handler_variables import ALLOWED_HOSTS, JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 

@@ -32,11 +32,9 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
-from torchmoor.run.launching import (
-    make_supervision_settings,
-    run_directory,
-)
+from torchmoor.run.launching import make_supervision_settings
 from torchmoor.run.reload import Reloader
+from torchmoor.run.run_directory import run_directory
 from torchmoor.run.static_instances import make_registry
 from torchmoor.run.stopping import has_started
 from torchmoor.wire.handler_variables import JOURNAL_URL

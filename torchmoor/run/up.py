@@ -22,7 +22,7 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.host_plan import HostPlan, outlives_fleet, plan_host
-from torchmoor.run.launching import run_directory
+from torchmoor.run.run_directory import run_directory
 from torchmoor.run.stopping import has_started, stop_on_signals
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 from torchmoor.wire.store_urls import JOURNAL_SCHEMES
