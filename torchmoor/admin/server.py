@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from torchmoor.admin.asynchronous import AsyncAdmin
+from torchmoor.admin.async_requests import AsyncAdmin
 from torchmoor.admin.collectors import FleetCollector
 from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.admin.control import ControlAdmin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmoor.admin.asynchronous import describe
+from torchmoor.admin.async_requests import describe
 from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
 
 
