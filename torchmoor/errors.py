@@ -12,6 +12,7 @@ TorchmoorError
     |   `-- UnknownControlOperation     400
     |-- ValidationError      400
     |   |-- BodyTooLarge     413; from the runtime API 400, as a ValidationError
+    |   |   `-- BodyTooLargeForInstance
     |   |-- UnknownEndpoint
     |   |-- UnknownVariant
     |   |-- MissingTargetModel
@@ -120,13 +121,24 @@ class ValidationError(ApiError):
 
 
 class BodyTooLarge(ValidationError):
-    """The request's body is longer than what the proxy or an instance can hold. limit: in bytes."""
+    """The request's body is longer than the limit of its API, in bytes."""
 
     status = 413
 
-    def __init__(self, limit: int, *, is_form: bool = False) -> None:
-        advice = " of a form. Send JSON as application/json." if is_form else "."
-        super().__init__(f"The request body is longer than the limit of {limit} bytes{advice}")
+    def __init__(self, limit: int, end: str = ".") -> None:
+        super().__init__(f"The request body is longer than the limit of {limit} bytes{end}")
+        self.limit = limit
+
+
+class BodyTooLargeForInstance(BodyTooLarge):
+    """The request's body is longer than what an instance can hold.
+
+    num_bytes: what it can hold. weight: what each byte of the body counts as, which is above 1 for a form.
+    """
+
+    def __init__(self, num_bytes: int, weight: int) -> None:
+        end = " of a form. Send JSON as application/json." if weight > 1 else "."
+        super().__init__(num_bytes // weight, end)
 
 
 class UnknownEndpoint(ValidationError):

@@ -37,7 +37,7 @@ from torchmoor.async_inference.workers.instance_client import (
     InvocationTimedOut,
 )
 from torchmoor.config.body_heap import body_weight
-from torchmoor.errors import BodyTooLarge, ModelError, invocation_timed_out
+from torchmoor.errors import BodyTooLargeForInstance, ModelError, invocation_timed_out
 from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
@@ -104,10 +104,10 @@ class Attempt:
         lease, client = self._lease, self._context.client
         weight = body_weight(content_type.encode())
         self._input_bytes = len(body) if isinstance(body, bytes) else body.size
-        num_bytes = self._input_bytes * weight
-        if num_bytes > lease.max_body_bytes:
-            return _failure(BodyTooLarge(lease.max_body_bytes // weight, is_form=weight > 1).message)
-        if not lease.try_hold_body(num_bytes):
+        too_large = BodyTooLargeForInstance(lease.max_body_bytes, weight)
+        if self._input_bytes > too_large.limit:
+            return _failure(too_large.message)
+        if not lease.try_hold_body(self._input_bytes * weight):
             raise RetryableFailure("The instance has no room for the request's body.", counts=False)
         try:
             async with client.send(lease.url, self._headers(content_type), body, self._request.timeout_s) as answer:

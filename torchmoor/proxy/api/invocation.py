@@ -45,7 +45,7 @@ class Invocation:
     A plain class without slots: attributes that most requests never change are not set.
     """
 
-    _is_limited_by_form = False  # what a target can hold of a form
+    _too_large: BodyTooLarge | None = None  # for every instance, if that limits the body more than the API does
     _status = 0  # sent to the client
     _error_kind = ""
     _soonest_retry_s: int | None = None  # of the instances that have refused the request
@@ -172,13 +172,13 @@ class Invocation:
         return self.fail(self.assignment.dispatcher.wait_over(self.assignment))
 
     def on_body_too_large(self) -> Reply:
-        return self.fail(BodyTooLarge(self.max_body_bytes, is_form=self._is_limited_by_form))
+        return self.fail(self._too_large or BodyTooLarge(self.max_body_bytes))
 
     def limit_body(self, waiter: Waiter) -> None:
         self._waiter, assignment = waiter, self.assignment
-        most = assignment.dispatcher.longest_body(assignment)
-        if most is not None and most < self.max_body_bytes:
-            self.max_body_bytes, self._is_limited_by_form = most, assignment.body_weight > 1
+        too_large = assignment.dispatcher.limit_body(assignment)
+        if too_large is not None and too_large.limit < self.max_body_bytes:
+            self.max_body_bytes, self._too_large = too_large.limit, too_large
 
     def on_body_dropped(self) -> Reply:
         return self.fail(unavailable.body_dropped())

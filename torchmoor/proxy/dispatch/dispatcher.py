@@ -15,7 +15,7 @@ from time import monotonic
 from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.errors import BodyTooLarge, ServiceUnavailable
+from torchmoor.errors import BodyTooLargeForInstance, ServiceUnavailable
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.choice import Choice
@@ -108,13 +108,13 @@ class Dispatcher:
     def wait(self, request: DispatchRequest) -> Ticket[DispatchRequest]:
         """Return a place in the queue.
 
-        Raises BodyTooLarge if no instance can ever hold the body, and ServiceUnavailable if the queue is full or there
-        is nothing to wait for.
+        Raises BodyTooLargeForInstance if no instance can ever hold the body, and ServiceUnavailable if the queue is
+        full or there is nothing to wait for.
         """
         holder = self._find_holder(request)
-        limit = self._most_body_bytes(holder)
-        if limit is not None and request.num_body_bytes > limit:
-            raise BodyTooLarge(limit // request.body_weight, is_form=request.body_weight > 1)
+        too_large = self._limit_body(request, holder)
+        if too_large is not None and request.num_body_bytes // request.body_weight > too_large.limit:
+            raise too_large
         if request.session is not None and holder is None and self.chooser.is_bound(request.session):
             raise self._count(unavailable.session_not_ready())
         deadline = request.complete_at + self.max_wait_s
@@ -168,15 +168,14 @@ class Dispatcher:
             return False
         return self.variant.may_start and self._names_up() <= excluded
 
-    def _most_body_bytes(self, holder: Instance | None) -> int | None:
-        """Return the longest body that a session's instance, or any instance, can hold; None without an instance."""
-        candidates = self.variant.pool.members if holder is None else (holder,)
-        return max((each.max_body_bytes for each in candidates), default=None)
+    def limit_body(self, request: DispatchRequest) -> BodyTooLargeForInstance | None:
+        """Return the error of a body that no instance can hold, with the limit; None without an instance."""
+        return self._limit_body(request, self._find_holder(request))
 
-    def longest_body(self, request: DispatchRequest) -> int | None:
-        """Return the longest body that an instance can hold for such a request; None without an instance."""
-        limit = self._most_body_bytes(self._find_holder(request))
-        return None if limit is None else limit // request.body_weight
+    def _limit_body(self, request: DispatchRequest, holder: Instance | None) -> BodyTooLargeForInstance | None:
+        candidates = self.variant.pool.members if holder is None else (holder,)
+        most = max((each.max_body_bytes for each in candidates), default=None)
+        return None if most is None else BodyTooLargeForInstance(most, request.body_weight)
 
     def wait_over(self, request: DispatchRequest) -> ServiceUnavailable:
         """Return the answer to a request that has waited too long."""
