@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from handlers.errors import STOPPING, HandlerError, ModelBroken, ModelLoading, ModelUnknown, OutOfMemory, Overloaded
+from handlers.errors import STOPPING, HandlerError, ModelBroken, ModelLoading, ModelUnknown, Overloaded
 from handlers.many.model import DiskLease, LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency import eviction
 from handlers.many.residency.load_history import BrokenModel, LoadHistory
@@ -366,13 +366,8 @@ class ModelCache:
 
     def _refuse_room(self, entry: ModelEntry, now: float, why: str) -> None:
         """Take an entry out of the queue and fail its tickets."""
-        device = self.budget.device
-        error = OutOfMemory(
-            f"the model needs {entry.need_bytes} bytes more on the device, whose budget is {device.max_bytes}, "
-            f"{device.used_bytes} of them taken, {why}"
-        )
         self.counters.add("events_failures")
-        self._fail_tickets(entry, error)
+        self._fail_tickets(entry, self.budget.refusal(entry, why))
         if entry.state is ModelState.LOADED:
             self._close(entry)
         elif entry.state is ModelState.AWAITING:

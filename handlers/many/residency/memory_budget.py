@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from handlers.errors import OutOfMemory
 from handlers.many.model import ResidentModel
 from handlers.many.residency.model_entries import ModelEntry
 
@@ -55,6 +56,13 @@ class MemoryBudget:
         """Return what a model on the device will take of the host's memory once it is there."""
         assert entry.model is not None
         return entry.device_bytes + self.on_host(entry.model)
+
+    def refusal(self, entry: ModelEntry, why: str) -> OutOfMemory:
+        """Return the error of a model that gets no room on the device."""
+        return OutOfMemory(
+            f"the model needs {entry.need_bytes} bytes more on the device, whose budget is {self.device.max_bytes}, "
+            f"{self.device.used_bytes} of them taken, {why}"
+        )
 
     def check_integrity(self, entries: Iterable[ModelEntry]) -> None:
         """Raise RuntimeError unless the entries add up to what is counted, within both budgets."""
