@@ -5,8 +5,6 @@ A default of the settings follows from it, so it is here, below all that counts 
 
 from __future__ import annotations
 
-import re
-
 DEFAULT_HEAP_MIB = 512
 # Measured with a heap of 512 MiB: 3 bodies of 60 MiB or 28 of 5.9 MiB are served, 4 or 32 end the JVM.
 INFLIGHT_BODY_SHARE = 3 / 8
@@ -14,8 +12,6 @@ MAX_BODY_EXTRA_BYTES = 5 << 19  # TorchServe collects a body in pieces, which ta
 # TorchServe makes an object of each field of a form. Measured with a heap of 512 MiB: 3 MB of empty fields, or 61 MB of
 # empty parts, end the JVM; 2 MB of fields occupy one of its threads for 5 s.
 FORM_WEIGHT, MULTIPART_WEIGHT = 1024, 6
-_BOUNDARY = re.compile(rb'(?i:boundary)[ \t]*=[ \t]*"?([^";, \t]+)')
-_NESTED = re.compile(rb"(?i:multipart/mixed)")  # a part whose own parts have another boundary
 
 
 def inflight_body_bytes(heap_mib: int) -> int:
@@ -42,16 +38,3 @@ def body_weight(content_type: bytes | None) -> int:
     if kind.startswith(b"application/x-www-form-urlencoded"):
         return FORM_WEIGHT
     return MULTIPART_WEIGHT if kind.startswith(b"multipart/form-data") else 1  # TorchServe looks at the beginning, too
-
-
-def num_form_fields(content_type: bytes | None, body: bytes) -> int:
-    """Return how many fields a form has, 0 for another body. TorchServe passes each on as an object of its own."""
-    weight = body_weight(content_type)
-    if weight == FORM_WEIGHT:
-        return body.count(b"&") + 1
-    if weight != MULTIPART_WEIGHT:
-        return 0
-    boundary = _BOUNDARY.search(content_type or b"")
-    if boundary is None or _NESTED.search(body):
-        return body.count(b"\n--") + 1  # lines that may begin a part
-    return body.count(b"--" + boundary[1])

@@ -1,6 +1,7 @@
 """Names of the header fields that more than one side reads or writes, in lower case (docs/runtime-api.md).
 
-The proxy has them as bytes in proxy/http/field_names.py; proxy/api/members.py has all of the runtime API's requests.
+The proxy has them as bytes in proxy/http/field_names.py; proxy/api/runtime_members.py has all of the runtime API's
+requests.
 """
 
 # From the proxy to a handler

@@ -17,7 +17,6 @@ from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.container_models import ContainerModelsApi
 from torchmoor.proxy.api.control_operation import AnswerControl, ControlApi
 from torchmoor.proxy.api.deferred_reply import DeferredReply
-from torchmoor.proxy.api.members import make_note
 from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.api.open_inference import OpenInferenceApi
 from torchmoor.proxy.api.openai import OpenAIApi
@@ -29,6 +28,7 @@ from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error
 from torchmoor.proxy.api.response_invocation import BackgroundQueue
 from torchmoor.proxy.api.response_socket import ResponseSockets
 from torchmoor.proxy.api.runtime import RuntimeApi
+from torchmoor.proxy.api.runtime_members import make_note
 from torchmoor.proxy.api.tgi import TgiApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers

@@ -15,7 +15,8 @@ from torchmoor.async_inference.service import AsyncInference
 from torchmoor.config.async_inference import MAX_INLINE_BYTES
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
-from torchmoor.proxy.api.members import (
+from torchmoor.proxy.api.replies import json_reply, runtime_error
+from torchmoor.proxy.api.runtime_members import (
     FILENAME,
     INPUT_LOCATION,
     MEMBERS,
@@ -26,7 +27,6 @@ from torchmoor.proxy.api.members import (
     check_members,
     not_there,
 )
-from torchmoor.proxy.api.replies import json_reply, runtime_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.field_names import (
     AWS_REQUEST_ID,

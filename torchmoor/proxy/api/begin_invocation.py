@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torchmoor.errors import ApiError, BodyTooLarge
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.members import TARGET_VARIANT, check_members
 from torchmoor.proxy.api.operation import Operation, find_target_model
+from torchmoor.proxy.api.runtime_members import TARGET_VARIANT, check_members
 from torchmoor.proxy.http.field_names import SESSION_ID
 from torchmoor.proxy.http.message import Request
 from torchmoor.wire.session_ids import SessionId

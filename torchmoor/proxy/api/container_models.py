@@ -24,9 +24,9 @@ from torchmoor.errors import ApiError, ModelBusy, ModelNotLoaded, ServiceUnavail
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply, defer_operation
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect
 from torchmoor.proxy.api.replies import JSON, Handler, container_error, json_reply, unknown_operation
+from torchmoor.proxy.api.runtime_members import TARGET_MODEL
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.field_names import ERROR_CODE
 from torchmoor.proxy.http.message import Reply, Request

@@ -10,9 +10,10 @@ from time import monotonic
 
 from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError, invocation_timed_out
 from torchmoor.proxy.api.dialect import Explain
-from torchmoor.proxy.api.members import PREFIX_AWARE_ID, check_form
+from torchmoor.proxy.api.form_fields import check_form
 from torchmoor.proxy.api.observation import Observation
 from torchmoor.proxy.api.operation import Operation, timeout_line
+from torchmoor.proxy.api.runtime_members import PREFIX_AWARE_ID
 from torchmoor.proxy.api.stream_continuer import StreamContinuer
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.assignment import MAX_REPEATS, Assignment
@@ -29,7 +30,6 @@ from torchmoor.proxy.http.field_names import CONTENT_TYPE, CONTINUABLE, ERROR_CO
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire import error_codes, receipt
-from torchmoor.wire.error_codes import TORCHSERVE_BUSY, WORKER_DIED
 from torchmoor.wire.session_ids import SessionId
 
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
@@ -281,8 +281,8 @@ class Invocation:
         """
         assignment = self.assignment
         status, code = head.status, head.find(ERROR_CODE)
-        is_busy = code is None and status in TORCHSERVE_BUSY
-        has_died = code is None and status in WORKER_DIED
+        is_busy = code is None and status in error_codes.TORCHSERVE_BUSY
+        has_died = code is None and status in error_codes.WORKER_DIED
         if is_busy:
             assignment.note_failure(is_dead=True)
         elif has_died:

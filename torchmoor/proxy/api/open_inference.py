@@ -19,11 +19,11 @@ from torchmoor.errors import ApiError, ModelError, ValidationError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.api.operation import Operation, whole_deadlines
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import REQUEST_ID_LINE, TIMEOUT_STATUS, explain
 from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply, unknown_operation
+from torchmoor.proxy.api.runtime_members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID

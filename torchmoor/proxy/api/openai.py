@@ -21,7 +21,6 @@ from torchmoor.proxy.api.affinity_keys import find_affinity, has_header
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.body_fields import describe_json_problem, find_model
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.api.openai_by_body import OpenAIByBody
 from torchmoor.proxy.api.openai_dialects import (
     COMPLETIONS,
@@ -39,6 +38,7 @@ from torchmoor.proxy.api.operation import Operation, placed_name, stream_deadlin
 from torchmoor.proxy.api.replies import LOOKING, Handler, unknown_operation
 from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInvocation
 from torchmoor.proxy.api.response_socket import ResponseSockets
+from torchmoor.proxy.api.runtime_members import TARGET_MODEL
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Call, Upgrade
 from torchmoor.proxy.http.field_names import SESSION_ID

@@ -19,9 +19,9 @@ from torchmoor.errors import (
     WrongModel,
 )
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
-from torchmoor.proxy.api.members import TARGET_MODEL
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
 from torchmoor.proxy.api.replies import error_reply
+from torchmoor.proxy.api.runtime_members import TARGET_MODEL
 from torchmoor.proxy.api.stream_encoders import EventPassEncoder
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.answer import Answer

@@ -7,8 +7,8 @@ from typing import Any
 
 from torchmoor.errors import UnknownModel, UnknownOperation, ValidationError, WrongModel
 from torchmoor.proxy.api.body_fields import find_model
-from torchmoor.proxy.api.members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.api.replies import json_reply
+from torchmoor.proxy.api.runtime_members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.http.field_names import OPENAI_REQUEST_ID
 from torchmoor.proxy.http.message import Reply
 from torchmoor.proxy.instances.registry import Endpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.dialect import ApiDialect
-from torchmoor.proxy.api.members import TARGET_MODEL
+from torchmoor.proxy.api.runtime_members import TARGET_MODEL
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Deadlines

@@ -16,7 +16,7 @@ from typing import Any
 from torchmoor.config.websocket import WebSocketSettings
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.affinity_keys import FIELDS, has_header
-from torchmoor.proxy.api.members import make_note
+from torchmoor.proxy.api.runtime_members import make_note
 from torchmoor.proxy.api.socket_messages import SocketMessages, error_message
 from torchmoor.proxy.http.byte_budget import ByteBudget
 from torchmoor.proxy.http.call import Call, MessageRequest, Upgrade

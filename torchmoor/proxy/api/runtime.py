@@ -24,7 +24,9 @@ from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
-from torchmoor.proxy.api.members import (
+from torchmoor.proxy.api.operation import Operation, stream_deadlines, whole_deadlines
+from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
+from torchmoor.proxy.api.runtime_members import (
     ENDPOINT_NAME,
     NOT_THERE,
     SAGEMAKER_ACCEPT,
@@ -32,8 +34,6 @@ from torchmoor.proxy.api.members import (
     TARGET_MODEL,
     not_there,
 )
-from torchmoor.proxy.api.operation import Operation, stream_deadlines, whole_deadlines
-from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
 from torchmoor.proxy.api.stream_encoders import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream

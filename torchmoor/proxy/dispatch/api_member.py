@@ -1,4 +1,4 @@
-"""Check of one member of the runtime API, with SageMaker's messages. The table of members is in api/members.py."""
+"""Check of one member of the runtime API, with SageMaker's messages. The table: api/runtime_members.py."""
 
 from __future__ import annotations
 

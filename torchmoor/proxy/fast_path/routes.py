@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.web_pages import ORIGIN, SITE, WebPageGuard
-from torchmoor.proxy.api.members import NOT_THERE, TARGET_MODEL, TARGET_VARIANT
 from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.runtime import RuntimeApi, invoke_path
+from torchmoor.proxy.api.runtime_members import NOT_THERE, TARGET_MODEL, TARGET_VARIANT
 from torchmoor.proxy.dispatch.assignment import weigh_body
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers

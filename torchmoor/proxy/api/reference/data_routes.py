@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from torchmoor.proxy.api import members
 from torchmoor.proxy.api.reference import (
     common_schemas,
     container_schemas,
@@ -23,10 +22,11 @@ from torchmoor.proxy.api.reference.route import (
     json_body,
     post,
 )
+from torchmoor.proxy.api.runtime_members import OF_ASYNC, OF_INVOKE
 
 _FRAMES = "application/vnd.amazon.eventstream"
 _FORMS = (JSON, "text/plain", "application/octet-stream")
-_TURN = tuple(members.OF_INVOKE)
+_TURN = tuple(OF_INVOKE)
 _ANY = Body(schema=common_schemas.ANY_FORM, types=_FORMS)
 
 
@@ -57,7 +57,7 @@ RUNTIME = Group(
             "InvokeEndpointAsync",
             "Queue a request; its result is written to the output location.",
             _ANY,
-            headers=tuple(members.OF_ASYNC),
+            headers=tuple(OF_ASYNC),
             is_body_required=False,
             answers=((202, "Queued; headers have the URLs of result and failure.", json_body(runtime_schemas.QUEUED)),),
         ),

@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any
 
 from torchmoor import __version__
-from torchmoor.proxy.api.members import MEMBERS, NumberMember
 from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.route import Body, Group, Route
 from torchmoor.proxy.api.replies import LOOKING, Handler
+from torchmoor.proxy.api.runtime_members import MEMBERS, NumberMember
 from torchmoor.proxy.http.message import Reply, Request
 
 PATH = b"/openapi.json"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchmoor.proxy.api import members
 from torchmoor.proxy.api.reference import openai_schemas, resource_schemas
 from torchmoor.proxy.api.reference.route import NO_BODY, Body, Group, answer, delete, get, json_body, post, streamed
+from torchmoor.proxy.api.runtime_members import TARGET_MODEL, TARGET_VARIANT
 from torchmoor.proxy.http.field_names import INFERENCE_ID
 
-_CHOICE = (members.TARGET_MODEL, members.TARGET_VARIANT, INFERENCE_ID)
+_CHOICE = (TARGET_MODEL, TARGET_VARIANT, INFERENCE_ID)
 _PAGE = (
     ("limit", "Most entries in the answer."),
     ("order", "`asc` or `desc`, by time."),
@@ -177,7 +177,7 @@ _ROUTES = (
         "createEmbedding",
         "Embed texts, with one of many models.",
         json_body(openai_schemas.EMBEDDINGS),
-        headers=(members.TARGET_MODEL,),
+        headers=(TARGET_MODEL,),
         answers=answer(openai_schemas.EMBEDDINGS_ANSWER),
     ),
     post(
@@ -185,7 +185,7 @@ _ROUTES = (
         "rerank",
         "Order documents by their relevance to a query.",
         json_body(openai_schemas.RERANK),
-        headers=(members.TARGET_MODEL,),
+        headers=(TARGET_MODEL,),
         answers=answer(openai_schemas.RERANK_ANSWER),
     ),
     get(

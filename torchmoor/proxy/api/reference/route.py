@@ -35,8 +35,8 @@ Answers = tuple[tuple[int, str, Body], ...]
 class Route:
     """A method and a path, with the request's parameters and body, and the answers.
 
-    operation: a unique name. headers: members of the runtime API (api/members.py). query: names of parameters, with
-    their descriptions. answers: the description and body of each status that is not an error.
+    operation: a unique name. headers: members of the runtime API (api/runtime_members.py). query: names of parameters,
+    with their descriptions. answers: the description and body of each status that is not an error.
     """
 
     method: str

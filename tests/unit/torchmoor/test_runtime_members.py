@@ -9,7 +9,15 @@ import pytest
 
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.errors import ValidationError
-from torchmoor.proxy.api.members import ENDPOINT_NAME, MEMBERS, OF_ASYNC, STORED, NumberMember, check_members, make_note
+from torchmoor.proxy.api.runtime_members import (
+    ENDPOINT_NAME,
+    MEMBERS,
+    OF_ASYNC,
+    STORED,
+    NumberMember,
+    check_members,
+    make_note,
+)
 from torchmoor.proxy.http.head import Head, HeadBook
 
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from torchmoor.config.body_heap import num_form_fields
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER, Member, header_text, named_member
 from torchmoor.proxy.http.field_names import INFERENCE_ID, INVOCATION_ID, OWN_PREFIX
@@ -167,13 +166,3 @@ def check_members(layout: Layout) -> None:
     name = layout.repeated or b""
     member = MEMBERS.get(name)
     raise ValidationError(f"Member '{member.name if member else name.decode()}' is given twice")
-
-
-def check_form(content_type: bytes | None, body: bytes, max_fields: int) -> None:
-    """Raise ValidationError if the body is a form of more fields."""
-    num_fields = num_form_fields(content_type, body)
-    if num_fields > max_fields:
-        raise ValidationError(
-            f"The form has {num_fields} fields, more than {max_fields} (limits.max_form_fields). "
-            "Send JSON as application/json."
-        )
