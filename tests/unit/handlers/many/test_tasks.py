@@ -487,6 +487,31 @@ def test_a_picture_that_cannot_be_decoded_beside_the_pixels_before_it(tmp_path: 
     assert "send a smaller one, or fewer at once" in message
 
 
+def test_requests_of_several_pictures_do_not_wait_for_the_pixels_of_each_other(tmp_path: Path, load: Load) -> None:
+    """Two requests that begin together are both answered, although the memory has no room for the pixels of both."""
+    model = load(
+        save_checkpoint(tmp_path, "ViTForImageClassification"),
+        intake=IntakeSettings(decoding_bytes=3 * 3 * 32 * 32 * 4, decoding_timeout_s=60),
+    )
+    assert isinstance(model, TaskModel)
+    assert isinstance(model.task, ImageClassification)
+    processor, both = model.task._processor, threading.Barrier(2)
+    begun: set[int] = set()
+
+    def process(**options: Any) -> Any:
+        if threading.get_ident() not in begun:
+            begun.add(threading.get_ident())
+            both.wait(60)
+        return processor(**options)
+
+    model.task._processor = process
+    encoded = base64.b64encode(picture(1)).decode()
+
+    replies = [send(model, {"inputs": [encoded] * 3}) for _ in range(2)]
+
+    assert [whole(reply).status for reply in replies] == [200, 200]
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "part"),
     [
