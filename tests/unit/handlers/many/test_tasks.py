@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import transformers as hf
 from PIL import Image
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
+from handlers.engine.builtin import chat_engine
+from handlers.engine.builtin.runner import ModelRunner
 from handlers.errors import InternalError, ModelBroken, OutOfMemory
+from handlers.many.loading.chat_model import ChatModel
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
@@ -810,6 +814,19 @@ def test_text_is_generated_by_the_chat_engine(architecture: str, tmp_path: Path,
         wait_until(reply.has_news, "there is an answer")
         pieces.append(reply.take(1 << 20))
     assert b"".join(piece.data for piece in pieces).startswith(b"data:")
+
+
+def test_the_whole_storage_of_a_kv_cache_counts(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where rows are computed together, it has a block that no answer gets."""
+    save_checkpoint(tmp_path, "LlamaForCausalLM")
+    without = load(tmp_path)
+    monkeypatch.setattr(chat_engine, "ModelRunner", partial(ModelRunner, is_row_batched=True))
+    model = load(tmp_path)
+    assert isinstance(model, ChatModel)
+    assert model._service is not None
+    block_bytes = model._service.store.pool.num_bytes(1)
+
+    assert model.device_bytes - without.device_bytes == block_bytes
 
 
 def test_a_family_that_the_engine_cannot_run_is_refused(tmp_path: Path, load: Load) -> None:
