@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from handlers.worker.device import return_gpu_memory
 from torchmoor.wire.cgroups import MEMBERSHIP, ROOT, groups
 
 GPU_FRACTION = 0.8  # of a GPU's memory: the rest is for the computation of requests
@@ -49,7 +50,7 @@ def group_limits(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[tuple
 def release_memory(device: torch.device) -> None:
     """Return freed memory to the system, which glibc's and torch's allocators would keep."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        return_gpu_memory()
     trim_heap()
 
 
