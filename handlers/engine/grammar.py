@@ -112,7 +112,8 @@ class GrammarCompiler:
     def compile(self, source: GrammarText) -> Grammar:
         """Return the compiled grammar. Any thread but the engine's.
 
-        Raises InvalidRequest, with the reason, if it is refused; Overloaded if it waits too long for other grammars.
+        Raises InvalidRequest, with the reason, if it is refused; Overloaded if it waits too long for the vocabulary or
+        for other grammars.
         """
         if len(source.text) > self._settings.max_chars:
             raise InvalidRequest(
@@ -120,12 +121,14 @@ class GrammarCompiler:
                 param=source.field,
             )
         with self._lock:
-            if self._vocabulary_trie is None:
+            if self._vocabulary_trie is None or _must_repeat(self._vocabulary_trie):
                 self._vocabulary_trie = self._thread.submit(self._read_vocabulary)
             trie = self._vocabulary_trie
         try:
             trie.result(TOKENIZER_TIMEOUT_S)
-        except Exception as exc:  # of the library: the tokenizer has no form that it knows
+        except TimeoutError:
+            raise Overloaded("the model's vocabulary is still being read for grammars; try again later") from None
+        except ValueError as exc:
             raise InvalidRequest(
                 "this model's tokenizer cannot be combined with a grammar, so its answers cannot follow one",
                 param=source.field,
@@ -168,10 +171,16 @@ class GrammarCompiler:
                 used -= size
 
     def _read_vocabulary(self) -> "LLTokenizer":
+        """Read the tokenizer's vocabulary. Raises ValueError if it cannot be combined with grammars."""
         from llguidance.hf import from_tokenizer
 
         size = max(self._vocabulary, len(self._tokenizer))
-        return from_tokenizer(self._tokenizer, n_vocab=size, eos_token=self._eos_token_ids or None)
+        try:
+            return from_tokenizer(self._tokenizer, n_vocab=size, eos_token=self._eos_token_ids or None)
+        except (MemoryError, OSError):
+            raise
+        except Exception as exc:  # the libraries raise errors of every kind
+            raise ValueError("the tokenizer has no form that llguidance knows") from exc
 
     def _compile(self, source: GrammarText, trie: "Future[LLTokenizer]") -> Grammar:
         """Compile a grammar. Raises ValueError with the reason if it is refused."""
@@ -205,11 +214,11 @@ class GrammarCompiler:
         return Grammar(matcher, settings.max_cpu_s, num_bytes)
 
 
-def _must_repeat(compiling: "Future[Grammar]") -> bool:
-    """Return True if a grammar was not compiled for a reason that is not its own."""
-    if not compiling.done() or compiling.cancelled():
-        return compiling.cancelled()
-    return not isinstance(compiling.exception(), ValueError | None)
+def _must_repeat(work: "Future[Any]") -> bool:
+    """Return True if a vocabulary was not read, or a grammar not compiled, for a reason that is not its own."""
+    if not work.done() or work.cancelled():
+        return work.cancelled()
+    return not isinstance(work.exception(), ValueError | None)
 
 
 def _has_result(compiling: "Future[Grammar]") -> bool:

@@ -18,6 +18,7 @@ import torch
 from handlers.engine.builtin.engine import is_device_lost
 from handlers.errors import HandlerError, InternalError, OutOfMemory, Overloaded
 from handlers.settings.tasks import TaskSettings
+from handlers.worker.device import use_device
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ class Compute:
 
     def _work(self) -> None:
         torch.set_num_threads(self.settings.threads_per_batch)
+        use_device(self._device)
         while True:
             with self._changed:
                 while not self._line and not self._is_stopping:

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from handlers.errors import NoMemoryForModel, SettingsError
+from handlers.worker.process_memory import group_limits
 
 WHOLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 MEMORY_INFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 # Bytes by safetensors' type names. A load converts floats and keeps the others.
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
@@ -92,15 +92,11 @@ def _is_tensor(described: object) -> bool:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free bytes of a GPU, or of this machine within its container's limit; None if unknown."""
+    """Return the free bytes of a GPU, or of this machine within the limits of its control groups; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if not MEMORY_INFO.is_file():
         return None
     lines = dict(line.split(":", 1) for line in MEMORY_INFO.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    limit, statistics = CGROUP / "memory.max", CGROUP / "memory.stat"
-    if limit.is_file() and statistics.is_file() and (text := limit.read_text().strip()) != "max":
-        used = dict(line.split() for line in statistics.read_text().splitlines())
-        free = min(free, int(text) - int(used.get("anon", 0)))  # the page cache can be dropped
-    return free
+    return min([free, *(limit - kept for limit, kept in group_limits())])

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 from pathlib import Path
 
 import torch
@@ -9,6 +10,10 @@ import torch
 from handlers.errors import SettingsError
 
 DRIVER = Path("/proc/driver/nvidia/version")
+
+# Held by a thread that captures CUDA graphs, waits for the whole GPU, or returns its free memory. CUDA and torch refuse
+# each of these while another thread captures, and the capture may fail, too.
+capture_lock = threading.Lock()
 
 
 def choose_device(gpu_id: int | None) -> torch.device:
@@ -37,6 +42,12 @@ def use_device(device: torch.device) -> None:
     """Make a GPU this thread's current one, on which Triton launches kernels and graphs are captured."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def return_gpu_memory() -> None:
+    """Return the memory of all GPUs that torch keeps for later allocations. Waits while another thread captures."""
+    with capture_lock:
+        torch.cuda.empty_cache()
 
 
 def driver_version() -> str | None:

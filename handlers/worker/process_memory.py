@@ -5,9 +5,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+
+from handlers.worker.device import return_gpu_memory
+from torchmoor.wire.cgroups import MEMBERSHIP, ROOT, groups
 
 GPU_FRACTION = 0.8  # of a GPU's memory: the rest is for the computation of requests
 CPU_FRACTION = 0.5
@@ -19,7 +23,8 @@ _MALLINFO = (  # the fields of its struct mallinfo2
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
     *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
 )
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+# A control group's files of limits, by version, and what of its memory the kernel cannot drop, unlike the page cache.
+_GROUP_LIMITS = (("memory.max", "anon"), ("memory.limit_in_bytes", "total_rss"))
 
 
 def choose_device_bytes(device: torch.device) -> int:
@@ -27,17 +32,25 @@ def choose_device_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1] * GPU_FRACTION)
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in CGROUP_LIMITS:
-        text = path.read_text().strip() if path.is_file() else ""
-        if text.isdigit():
-            limits.append(int(text))
+    limits += [limit for limit, _ in group_limits()]
     return int(min(limits) * CPU_FRACTION)
+
+
+def group_limits(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[tuple[int, int]]:
+    """Return the limit of each control group of this process, and what cannot be dropped of the group's memory."""
+    found = []
+    for folder in groups("memory", root, membership):
+        for limit, kept in _GROUP_LIMITS:
+            with suppress(OSError, ValueError, KeyError):  # not this version, or no limit
+                counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                found.append((int((folder / limit).read_text()), int(counts[kept])))
+    return found
 
 
 def release_memory(device: torch.device) -> None:
     """Return freed memory to the system, which glibc's and torch's allocators would keep."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        return_gpu_memory()
     trim_heap()
 
 

@@ -1,17 +1,12 @@
-"""Limits of memory and processor time that control groups set: a container's, or a service's.
-
-Each group from this process's own up to the root has a limit, and the lowest applies. Version 1 has a hierarchy for
-each controller. A container usually sees its own group as the root.
-"""
+"""Limits of memory and processor time that control groups set: a container's, or a service's. The lowest applies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
+from torchmoor.wire.cgroups import MEMBERSHIP, ROOT, groups
+
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # version 1
@@ -24,7 +19,7 @@ def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
     The kernel counts cached files as the group's, too, and drops those that are not in use when memory is needed.
     """
     found = []
-    for folder in _groups("memory", root, membership):
+    for folder in groups("memory", root, membership):
         for limit, usage, unused in _MEMORY_FILES:
             with suppress(OSError, ValueError):  # not this version, or no limit
                 left = int((folder / limit).read_text()) - int((folder / usage).read_text())
@@ -38,7 +33,7 @@ def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
 def processors(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
     """Return how many processors the groups allow; None if they have no limit."""
     found = []
-    for folder in _groups("cpu", root, membership):
+    for folder in groups("cpu", root, membership):
         with suppress(OSError, ValueError):
             quota, period = (folder / "cpu.max").read_text().split()
             found.append(int(quota) / int(period))
@@ -47,16 +42,3 @@ def processors(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None
             if int(quota) > 0:  # -1: no limit
                 found.append(int(quota) / int(period))
     return min(found, default=None)
-
-
-def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
-    """Yield the folders of the groups that this process may be in, of either version."""
-    places = {root: Path(), root / controller: Path()}
-    with suppress(OSError, ValueError):
-        for line in membership.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers or controller in controllers.split(","):
-                places[root / controller if controllers else root] = Path(path.lstrip("/"))
-    for top, own in places.items():
-        for group in (own, *own.parents):
-            yield top / group

@@ -29,6 +29,7 @@ class DecodingBudget:
     ) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
+        self._held_bytes = 0  # of them, in held shares
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._waiting: deque[object] = deque()
@@ -46,38 +47,56 @@ class DecodingBudget:
         """Hold a share of the budget; wait for it if other images hold too much.
 
         check: raises if the request is cancelled; called while the image waits. held_bytes: of the budget, which the
-        request holds until its end, so that waiting for them would be in vain. Raises ImageTooLarge for more than the
-        rest of the budget, OutOfMemory after `max_wait_s`.
+        request holds until its end, so that waiting for them would be in vain; others may wait for them, so the image
+        is the next one. Raises ImageTooLarge for more than the rest of the budget, OutOfMemory after `max_wait_s`.
         """
         most = self.max_bytes - held_bytes
         if num_bytes > most:
             advice = "send a smaller one, or fewer at once" if held_bytes else "send a smaller one"
             raise ImageTooLarge(f"the image takes {num_bytes} bytes of memory to decode, more than {most}; {advice}")
-        self.take(num_bytes, check)
+        self.take(num_bytes, check, is_next=held_bytes > 0)
         try:
             yield
         finally:
             self.give_back(num_bytes)
 
-    def take(self, num_bytes: int, check: Callable[[], None]) -> None:
-        """Take a share until `give_back`, as `lease` does. num_bytes: at most the whole budget."""
+    def take(self, num_bytes: int, check: Callable[[], None], *, is_next: bool = False, is_held: bool = False) -> None:
+        """Take a share until `give_back`, as `lease` does. num_bytes: at most the whole budget.
+
+        is_next: before all that wait, since they may wait for what this request has. is_held: the request decodes
+        further images meanwhile; several such shares take at most half of the budget, so that none of these requests
+        waits for another.
+        """
         deadline = self._clock() + self._max_wait_s
         place = object()
         with self._changed:
-            self._waiting.append(place)
+            if is_next:
+                self._waiting.appendleft(place)
+            else:
+                self._waiting.append(place)
             try:
-                while self._waiting[0] is not place or self.used_bytes + num_bytes > self.max_bytes:
+                while self._waiting[0] is not place or not self._has_room(num_bytes, is_held=is_held):
                     check()
                     left = deadline - self._clock()
                     if left <= 0:
                         raise OutOfMemory(f"the {self.max_bytes} bytes for decoding images are in use; try again later")
                     self._changed.wait(min(left, CHECK_S))
-                self.used_bytes += num_bytes
+                self._count(num_bytes, is_held=is_held)
             finally:
                 self._waiting.remove(place)
                 self._changed.notify_all()  # the next one may fit, too
 
-    def give_back(self, num_bytes: int) -> None:
+    def give_back(self, num_bytes: int, *, is_held: bool = False) -> None:
+        """Return a share. is_held: as when it was taken."""
         with self._changed:
-            self.used_bytes -= num_bytes
+            self._count(-num_bytes, is_held=is_held)
             self._changed.notify_all()
+
+    def _has_room(self, num_bytes: int, *, is_held: bool) -> bool:
+        if is_held and self._held_bytes and self._held_bytes + num_bytes > self.max_bytes // 2:
+            return False
+        return self.used_bytes + num_bytes <= self.max_bytes
+
+    def _count(self, num_bytes: int, *, is_held: bool) -> None:
+        self.used_bytes += num_bytes
+        self._held_bytes += num_bytes if is_held else 0

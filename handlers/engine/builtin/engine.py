@@ -27,7 +27,7 @@ from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.engine.grammar import GrammarFailed
 from handlers.errors import MODEL_FAILED, STOPPING, InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
-from handlers.worker.device import use_device
+from handlers.worker.device import return_gpu_memory, use_device
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -248,7 +248,7 @@ class Engine:
         if has_no_memory:
             self.scheduler.pace.halve()
             logger.warning("device out of memory in a step shares=%s, next steps take fewer prompt tokens", len(batch))
-            torch.cuda.empty_cache()
+            return_gpu_memory()
         if can_shrink:
             [share] = batch
             self._commit([StepShare(share.sequence, share.tokens[: len(share.tokens) // 2], is_last=False)])

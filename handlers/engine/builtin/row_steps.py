@@ -25,6 +25,7 @@ from handlers.engine.builtin.upload import upload
 from handlers.errors import OutOfMemory
 from handlers.models.attention import DecodingRows, PackedBatch
 from handlers.models.text import TextModel
+from handlers.worker.device import capture_lock
 
 logger = logging.getLogger(__name__)
 MEASURED_BLOCKS = 64  # of the context with which rows are measured
@@ -87,11 +88,12 @@ class RowSteps:
         self._inputs = torch.zeros((max_rows, 2), dtype=torch.int64, device=device)  # each row's token and position
         self._sizes = batch_sizes(max_rows)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._max_positions = math.inf if has_prompts else 0.0  # that the tokens of prompts may see in all
         if has_graphs and device.type == "cuda":
-            self._graphs = self._capture_all()
-        self._max_positions = 0.0  # that the tokens of prompts may see in all
-        if has_prompts or (has_prompts is None and self._graphs):
-            self._max_positions = math.inf if has_prompts else self._measure()
+            with capture_lock:
+                self._graphs = self._capture_all()
+                if self._graphs and has_prompts is None:
+                    self._max_positions = self._measure()
 
     def takes(self, shares: Sequence[tuple[Sequence[int], SequenceCache]]) -> bool:
         """Return True if the step can run here, and is not slower than with all kernels launched one by one.

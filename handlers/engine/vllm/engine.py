@@ -197,11 +197,11 @@ class VllmEngine:
         return partial(self._cancel_later, answer)
 
     def _begin(self, answer: _RunningAnswer) -> None:
-        if self._is_stopping:
-            self._end(answer, answer.error)
-            return
         self._answers.add(answer)
-        answer.task = asyncio.create_task(self._run(answer))
+        answer.task = asyncio.create_task(self._generate(answer))
+        answer.task.add_done_callback(partial(self._end, answer))
+        if self._is_stopping:
+            answer.task.cancel()
 
     def _cancel_later(self, answer: _RunningAnswer, error: Exception) -> None:
         with suppress(InternalError):  # `stop` ends every answer
@@ -212,31 +212,12 @@ class VllmEngine:
             answer.error = error
             answer.task.cancel()
 
-    async def _run(self, answer: _RunningAnswer) -> None:
-        """Generate an answer to its end. The event loop's clock is the monotonic one of deadlines."""
-        error: Exception | None = None
-        try:
-            async with asyncio.timeout_at(answer.request.deadline):
-                await self._generate(answer)
-        except asyncio.CancelledError:
-            error = answer.error
-        except TimeoutError:
-            error = TurnTimedOut()
-        except EngineDeadError:
-            self._note_dead()
-            error = InternalError("vLLM has failed; the worker starts again")
-        except HandlerError as exc:
-            error = exc
-        except VLLMClientError as exc:
-            error = InvalidRequest(str(exc))
-        except Exception:
-            logger.exception("answer failed")
-            error = InternalError(MODEL_FAILED)
-        self._answers.discard(answer)
-        if error is not None:
-            self._end(answer, error)
-
     async def _generate(self, answer: _RunningAnswer) -> None:
+        """Generate an answer to its end. The event loop's clock is the monotonic one of deadlines."""
+        async with asyncio.timeout_at(answer.request.deadline):
+            await self._pass_on(answer)
+
+    async def _pass_on(self, answer: _RunningAnswer) -> None:
         request = answer.request
         prompt: Any = make_prompt(request.prompt, request.images, self._prompts.image_token_id, answer.scope)
         prompt["prompt_token_ids"] += request.given
@@ -251,6 +232,7 @@ class VllmEngine:
             async for output in stream:
                 for event in read_output(output, request.params, self._prompts.eos_token_ids):
                     if not request.on_event(event):
+                        self._answers.discard(answer)  # so that a cancellation has no effect while vLLM aborts it
                         return
                 self._wake_later(request.wake)
 
@@ -267,8 +249,27 @@ class VllmEngine:
         for wake in wakes:
             wake()
 
-    def _end(self, answer: _RunningAnswer, error: Exception) -> None:
+    def _end(self, answer: _RunningAnswer, task: asyncio.Task[None]) -> None:
+        """Pass on why an answer's task failed. A task that is cancelled before it begins runs nothing of its own."""
+        error = answer.error if task.cancelled() else self._translate(task.exception())
+        is_over = answer not in self._answers
+        self._answers.discard(answer)
+        if error is None or is_over:
+            return
         try:
             answer.request.on_event(TokenEvent(None, error=error))
         except Exception:
             logger.exception("answer could not be ended")
+
+    def _translate(self, error: BaseException | None) -> HandlerError | None:
+        if error is None or isinstance(error, HandlerError):
+            return error
+        if isinstance(error, TimeoutError):
+            return TurnTimedOut()
+        if isinstance(error, EngineDeadError):
+            self._note_dead()
+            return InternalError("vLLM has failed; the worker starts again")
+        if isinstance(error, VLLMClientError):
+            return InvalidRequest(str(error))
+        logger.error("answer failed", exc_info=error)
+        return InternalError(MODEL_FAILED)

@@ -102,7 +102,7 @@ class ChatModel(PlacedModel):
         kv_bytes = cache_shape(self._text_model).num_bytes(self._settings.tasks.kv_tokens)
         engine = make_builtin_engine(self._text_model, kv_bytes, self._settings.engine, self._settings.grammar)
         self._service = ChatService(self._settings, self._text_model, engine, self._ids, self._intake)
-        self._kv_bytes = kv_bytes
+        self._kv_bytes = engine.pool.storage.nbytes
         engine.start()
 
     def _end(self) -> None:

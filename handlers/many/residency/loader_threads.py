@@ -20,6 +20,7 @@ from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.download import Downloader
 from handlers.many.residency.model_entries import LoaderStep, ModelEntry
 from handlers.settings.many import ManySettings
+from handlers.worker.device import use_device
 from handlers.worker.process_memory import release_memory
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ class LoaderThreads:
         self._device = device
         self._report = report
         downloads = ThreadPoolExecutor(settings.num_downloads, "many-download")
-        loaders = ThreadPoolExecutor(settings.num_loaders, "many-load")
-        leaving = ThreadPoolExecutor(1, "many-evict")
+        loaders = ThreadPoolExecutor(settings.num_loaders, "many-load", use_device, (device,))
+        leaving = ThreadPoolExecutor(1, "many-evict", use_device, (device,))
         self._pools = (downloads, loaders, leaving)
         self._actions = {
             LoaderStep.FETCH: (downloads, self._fetch),

@@ -38,8 +38,8 @@ class ImageClassification:
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"top_k": int, "function_to_apply": str})
-        inputs = []
-        held_bytes = 0
+        inputs: list[Input] = []
+        num_bytes = held_bytes = 0  # of the images' pixels so far, and how many of the memory's bytes count as theirs
         references = as_list(request.inputs, self._settings.max_inputs)
         for reference in references:
             if not isinstance(reference, bytes | str):
@@ -48,8 +48,14 @@ class ImageClassification:
             data = self.intake.read(reference, reply)
             with self.intake.decoded(data, reply.raise_if_cancelled, self._side, held_bytes) as image:
                 pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0]
-            self._hold(pixels, len(references), reply)
-            held_bytes += pixels.nbytes
+            self._check_size(pixels, len(references))
+            if not inputs and len(references) > 1:  # without the last one's, beside which nothing is decoded
+                held_bytes = (len(references) - 1) * pixels.nbytes
+                self._hold(held_bytes, reply, is_held=True)
+            num_bytes += pixels.nbytes
+            if num_bytes > held_bytes:
+                self._hold(num_bytes - held_bytes, reply, is_next=held_bytes > 0)
+                held_bytes = num_bytes
             inputs.append(
                 Input(pixels, pixels.shape[-1] * pixels.shape[-2] // PIXELS_PER_TOKEN + 1, tuple(pixels.shape))
             )
@@ -62,20 +68,21 @@ class ImageClassification:
 
         return TaskWork(inputs, finish)
 
-    def _hold(self, pixels: Tensor, number: int, reply: PendingReply) -> None:
-        """Count an image's pixels, as they are scaled for the model, until the answer's end.
-
-        number: of the request's images. Raises InvalidRequest if they cannot fit together, OutOfMemory.
-        """
-        budget, num_bytes = self.intake.decoding, pixels.nbytes
-        if number * num_bytes > budget.max_bytes:
+    def _check_size(self, pixels: Tensor, number: int) -> None:
+        """Raise InvalidRequest if the pixels of a request with this number of images cannot fit together."""
+        num_bytes, max_bytes = number * pixels.nbytes, self.intake.decoding.max_bytes
+        if num_bytes > max_bytes:
             raise InvalidRequest(
-                f"the pixels of {number} images take {number * num_bytes} bytes, more than {budget.max_bytes} "
+                f"the pixels of {number} images take {num_bytes} bytes, more than {max_bytes} "
                 "(handler.intake.decoding_bytes): send fewer at once",
                 param="inputs",
             )
-        budget.take(num_bytes, reply.raise_if_cancelled)
-        reply.on_end(partial(budget.give_back, num_bytes))
+
+    def _hold(self, num_bytes: int, reply: PendingReply, *, is_next: bool = False, is_held: bool = False) -> None:
+        """Count pixels, as they are scaled for the model, until the answer's end. Raises OutOfMemory."""
+        budget = self.intake.decoding
+        budget.take(num_bytes, reply.raise_if_cancelled, is_next=is_next, is_held=is_held)
+        reply.on_end(partial(budget.give_back, num_bytes, is_held=is_held))
 
     def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return float32 logits."""

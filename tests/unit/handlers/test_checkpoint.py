@@ -20,6 +20,7 @@ from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.memory import check_fits, free_bytes, weight_bytes
 from handlers.settings.model import ModelSettings
+from handlers.worker.process_memory import group_limits
 from tests.servers import S3Server, run_s3
 from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 
@@ -389,12 +390,27 @@ def test_a_checkpoint_without_tokenizer_says_so(family: str, tmp_path: Path, che
         load_model(folder, torch.device("cpu"), "auto")
 
 
-def test_the_free_memory_of_this_machine_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The free memory is what the system reports, at most the container's remaining limit."""
+@pytest.mark.parametrize(
+    ("group", "limit", "kept"),
+    [
+        ("", "memory.max", "anon"),  # a container sees its own group as the root
+        ("a.slice/b.service", "memory.max", "anon"),
+        ("a.slice", "memory.max", "anon"),
+        ("memory", "memory.limit_in_bytes", "total_rss"),
+        ("memory/a.slice/b.service", "memory.limit_in_bytes", "total_rss"),
+    ],
+)
+def test_the_free_memory_of_this_machine_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, limit: str, kept: str
+) -> None:
+    """The free memory is what the system reports, at most what a group of this process leaves to it."""
     available = free_bytes(CPU)
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.stat").write_text("anon 300000\nfile 500000\n")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    membership, folder = tmp_path / "self", tmp_path / "cgroup" / group
+    membership.write_text("0::/a.slice/b.service\n4:memory:/a.slice/b.service\n")
+    folder.mkdir(parents=True)
+    (folder / limit).write_text("1000000\n")
+    (folder / "memory.stat").write_text(f"{kept} 300000\nfile 500000\n")
+    monkeypatch.setattr(memory, "group_limits", lambda: group_limits(tmp_path / "cgroup", membership))
 
     assert available is not None
     assert available > 1000000

@@ -129,6 +129,40 @@ def test_pictures_are_decoded_in_the_order_of_arrival() -> None:
     assert budget.used_bytes == 0
 
 
+def test_a_request_that_holds_a_share_does_not_wait_behind_those_that_wait_for_it() -> None:
+    """Its next picture is decoded before a larger one that arrived earlier."""
+    budget = DecodingBudget(100, max_wait_s=60)
+    failures: list[BaseException] = []
+
+    def use() -> None:
+        with budget.lease(60, go_on):
+            pass
+
+    budget.take(50, go_on, is_held=True)
+    waiting = in_thread(use, failures)
+    wait_until(lambda: "1 waiting" in repr(budget), "the large one waits")
+    with budget.lease(40, go_on, held_bytes=50):
+        assert budget.used_bytes == 90
+    budget.give_back(50, is_held=True)
+    waiting.join(60)
+
+    assert (failures, budget.used_bytes) == ([], 0)
+
+
+def test_held_shares_leave_half_of_the_account_unless_there_is_one_only(clock: FakeClock) -> None:
+    """So the requests that hold them can decode further pictures, and end."""
+    budget = DecodingBudget(100, max_wait_s=60, clock=clock)
+
+    budget.take(70, go_on, is_held=True)
+    with pytest.raises(OutOfMemory):
+        budget.take(10, lambda: clock.advance(61), is_held=True)
+    budget.give_back(70, is_held=True)
+    budget.take(30, go_on, is_held=True)
+    budget.take(20, go_on, is_held=True)
+
+    assert budget.used_bytes == 50
+
+
 # Its users
 
 

@@ -14,10 +14,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, hf
 
 from benchmarks.grammar_schemas import SCHEMAS
 from handlers.chat.grammars import read_schema
+from handlers.engine import grammar as grammar_module
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import SequenceCache, cache_shape
 from handlers.engine.builtin.pace import Pace
@@ -322,6 +323,59 @@ def test_a_failure_that_is_not_the_grammars_is_not_remembered(tiny_llava: Any, m
         assert compiler.compile(grammar)
     finally:
         compiler.stop()
+
+
+def test_a_vocabulary_that_could_not_be_read_once_is_read_again(tiny_llava: Any, monkeypatch: Any) -> None:
+    """A worker that was short of memory at its first grammar compiles later ones."""
+    compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, GrammarSettings())
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(hf, "from_tokenizer", lambda *args, **options: (_ for _ in ()).throw(MemoryError))
+            with pytest.raises(MemoryError):
+                compiler.compile(json_grammar({"const": "first"}))
+        assert compiler.compile(json_grammar({"const": "first"}))
+    finally:
+        compiler.stop()
+
+
+def test_a_grammar_that_waits_too_long_for_the_vocabulary_may_be_sent_again(tiny_llava: Any, monkeypatch: Any) -> None:
+    """A slow machine does not make the tokenizer one that cannot be combined with grammars."""
+    compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, GrammarSettings())
+    may_go_on, read = threading.Event(), hf.from_tokenizer
+
+    def wait_and_read(*args: Any, **options: Any) -> Any:
+        assert may_go_on.wait(30)
+        return read(*args, **options)
+
+    monkeypatch.setattr(hf, "from_tokenizer", wait_and_read)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(grammar_module, "TOKENIZER_TIMEOUT_S", 0)
+            with pytest.raises(Overloaded, match="try again later"):
+                compiler.compile(json_grammar({"const": "first"}))
+        may_go_on.set()
+        assert compiler.compile(json_grammar({"const": "first"}))
+    finally:
+        may_go_on.set()
+        compiler.stop()
+
+
+def test_a_tokenizer_that_the_library_does_not_know_is_refused(tiny_llava: Any, monkeypatch: Any) -> None:
+    compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, GrammarSettings())
+    reads: list[None] = []
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        reads.append(None)
+        raise Exception("a custom part cannot be written")  # the Rust library's own class
+
+    monkeypatch.setattr(hf, "from_tokenizer", refuse)
+    try:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="cannot be combined with a grammar"):
+                compiler.compile(json_grammar({"const": "first"}))
+    finally:
+        compiler.stop()
+    assert len(reads) == 1
 
 
 @pytest.mark.parametrize("limit", [{"max_states": 40}, {"max_cpu_s": 1e-9}])

@@ -1,14 +1,33 @@
-"""Freed memory returns to the system."""
+"""The memory that models may take, and the return of freed memory to the system."""
 
 import json
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 
-from handlers.worker.process_memory import FREED_BYTES, HeapTrimmer
+from handlers.worker import process_memory
+from handlers.worker.process_memory import FREED_BYTES, HeapTrimmer, choose_device_bytes, group_limits
 
 MB = 1 << 20
+
+
+def test_models_take_half_of_what_the_groups_of_this_process_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service of systemd is in a group below others, each of which may have a limit."""
+    membership, own = tmp_path / "self", tmp_path / "a.slice" / "b.service"
+    membership.write_text("0::/a.slice/b.service\n")
+    own.mkdir(parents=True)
+    for group, limit in ((own, "max"), (own.parent, str(4 * MB))):
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.stat").write_text("anon 1000\nfile 1000\n")
+    monkeypatch.setattr(process_memory, "group_limits", partial(group_limits, tmp_path, membership))
+
+    assert choose_device_bytes(torch.device("cpu")) == 2 * MB
 
 
 class Heap:

@@ -214,6 +214,16 @@ def test_vllm_takes_what_the_built_in_engine_refuses(environ: dict[str, str], gr
     assert settings({**environ}, config={"engine": {"name": "vllm"}}).engine.name == "vllm"
 
 
+def test_a_limit_that_vllm_does_not_have_is_ignored_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    """A container of TGI keeps its variables when its engine becomes vLLM. A setting of the handler is refused."""
+    environ = {"MAX_BATCH_TOTAL_TOKENS": "8192", "TORCHMOOR_HANDLER_ENGINE_NAME": "vllm"}
+
+    assert settings(environ).session.kv_tokens == 0
+    assert "name=MAX_BATCH_TOTAL_TOKENS" in caplog.text
+    with pytest.raises(SettingsError, match=r"session\.kv_tokens is not offered by the engine vllm"):
+        settings(environ, config={"session": {"kv_tokens": 8192}})
+
+
 def test_a_machine_without_gpus_says_zero() -> None:
     """SageMaker sets the number of GPUs to 0 on a CPU instance."""
     assert settings({"SM_NUM_GPUS": "0"}).model.tensor_parallel == 1

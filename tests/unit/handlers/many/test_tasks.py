@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import transformers as hf
 from PIL import Image
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
+from handlers.engine.builtin import chat_engine
+from handlers.engine.builtin.runner import ModelRunner
 from handlers.errors import InternalError, ModelBroken, OutOfMemory
+from handlers.many.loading.chat_model import ChatModel
 from handlers.many.loading.checkpoint_loader import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.model import AnsweringModel, LoadProgress
@@ -487,6 +491,31 @@ def test_a_picture_that_cannot_be_decoded_beside_the_pixels_before_it(tmp_path: 
     assert "send a smaller one, or fewer at once" in message
 
 
+def test_requests_of_several_pictures_do_not_wait_for_the_pixels_of_each_other(tmp_path: Path, load: Load) -> None:
+    """Two requests that begin together are both answered, although the memory has no room for the pixels of both."""
+    model = load(
+        save_checkpoint(tmp_path, "ViTForImageClassification"),
+        intake=IntakeSettings(decoding_bytes=3 * 3 * 32 * 32 * 4, decoding_timeout_s=60),
+    )
+    assert isinstance(model, TaskModel)
+    assert isinstance(model.task, ImageClassification)
+    processor, both = model.task._processor, threading.Barrier(2)
+    begun: set[int] = set()
+
+    def process(**options: Any) -> Any:
+        if threading.get_ident() not in begun:
+            begun.add(threading.get_ident())
+            both.wait(60)
+        return processor(**options)
+
+    model.task._processor = process
+    encoded = base64.b64encode(picture(1)).decode()
+
+    replies = [send(model, {"inputs": [encoded] * 3}) for _ in range(2)]
+
+    assert [whole(reply).status for reply in replies] == [200, 200]
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "part"),
     [
@@ -785,6 +814,19 @@ def test_text_is_generated_by_the_chat_engine(architecture: str, tmp_path: Path,
         wait_until(reply.has_news, "there is an answer")
         pieces.append(reply.take(1 << 20))
     assert b"".join(piece.data for piece in pieces).startswith(b"data:")
+
+
+def test_the_whole_storage_of_a_kv_cache_counts(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where rows are computed together, it has a block that no answer gets."""
+    save_checkpoint(tmp_path, "LlamaForCausalLM")
+    without = load(tmp_path)
+    monkeypatch.setattr(chat_engine, "ModelRunner", partial(ModelRunner, is_row_batched=True))
+    model = load(tmp_path)
+    assert isinstance(model, ChatModel)
+    assert model._service is not None
+    block_bytes = model._service.store.pool.num_bytes(1)
+
+    assert model.device_bytes - without.device_bytes == block_bytes
 
 
 def test_a_family_that_the_engine_cannot_run_is_refused(tmp_path: Path, load: Load) -> None:
