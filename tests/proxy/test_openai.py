@@ -101,8 +101,6 @@ def test_stream_passes_untouched(stage: Stage) -> None:
     [
         (400, "InvalidRequest", 400, "invalid_request_error", openai.BadRequestError),
         (400, "ContextTooLong", 400, "invalid_request_error", openai.BadRequestError),
-        (403, "ImageUrlForbidden", 403, "invalid_request_error", openai.PermissionDeniedError),
-        (415, "NotAnImage", 415, "invalid_request_error", openai.APIStatusError),
         (429, "Overloaded", 429, "rate_limit_error", openai.RateLimitError),
         (507, "OutOfMemory", 503, "server_error", openai.InternalServerError),
         (504, "TurnTimedOut", 504, "server_error", openai.InternalServerError),
@@ -123,6 +121,27 @@ def test_handlers_error_is_openais_exception(
     assert isinstance(error.body, dict)
     assert error.body["message"] == "the cause"
     assert error.request_id
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [
+        (415, "NotAnImage", "invalid_image_format"),
+        (413, "ImageTooLarge", "image_too_large"),
+        (403, "ImageUrlForbidden", "invalid_image_url"),
+        (502, "ImageUnreachable", "failed_to_download_image"),
+        (415, "UnsupportedMedia", "UnsupportedMedia"),
+    ],
+)
+def test_media_that_cannot_be_used_are_a_bad_request(stage: Stage, status: int, kind: str, code: str) -> None:
+    """OpenAI's client raises the exception for OpenAI's own status, with OpenAI's code of images."""
+    behave(stage, refusing(status, kind, "the cause"))
+
+    with pytest.raises(openai.BadRequestError, match="the cause") as caught:
+        client(stage).chat.completions.create(model="llava", messages=MESSAGES)
+
+    assert (caught.value.code, caught.value.type) == (code, "invalid_request_error")
+    assert len(stage.a.received + stage.b.received) == 1
 
 
 def test_param_of_a_handlers_error_is_kept(stage: Stage) -> None:

@@ -4,13 +4,18 @@ A code in none of the sets is an error of the model. An error answer without a c
 """
 
 CALLER_BUDGET_REACHED = "CallerBudgetReached"
+IMAGE_TOO_LARGE = "ImageTooLarge"
+IMAGE_UNREACHABLE = "ImageUnreachable"
+IMAGE_URL_FORBIDDEN = "ImageUrlForbidden"
 INVALID_REQUEST = "InvalidRequest"
 NOT_ACCEPTABLE = "NotAcceptable"
+NOT_AN_IMAGE = "NotAnImage"
 JOURNAL_UNAVAILABLE = "JournalUnavailable"
 OUT_OF_DISK = "OutOfDisk"
 OUT_OF_MEMORY = "OutOfMemory"
 OVERLOADED = "Overloaded"
 RESPONSE_CANCELLED = "ResponseCancelled"
+UNSUPPORTED_MEDIA = "UnsupportedMedia"
 
 SESSION_CLOSED = "SessionClosed"
 SESSION_EXPIRED = "SessionExpired"
