@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -190,10 +191,12 @@ def test_full_instance_is_replaced_by_another(stage: Stage, status: int) -> None
 def test_models_are_the_endpoints(stage: Stage) -> None:
     """GET /v1/models lists the endpoints, and one of them by name; an unknown one is OpenAI's 404."""
     openai_client = client(stage)
+    a_day_ago = time.time() - 86_400
 
     assert [model.id for model in openai_client.models.list()] == ["llava"]
     assert [model.id for model in client(stage, BASES[1]).models.list()] == ["llava"]
     assert openai_client.models.retrieve("llava").owned_by == "torchmoor"
+    assert a_day_ago < openai_client.models.retrieve("llava").created <= time.time()
     with pytest.raises(openai.NotFoundError) as caught:
         openai_client.models.retrieve("other")
     assert caught.value.code == "model_not_found"
