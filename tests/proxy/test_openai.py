@@ -101,7 +101,6 @@ def test_stream_passes_untouched(stage: Stage) -> None:
     ("status", "code", "told", "kind", "exception"),
     [
         (400, "InvalidRequest", 400, "invalid_request_error", openai.BadRequestError),
-        (400, "ContextTooLong", 400, "invalid_request_error", openai.BadRequestError),
         (429, "Overloaded", 429, "rate_limit_error", openai.RateLimitError),
         (507, "OutOfMemory", 503, "server_error", openai.InternalServerError),
         (504, "TurnTimedOut", 504, "server_error", openai.InternalServerError),
@@ -127,6 +126,7 @@ def test_handlers_error_is_openais_exception(
 @pytest.mark.parametrize(
     ("status", "kind", "code"),
     [
+        (400, "ContextTooLong", "context_length_exceeded"),
         (415, "NotAnImage", "invalid_image_format"),
         (413, "ImageTooLarge", "image_too_large"),
         (403, "ImageUrlForbidden", "invalid_image_url"),
@@ -134,8 +134,8 @@ def test_handlers_error_is_openais_exception(
         (415, "UnsupportedMedia", "UnsupportedMedia"),
     ],
 )
-def test_media_that_cannot_be_used_are_a_bad_request(stage: Stage, status: int, kind: str, code: str) -> None:
-    """OpenAI's client raises the exception for OpenAI's own status, with OpenAI's code of images."""
+def test_an_input_that_cannot_be_used_is_a_bad_request(stage: Stage, status: int, kind: str, code: str) -> None:
+    """OpenAI's client raises the exception for OpenAI's own status, with OpenAI's code."""
     behave(stage, refusing(status, kind, "the cause"))
 
     with pytest.raises(openai.BadRequestError, match="the cause") as caught:

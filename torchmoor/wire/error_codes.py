@@ -4,6 +4,7 @@ A code in none of the sets is an error of the model. An error answer without a c
 """
 
 CALLER_BUDGET_REACHED = "CallerBudgetReached"
+CONTEXT_TOO_LONG = "ContextTooLong"
 IMAGE_TOO_LARGE = "ImageTooLarge"
 IMAGE_UNREACHABLE = "ImageUnreachable"
 IMAGE_URL_FORBIDDEN = "ImageUrlForbidden"

@@ -38,8 +38,9 @@ _NEEDS_MODEL_LINE = f"{headers.NEEDS_MODEL}: true\r\n".encode()
 _TIMED_OUT = 504
 # To OpenAI's clients, an instance without memory is one more error to retry.
 _STATUS_SHOWN_AS = {507: 503}
-# Codes of media that the handler cannot use, and OpenAI's: to its clients, these are bad requests (400).
-_MEDIA_CODES = {
+# The handler's codes of inputs that it cannot use, and OpenAI's: to its clients, these are bad requests (400).
+_BAD_INPUTS = {
+    error_codes.CONTEXT_TOO_LONG: "context_length_exceeded",
     error_codes.NOT_AN_IMAGE: "invalid_image_format",
     error_codes.IMAGE_TOO_LARGE: "image_too_large",
     error_codes.IMAGE_URL_FORBIDDEN: "invalid_image_url",
@@ -121,7 +122,7 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
 
 
 class _HandlerRefusal(ApiError):
-    """The handler's error object, forwarded unchanged except for media. code, param: the object's fields."""
+    """The handler's error object, forwarded, with OpenAI's code if there is one. code, param: the object's fields."""
 
     def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
         self.kind = self.code = kind
@@ -133,8 +134,8 @@ class _HandlerRefusal(ApiError):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         status = _STATUS_SHOWN_AS.get(head.status, head.status)
-        if kind in _MEDIA_CODES:
-            status, self.code = 400, _MEDIA_CODES[kind]
+        if kind in _BAD_INPUTS:
+            status, self.code = 400, _BAD_INPUTS[kind]
         super().__init__(message, status=status, retry_after_s=head.retry_after_s)
 
 
