@@ -17,7 +17,6 @@ from handlers.chat.messages import (
     Message,
     Part,
     TextPart,
-    ToolCall,
     images_of,
     joined,
     read_call,
@@ -225,13 +224,12 @@ _CALL_TEXTS = ("call_id", "name", "arguments")
 
 
 def _call(given: dict[str, Any], where: str) -> Item:
-    """Read a call that the model made, perhaps with arguments that are not an object."""
+    """Read a call that the model made."""
     _check_fields(given, {"type", "id", "status", "parsed_arguments", *_CALL_TEXTS}, where)  # OpenAI's `parse` adds one
     status = _read_status(given, where)
     call_id, name, text = (_text(given.get(each), f"{where}.{each}") for each in _CALL_TEXTS)
     value = {"type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": text}
-    call = read_call(call_id, name, text)
-    return Item(value, Message(ASSISTANT, (), (call or ToolCall(call_id, name, {"arguments": text}),)))
+    return Item(value, Message(ASSISTANT, (), (read_call(call_id, name, text),)))
 
 
 def _result(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | None) -> Item:

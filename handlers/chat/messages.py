@@ -52,15 +52,14 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": function}
 
 
-def read_call(call_id: Any, name: Any, arguments: Any) -> ToolCall | None:
-    """Read a call whose arguments are JSON text; None if they are not an object, or if it has no id or name."""
+def read_call(call_id: str, name: str, arguments: str) -> ToolCall:
+    """Read a call that the model made. Arguments that are not a JSON object, such as cut ones, become one with them."""
     try:
         value = json.loads(arguments or "{}")
-        json.dumps([call_id, name, value], ensure_ascii=False).encode()
-    except (ValueError, TypeError, RecursionError):
-        return None
-    is_call = isinstance(value, dict) and isinstance(call_id, str) and isinstance(name, str)
-    return ToolCall(call_id, name, value) if is_call else None
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        value = None
+    return ToolCall(call_id, name, value if isinstance(value, dict) else {"arguments": arguments})
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ class ChatService:
             case OpenSession() | AddImages():
                 self._change_in_background(command, reply)
             case StopAnswer():
-                reply.finish_json({"success": True, "stopped": self._end_answer(command)})
+                self._end_answer(command, reply)
             case ActOnSession(entry=int()):
                 self._in_background(reply, lambda: self._resources.handle(command, reply))
             case BranchSession() | CloseSession() | ActOnSession() | CloseInJournal() | EndClosed():
@@ -268,13 +268,20 @@ class ChatService:
             case EndClosed():
                 reply.finish_json({operations.NUM_ENDED: self._sessions.end_closed(command)})
 
-    def _end_answer(self, command: StopAnswer) -> bool:
-        """End the running answer of a session of this worker.
+    def _end_answer(self, command: StopAnswer, reply: PendingReply) -> None:
+        """End the session's running answer. Raises the SessionGone family."""
+        try:
+            turn = self.store.get(command.session_id, command.caller).turn
+        except SessionLost:  # the session may be in the journal, which takes time to read
+            self._in_background(reply, lambda: self._find_no_answer(command, reply))
+            return
+        reply.finish_json({"success": True, "stopped": turn is not None and turn.end_early()})
 
-        Return False if none runs. Raises the SessionGone family.
-        """
-        turn = self.store.get(command.session_id, command.caller).turn
-        return turn is not None and turn.end_early()
+    def _find_no_answer(self, command: StopAnswer, reply: PendingReply) -> None:
+        """Report that this worker generates no answer in a session that only the journal has."""
+        if not self.known.is_known(command.session_id):
+            raise SessionLost()
+        reply.finish_json({"success": True, "stopped": False})
 
     def _branch(self, command: BranchSession, reply: PendingReply) -> str:
         with self._sessions.hold(command.session_id, command.opening.caller) as source:

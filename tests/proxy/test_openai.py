@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -100,9 +101,6 @@ def test_stream_passes_untouched(stage: Stage) -> None:
     ("status", "code", "told", "kind", "exception"),
     [
         (400, "InvalidRequest", 400, "invalid_request_error", openai.BadRequestError),
-        (400, "ContextTooLong", 400, "invalid_request_error", openai.BadRequestError),
-        (403, "ImageUrlForbidden", 403, "invalid_request_error", openai.PermissionDeniedError),
-        (415, "NotAnImage", 415, "invalid_request_error", openai.APIStatusError),
         (429, "Overloaded", 429, "rate_limit_error", openai.RateLimitError),
         (507, "OutOfMemory", 503, "server_error", openai.InternalServerError),
         (504, "TurnTimedOut", 504, "server_error", openai.InternalServerError),
@@ -123,6 +121,28 @@ def test_handlers_error_is_openais_exception(
     assert isinstance(error.body, dict)
     assert error.body["message"] == "the cause"
     assert error.request_id
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [
+        (400, "ContextTooLong", "context_length_exceeded"),
+        (415, "NotAnImage", "invalid_image_format"),
+        (413, "ImageTooLarge", "image_too_large"),
+        (403, "ImageUrlForbidden", "invalid_image_url"),
+        (502, "ImageUnreachable", "failed_to_download_image"),
+        (415, "UnsupportedMedia", "UnsupportedMedia"),
+    ],
+)
+def test_an_input_that_cannot_be_used_is_a_bad_request(stage: Stage, status: int, kind: str, code: str) -> None:
+    """OpenAI's client raises the exception for OpenAI's own status, with OpenAI's code."""
+    behave(stage, refusing(status, kind, "the cause"))
+
+    with pytest.raises(openai.BadRequestError, match="the cause") as caught:
+        client(stage).chat.completions.create(model="llava", messages=MESSAGES)
+
+    assert (caught.value.code, caught.value.type) == (code, "invalid_request_error")
+    assert len(stage.a.received + stage.b.received) == 1
 
 
 def test_param_of_a_handlers_error_is_kept(stage: Stage) -> None:
@@ -171,10 +191,12 @@ def test_full_instance_is_replaced_by_another(stage: Stage, status: int) -> None
 def test_models_are_the_endpoints(stage: Stage) -> None:
     """GET /v1/models lists the endpoints, and one of them by name; an unknown one is OpenAI's 404."""
     openai_client = client(stage)
+    a_day_ago = time.time() - 86_400
 
     assert [model.id for model in openai_client.models.list()] == ["llava"]
     assert [model.id for model in client(stage, BASES[1]).models.list()] == ["llava"]
     assert openai_client.models.retrieve("llava").owned_by == "torchmoor"
+    assert a_day_ago < openai_client.models.retrieve("llava").created <= time.time()
     with pytest.raises(openai.NotFoundError) as caught:
         openai_client.models.retrieve("other")
     assert caught.value.code == "model_not_found"

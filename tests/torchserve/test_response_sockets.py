@@ -97,6 +97,21 @@ def test_an_unstored_response_continues_on_its_connection_only(gpt: openai.OpenA
     assert "red" in gpt.responses.create(model="llava", input=COLOR, previous_response_id=stored.id).output_text
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_response_is_prepared_before_its_question_is_known(gpt: openai.OpenAI, *, is_stored: bool) -> None:
+    """The client's `generate` computes a prompt, whose picture and cache the next response uses."""
+    with connected(gpt) as connection:
+        prepared = events_of(connection, input=FIRST, store=is_stored, generate=False)
+        response = prepared[-1].response
+        answer = ask(connection, input=SHAPE, store=is_stored, previous_response_id=response.id)
+
+    assert [event.type for event in prepared] == ["response.created", "response.in_progress", "response.completed"]
+    assert (response.output, response.usage.output_tokens) == ([], 0)
+    assert "circle" in answer.output_text
+    assert answer.previous_response_id == response.id
+    assert answer.usage.input_tokens_details.cached_tokens > 0
+
+
 def test_a_failed_continuation_drops_the_response_that_it_named(gpt: openai.OpenAI) -> None:
     """A stored response stays; an unknown one is not found, and the connection goes on."""
     wrong: Any = [{"type": "function_call_output", "call_id": "call_x", "output": "1"}]

@@ -2,9 +2,10 @@
 
     ts-seq-{nonce}-{expiry}-{instance}-{key id}{mac}
 
-nonce: 16 characters base32; expiry: 8 hexadecimal digits, seconds since 1970; instance: the stable name of the
-instance that opened the session; key id: 2 characters; mac: the first 16 bytes of HMAC-SHA256 in base32, 26
-characters. All lower case. The MAC covers the other parts, the endpoint and the caller.
+nonce: 16 characters base32, which begin with the expiry's fraction of a second; expiry: 8 hexadecimal digits, seconds
+since 1970; instance: the stable name of the instance that opened the session; key id: 2 characters; mac: the first 16
+bytes of HMAC-SHA256 in base32, 26 characters. All lower case. The MAC covers the other parts, the endpoint and the
+caller.
 """
 
 import hmac
@@ -22,6 +23,7 @@ KEYS_VARIABLE = "TORCHMOOR_SESSION_KEYS"  # the form that parse_session_keys rea
 INSTANCE_VARIABLE = "TORCHMOOR_INSTANCE"
 
 _CONTEXT = "torchmoor-session-v1"
+_FRACTION_BYTES = 2  # of the nonce
 _MAC_BYTES = 16
 PREFIX = "ts-seq-"
 _EXPIRY_CHARS = 8
@@ -37,6 +39,7 @@ _INSTANCE = slice(_EXPIRY.stop + 1, _KEY_ID.start - 1)
 
 # matches every id that a torchmoor handler minted; the first group is its expiry
 ID_FORM = re.compile(rf"{PREFIX}[a-z2-7]{{{_NONCE_CHARS}}}-([0-9a-f]{{{_EXPIRY_CHARS}}})-[a-z0-9-]{{1,200}}", re.ASCII)
+_SORTED_BASE32 = str.maketrans("abcdefghijklmnopqrstuvwxyz234567", "0123456789abcdefghijklmnopqrstuv")
 _EXPIRY_FORM = re.compile(rf"[0-9a-f]{{{_EXPIRY_CHARS}}}", re.ASCII)
 _INSTANCE_FORM = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)  # without ambiguity, so linear
 _KEY_ID_FORM = re.compile(rf"[a-z0-9]{{{_KEY_ID_CHARS}}}")
@@ -63,18 +66,25 @@ def mint(
     keys: Mapping[str, bytes],
     *,
     instance: str,
-    expires_at: int,
+    expires_at: float,
     endpoint: str,
     principal: str = "",
     random_bytes: Callable[[int], bytes] = secrets.token_bytes,
 ) -> SessionId:
-    """Make a new id that cannot be guessed, signed with the first of the keys."""
+    """Make a new id that cannot be guessed, signed with the first of the keys. The session ends at the full second."""
     key_id, key = next(iter(keys.items()))
-    nonce, expiry = _base32(random_bytes(NONCE_BYTES)), f"{expires_at:08x}"
+    second = int(expires_at)
+    fraction = int((expires_at - second) * 256**_FRACTION_BYTES).to_bytes(_FRACTION_BYTES, "big")
+    nonce, expiry = _base32(fraction + random_bytes(NONCE_BYTES)[_FRACTION_BYTES:]), f"{second:08x}"
     text = compose(
         key, endpoint=endpoint, principal=principal, nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
     )
-    return SessionId(text, instance, expires_at, key_id)
+    return SessionId(text, instance, second, key_id)
+
+
+def expiry_order(text: str) -> tuple[str, str, str]:
+    """Return a key that sorts ids by their expiry and its fraction of a second."""
+    return text[_EXPIRY], text[_NONCE].translate(_SORTED_BASE32), text
 
 
 def verify(text: str, keys: Mapping[str, bytes], *, endpoint: str, principal: str = "") -> SessionId | None:

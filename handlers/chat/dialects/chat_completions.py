@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Content, Reasoning
-from handlers.chat.checks import check_unicode, is_unicode, names, read_flag
+from handlers.chat.checks import check_texts, check_unicode, is_unicode, names, read_flag
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_fields import (
     Neutral,
@@ -151,11 +151,12 @@ def _call(given: Any, where: str) -> ToolCall:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(given.get("id"), str):
         raise InvalidRequest(f"{where} must be an object with 'id' and 'function'", param=where)
-    call = read_call(given["id"], function.get("name"), function.get("arguments"))
-    if call is None:
+    name, arguments = function.get("name"), function.get("arguments") or ""
+    check_texts([given["id"], name, arguments], where, where)
+    if not isinstance(name, str) or not isinstance(arguments, str):
         where += ".function"
-        raise InvalidRequest(f"{where} must have a name, and arguments that are a JSON object as text", param=where)
-    return call
+        raise InvalidRequest(f"{where} must have a name, and arguments as a text", param=where)
+    return read_call(given["id"], name, arguments)
 
 
 def _part(given: Any, role: str, where: str) -> Part:

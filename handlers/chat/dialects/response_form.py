@@ -85,7 +85,7 @@ class ResponseForm:
         cut, items = _find_cut(summary), self._output.items
         statuses = [*["completed"] * (len(items) - 1), "incomplete" if cut else "completed"]
         shown = [item.show(status) for item, status in zip(items, statuses, strict=True)]
-        fields = {**self._fields, **_ending(summary, cut)}
+        fields = {**self._fields, **find_ending(summary, cut)}
         self._ended = self._show(fields, shown)
         if is_streamed or self.is_background:
             fields[_PIECES] = [item.pieces for item in items]
@@ -174,7 +174,8 @@ class ResponseForm:
     def _end(self) -> bytes:
         response = self._ended
         assert response is not None
-        done = self._stream.end(response["output"][-1]["status"])
+        output = response["output"]
+        done = self._stream.end(output[-1]["status"]) if output else b""
         return done + self._event(f"response.{response['status']}", response=response)
 
     def _event(self, kind: str, **values: Any) -> bytes:
@@ -204,7 +205,8 @@ def _find_cut(summary: Summary) -> str | None:
     return "stop" if summary.message is not None and summary.message.is_call_cut else None
 
 
-def _ending(summary: Summary, cut: str | None) -> dict[str, Any]:
+def find_ending(summary: Summary, cut: str | None) -> dict[str, Any]:
+    """Return the fields that a response gets at its end. cut: why its output is incomplete, if it is."""
     num_prompt, num_answer, num_cached = summary.num_prompt_tokens, summary.num_tokens, summary.num_cached_tokens
     num_reasoning = 0 if summary.message is None else summary.message.num_reasoning_tokens
     return {

@@ -3,6 +3,7 @@
 import json
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from handlers.chat.checks import check_texts, is_bool, is_int, is_unicode, names
@@ -18,6 +19,7 @@ from handlers.chat.commands import (
 )
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.dialects.openai_fields import read_sampling
+from handlers.chat.dialects.prepared_form import PreparedForm
 from handlers.chat.dialects.reasoning_fields import REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
@@ -54,6 +56,7 @@ _INCLUDED |= {"code_interpreter_call.outputs", "computer_call_output.output.imag
 # Fields with few valid values: the check, and the description of valid values for an error.
 _CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "background": (is_bool, "true or false"),
+    "generate": (is_bool, "true or false"),
     "max_tool_calls": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
     "reasoning": (is_reasoning, REASONING_WANTED),
     "service_tier": (lambda v: v in ("auto", "default"), "auto or default"),
@@ -81,7 +84,8 @@ def parse_response(
     parameters = _read_parameters(given)
     previous = _read_label(given, "previous_response_id")
     conversation = _read_conversation(given)
-    if not (items or previous or conversation):
+    has_output = _has_output(given)
+    if not (items or previous or conversation or (instructions and not has_output)):
         raise missing_field("input")
     is_stored = given.get("store", True)
     if conversation and (previous or not is_stored):
@@ -91,7 +95,7 @@ def parse_response(
             api_code="mutually_exclusive_parameters",
         )
     place = find_response(previous, "previous_response_id") if previous else read_conversation_id(conversation)
-    make_form = BackgroundForm if given.get("background") else ResponseForm
+    make_form = BackgroundForm if given.get("background") else ResponseForm if has_output else PreparedForm
     form = make_form(
         _describe(given, parameters, now),
         items,
@@ -106,7 +110,7 @@ def parse_response(
         session_id="" if place is None else place.session_id,
         prompt_text="",
         images=images_in(items),
-        parameters=parameters,
+        parameters=parameters if has_output else replace(parameters, max_new_tokens=1, min_tokens=None),
         invocation_id=incoming.invocation_id,
         form=form,
         is_streaming=given.get("stream", False),
@@ -236,6 +240,19 @@ def _check_fields(given: dict[str, Any]) -> None:
             param="include",
             api_code="unsupported_value",
         )
+
+
+def _has_output(given: dict[str, Any]) -> bool:
+    """Return False if only the prompt is to be computed, for a later response. Raises InvalidRequest."""
+    options = given.get("prompt_cache_options")
+    has_output = given.get("generate", True) and not (isinstance(options, dict) and options.get("prewarm") is True)
+    if not has_output and given.get("background"):
+        raise InvalidRequest(
+            "'background' cannot be combined with 'generate': false or 'prewarm': true",
+            param="background",
+            api_code="mutually_exclusive_parameters",
+        )
+    return bool(has_output)
 
 
 def _is_text(given: Any) -> bool:

@@ -18,10 +18,11 @@ from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.errors import InvalidRequest, ResponseUnknown, SessionLost
-from handlers.journal.journal import expiry
+from handlers.journal.journal import is_session_id
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
 from torchmoor.wire.response_ids import Place, file_id, read_file_id, read_image_id
+from torchmoor.wire.session_ids import expiry_order
 
 FILE = "file"
 
@@ -52,10 +53,9 @@ class Files:
         """
         page, caller = command.page, command.caller
         last = _read_after(page.after)
-        listed = sorted(self._known.list_owned(caller), reverse=not page.is_ascending)
+        listed = [(expiry_order(entry.session_id), entry) for entry in self._known.list_owned(caller)]
         shown: list[dict[str, Any]] = []
-        for entry in listed:
-            place = (entry.expires_at, entry.session_id)
+        for place, entry in sorted(listed, reverse=not page.is_ascending):
             is_before = last is not None and (place <= last if page.is_ascending else place >= last)
             if is_before or command.purpose not in ("", entry.label):
                 continue
@@ -140,14 +140,11 @@ def _show(session_id: str, expires_at: int, fields: dict[str, Any]) -> dict[str,
     return {"id": file_id(session_id), **fields, "expires_at": expires_at}
 
 
-def _read_after(text: str) -> tuple[int, str] | None:
+def _read_after(text: str) -> tuple[str, str, str] | None:
     """Return the place of a file in a list, from its id; None for no id. Raises InvalidRequest."""
     if not text:
         return None
     place = read_file_id(text)
-    try:
-        if place is None:
-            raise ValueError
-        return expiry(place.session_id), place.session_id
-    except ValueError:
-        raise InvalidRequest("'after' must be the id of a file", param="after") from None
+    if place is None or not is_session_id(place.session_id):
+        raise InvalidRequest("'after' must be the id of a file", param="after")
+    return expiry_order(place.session_id)

@@ -42,7 +42,7 @@ class SessionIdMinter:
         except ValueError as exc:
             raise SettingsError(f"{KEYS_VARIABLE} {exc}") from exc
 
-    def mint(self, expires_at: int, caller: Caller) -> SessionId:
+    def mint(self, expires_at: float, caller: Caller) -> SessionId:
         """Make a new id for this caller. expires_at: seconds since 1970."""
         return mint(
             self.keys,

@@ -99,7 +99,7 @@ class SessionStore:
     def open(self, ttl_s: float, caller: Caller) -> Session:
         """Open a session without images and hold it. Raises Overloaded if there are too many."""
         with self.lock:
-            return self._add(self._ids.mint(int(self.wall() + ttl_s), caller), caller)
+            return self._add(self._ids.mint(self.wall() + ttl_s, caller), caller)
 
     def _add(self, sid: SessionId, caller: Caller) -> Session:
         if len(self._sessions) >= self.settings.max_sessions:

@@ -5,13 +5,16 @@ from typing import Any
 
 from handlers.chat.messages import ASSISTANT, SYSTEM, USER, Message
 from handlers.errors import InvalidRequest
+from handlers.models.answer_style import AnswerStyle
 
 
-def read_system(repeated: Sequence[Message], held: Sequence[dict[str, Any]], num_dropped: int) -> str:
+def read_system(
+    repeated: Sequence[Message], held: Sequence[dict[str, Any]], num_dropped: int, style: AnswerStyle
+) -> str:
     """Return the system message of a session's first question; "" without one, and for later questions.
 
     repeated: the messages that the client sends before its question: none, or the conversation so far, with or without
-    its system message. held: the session's own messages, without the first `num_dropped` turns.
+    its system message. held: the session's own messages, without the first `num_dropped` turns. style: of its answers.
     Raises InvalidRequest if the two differ.
     """
     given = [message.for_template() for message in repeated]
@@ -23,10 +26,10 @@ def read_system(repeated: Sequence[Message], held: Sequence[dict[str, Any]], num
                 "a session begins with its first question: before it only a system message is allowed", param="messages"
             )
         return "".join(map(_text, given_system))
-    is_same_system = not given_system or _are_same(given_system, held_system)
+    is_same_system = not given_system or _are_same(given_system, held_system, style)
     starts = [*_starts(given_turns), len(given_turns)]
     given_held = given_turns[starts[min(num_dropped, len(starts) - 1)] :]
-    if not is_same_system or (given_turns and not _are_same(given_held, held_turns)):
+    if not is_same_system or (given_turns and not _are_same(given_held, held_turns, style)):
         raise InvalidRequest(
             "the messages before the question are not this session's conversation; send the question alone",
             param="messages",
@@ -62,16 +65,25 @@ def _starts(turns: Sequence[dict[str, Any]]) -> list[int]:
     return [i for i, role in enumerate(roles) if i == 0 or (role != ASSISTANT and roles[i - 1] == ASSISTANT)]
 
 
-def _are_same(given: Sequence[dict[str, Any]], held: Sequence[dict[str, Any]]) -> bool:
-    """Compare roles and texts; clients that repeat messages may omit images and trim texts.
+def _are_same(given: Sequence[dict[str, Any]], held: Sequence[dict[str, Any]], style: AnswerStyle) -> bool:
+    """Compare roles and texts; clients that repeat messages may omit images and reasoning, and trim texts.
 
     The session stores a tool call as the model's text, and the client repeats it as a call. So only the call's position
     is compared.
     """
     pairs = zip(given, held, strict=False)
     return len(given) == len(held) and all(
-        a["role"] == b["role"] and ("tool_calls" in a or _text(a).strip() == _text(b).strip()) for a, b in pairs
+        a["role"] == b["role"] and ("tool_calls" in a or _text(a).strip() in _shown(b, style)) for a, b in pairs
     )
+
+
+def _shown(held: dict[str, Any], style: AnswerStyle) -> set[str]:
+    """Return the texts that a client may have of a message: an answer's reasoning is in a field of its own."""
+    text = _text(held)
+    shown = {text.strip()}
+    if style.thought is not None and held["role"] == ASSISTANT:
+        shown.add(text.partition(style.thought[1])[2].strip())  # empty if the reasoning did not end
+    return shown
 
 
 def _text(message: dict[str, Any]) -> str:

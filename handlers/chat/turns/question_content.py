@@ -50,7 +50,7 @@ class QuestionText:
 
         text: as recorded. history: the conversation, without its first num_dropped turns. num_images: the question's.
         """
-        self.system = read_system(self._ask.history, history, num_dropped)
+        self.system = read_system(self._ask.history, history, num_dropped, self._model.template.style)
         system = [system_message(self.system)] if self.system else []
         return [*system, *ask_messages(text, self.asked_by, num_images)]
 

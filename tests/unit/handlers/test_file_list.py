@@ -51,6 +51,18 @@ def test_pages_have_each_file_once_and_in_order(client: Client, clock: FakeClock
     assert ask(client, f"GET files/{ids[0]}").json in ask(client, "GET files").json["data"]
 
 
+def test_files_of_one_second_are_in_the_order_of_their_uploads(client: Client, clock: FakeClock) -> None:
+    """A script uploads several files within a second."""
+    ids = []
+    for _ in range(8):
+        answer = ask(client, "POST files", body={"file": png("red"), "purpose": b"vision"})
+        ids.append(answer.json["id"])
+        clock.advance(0.01)
+
+    assert list(pages(client, "limit=3&order=asc")) == [ids[:3], ids[3:6], ids[6:]]
+    assert list(pages(client, "limit=8")) == [ids[::-1]]
+
+
 def test_a_caller_sees_no_other_ones_files(client: Client, clock: FakeClock) -> None:
     own, others = keep(client, clock), keep(client, clock, "bob")
 

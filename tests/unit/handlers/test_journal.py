@@ -538,6 +538,23 @@ def test_two_requests_at_once_take_a_session_over_once(two_workers: Any, journal
     assert [event.kind for event in journal.read(sid)] == ["open", "turn", "turn", "turn"]
 
 
+def test_there_is_no_answer_to_stop_in_a_session_that_another_worker_held(two_workers: Any) -> None:
+    """After a failover a stop finds no answer; it gets an error only if the session has ended."""
+    first, second = two_workers
+    sid, stop = first.open(), {"type": "stop_answer"}
+
+    stopped = second.call({**stop, "session_id": sid})
+    assert (stopped.status, stopped.json) == (200, {"success": True, "stopped": False})
+    assert first.call({"type": "close_session", "session_id": sid}).status == 200
+    assert second.call({**stop, "session_id": sid}).error == "SessionClosed"
+
+
+def test_without_a_journal_a_session_of_another_worker_is_lost(make_client: Any) -> None:
+    sid = make_client(instance="llava-0").open()
+
+    assert make_client(instance="llava-1").call({"type": "stop_answer", "session_id": sid}).error == "SessionLost"
+
+
 def test_another_question_under_the_same_invocation_id_is_asked(
     two_workers: Any, journal: DirectoryJournal, red: Any
 ) -> None:

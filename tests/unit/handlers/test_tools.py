@@ -28,6 +28,7 @@ from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_completion import chat, events, user
 from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.proxy.api.reference import openai_schemas
+from torchmoor.wire import headers as wire
 
 HERMES = AnswerStyle(call=CALL, knows_tools=True)
 WEATHER = {
@@ -290,8 +291,12 @@ def test_wrong_tools_name_their_field(client: Any, fields: dict[str, Any], param
         ({"role": "user", "content": "x", "tool_calls": [{}]}, "messages[1]"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[1].tool_calls[0]"),
         (
-            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "["}}]},
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ["x"]}}]},
             "messages[1].tool_calls[0].function",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "\ud800"}}]},
+            "messages[1].tool_calls[0]",
         ),
     ],
 )
@@ -299,6 +304,23 @@ def test_wrong_messages_name_their_field(client: Any, message: Any, param: str) 
     answer = client.call(chat(user("x"), message))
 
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Ul', "[", '"x"', '{"x": "\\ud800"}'])
+def test_a_call_that_was_cut_can_be_sent_again(client: Any, arguments: str) -> None:
+    """A client repeats it with an error as its result, in both APIs; the prompts are the same."""
+    call = {"name": "weather", "arguments": arguments}
+    result = {"role": "tool", "tool_call_id": "1", "content": "invalid arguments"}
+    message = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": call}]}
+    items = [{"role": "user", "content": "x"}, {"type": "function_call", "call_id": "1", **call}]
+    items.append({"type": "function_call_output", "call_id": "1", "output": result["content"]})
+    body = {"model": "llava", "input": items, "tools": [{"type": "function", **tool["function"]} for tool in TOOLS]}
+
+    answer = client.call(chat(user("x"), message, result, tools=TOOLS))
+    response = client.call({**body, "max_output_tokens": 2}, {wire.RESOURCE: "POST responses"})
+
+    assert (answer.status, response.status) == (200, 200)
+    assert answer.json["usage"]["prompt_tokens"] == response.json["usage"]["input_tokens"]
 
 
 def test_templates_show_how_they_call(checkpoint: Path) -> None:

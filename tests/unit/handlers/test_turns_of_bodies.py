@@ -1,12 +1,15 @@
 """Turns of sessions in the dialects of TGI and OpenAI, through the chat service."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
+from handlers.models.loader import load_model
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import data_url
 
@@ -82,6 +85,31 @@ def test_a_client_may_repeat_the_conversation(make_client: Any, tmp_path: Path) 
         ("user", "three"),
         ("assistant", answer_of(alone)),
     ]
+
+
+@pytest.mark.parametrize("begin", ["", "<think>\n"])
+@pytest.mark.parametrize("thought", ["<think>Hm.</think>\n\n", "Hm.</think>\n\n", "Hm.", ""])
+def test_a_client_may_repeat_an_answer_without_its_reasoning(
+    checkpoint: Path, tmp_path: Path, make_client: Any, begin: str, thought: str
+) -> None:
+    """A client gets the reasoning in a field of its own, with which or without which it repeats the answer."""
+    for path in checkpoint.iterdir():
+        if path.is_file() and path.name != "chat_template.jinja":
+            (tmp_path / path.name).symlink_to(path)
+    template = (checkpoint / "chat_template.jinja").read_text()
+    thinking = template.replace("'<|assistant|>' }}{% endif %}", f"'<|assistant|>{begin}' }}}}{{% endif %}}")
+    (tmp_path / "chat_template.jinja").write_text(thinking + "{# </think> #}")
+    client = make_client(load_model(tmp_path, torch.device("cpu"), "float32"))
+    forced = {"response_format": {"type": "regex", "value": re.escape(f"{thought}Red.")}}
+    opening = client.call({"messages": [said("user", "one")], **forced}, {SESSION: "NEW_SESSION"})
+    sid, message = opened_by(opening), opening.json["choices"][0]["message"]
+
+    for repeated in (message, said("assistant", message["content"])):
+        answer = complete(client, sid, [said("user", "one"), repeated, said("user", "two")])
+        assert answer.status == 200, answer.body
+        sid = opened_by(client.call({"type": "branch_session", "session_id": sid, "turns": 1}))
+    changed = complete(client, sid, [said("user", "one"), said("assistant", "Blue."), said("user", "two")])
+    assert changed.error == "InvalidRequest"
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,7 @@ from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import ACCEPT, BACKGROUND, CONTENT_TYPE, ERROR_CODE, OPENAI_REQUEST_ID, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
-from torchmoor.wire import headers
-from torchmoor.wire.error_codes import TORCHSERVE_BUSY
+from torchmoor.wire import error_codes, headers
 
 _PREFIX = b"/v1/"
 _OF_ENDPOINT, _INFIX = b"/endpoints/", b"/openai/v1/"
@@ -39,6 +38,15 @@ _NEEDS_MODEL_LINE = f"{headers.NEEDS_MODEL}: true\r\n".encode()
 _TIMED_OUT = 504
 # To OpenAI's clients, an instance without memory is one more error to retry.
 _STATUS_SHOWN_AS = {507: 503}
+# The handler's codes of inputs that it cannot use, and OpenAI's: to its clients, these are bad requests (400).
+_BAD_INPUTS = {
+    error_codes.CONTEXT_TOO_LONG: "context_length_exceeded",
+    error_codes.NOT_AN_IMAGE: "invalid_image_format",
+    error_codes.IMAGE_TOO_LARGE: "image_too_large",
+    error_codes.IMAGE_URL_FORBIDDEN: "invalid_image_url",
+    error_codes.IMAGE_UNREACHABLE: "failed_to_download_image",
+    error_codes.UNSUPPORTED_MEDIA: "UnsupportedMedia",  # OpenAI has no code for audio and video
+}
 
 
 def is_openai(path: bytes) -> bool:
@@ -114,7 +122,7 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
 
 
 class _HandlerRefusal(ApiError):
-    """The handler's error object, forwarded unchanged. code, param: the object's fields."""
+    """The handler's error object, forwarded, with OpenAI's code if there is one. code, param: the object's fields."""
 
     def __init__(self, head: AnswerHead, kind: str, body: bytes) -> None:
         self.kind = self.code = kind
@@ -126,11 +134,13 @@ class _HandlerRefusal(ApiError):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass
         status = _STATUS_SHOWN_AS.get(head.status, head.status)
+        if kind in _BAD_INPUTS:
+            status, self.code = 400, _BAD_INPUTS[kind]
         super().__init__(message, status=status, retry_after_s=head.retry_after_s)
 
 
 def _torchserve_error(status: int, body: bytes) -> ApiError:
-    if status in TORCHSERVE_BUSY:
+    if status in error_codes.TORCHSERVE_BUSY:
         return unavailable.torchserve_busy()
     if status == 413:
         return ApiError("The request body is longer than the model's limit.", status=413)

@@ -54,7 +54,7 @@ def _describe(endpoint: Endpoint) -> list[dict[str, Any]]:
     described = {
         "id": endpoint.name,
         "object": "model",
-        "created": 0,
+        "created": int(endpoint.created_at),
         "owned_by": "torchmoor",
         "capabilities": list(capabilities),
     }

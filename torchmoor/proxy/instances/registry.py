@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import time
 from typing import NamedTuple, TypeVar
 
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
@@ -79,13 +80,17 @@ class Variant:
 
 
 class Endpoint:
-    """An endpoint's settings, its variants, and all their instances in the order in which they were added."""
+    """An endpoint's settings, its variants, and all their instances in the order in which they were added.
+
+    created_at: when this process added it, in seconds since 1970.
+    """
 
     def __init__(self, settings: EndpointSettings, generation: int) -> None:
         """generation: differs from that of an earlier endpoint of the same name, which this one replaces."""
         self.settings = settings
         self.name = settings.name
         self.generation = generation
+        self.created_at = time()
         self.variants = [
             Variant(settings.name, variant, settings.multi_model, generation) for variant in settings.variants
         ]

@@ -49,6 +49,7 @@ RESPONSE = record(
     conversation={"oneOf": [TEXT, record(("id",), id=TEXT)]},
     max_output_tokens=COUNT,
     background=FLAG,
+    generate=FLAG,
     store=FLAG,
     stream=FLAG,
     text={"type": "object"},
