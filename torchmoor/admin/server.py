@@ -7,7 +7,6 @@ import base64
 import binascii
 import hmac
 import logging
-import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -38,7 +37,7 @@ from torchmoor.proxy.api.reference.common_schemas import TEXT, Schema
 from torchmoor.proxy.api.reference.data_routes import REFERENCE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.api.reference.route import Answers, Body, Group, json_body
-from torchmoor.proxy.http.handshakes import Handshakes
+from torchmoor.proxy.http.handshakes import GetContext, Handshakes
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 
@@ -70,7 +69,7 @@ class AdminServer:
         settings: ProxySettings,
         control: AnswerControl,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: GetContext | None = None,
     ) -> None:
         """has_asked_all: whether each instance was probed at least once. control: answers for the control plane."""
         operations, async_inference = data.operations, data.async_inference

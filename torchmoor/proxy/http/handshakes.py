@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 5.0  # for the client's end of a connection that is closed
 
+GetContext = Callable[[], ssl.SSLContext]
+"""Returns the context for a new connection, which may have a renewed certificate."""
+
 
 class Handshakes:
     """Makes each accepted connection one with TLS.
@@ -40,9 +43,9 @@ class Handshakes:
     def __len__(self) -> int:
         return len(self._running)
 
-    def accept(self, tls: ssl.SSLContext) -> asyncio.Protocol:
+    def accept(self, get_context: GetContext) -> asyncio.Protocol:
         """Return the protocol of an accepted connection. For `create_server`."""
-        return _Accepted(self, tls)
+        return _Accepted(self, get_context)
 
     def begin(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
         """Begin a connection's handshake, or close the connection."""
@@ -79,9 +82,9 @@ class Handshakes:
 
 
 class _Accepted(asyncio.Protocol):
-    def __init__(self, handshakes: Handshakes, tls: ssl.SSLContext) -> None:
+    def __init__(self, handshakes: Handshakes, get_context: GetContext) -> None:
         self._handshakes = handshakes
-        self._tls = tls
+        self._get_context = get_context
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Continue with a copy of the socket; this transport has not read anything yet."""
@@ -91,4 +94,4 @@ class _Accepted(asyncio.Protocol):
             copy = None
         cast(asyncio.Transport, transport).abort()
         if copy is not None:
-            self._handshakes.begin(copy, self._tls)
+            self._handshakes.begin(copy, self._get_context())
