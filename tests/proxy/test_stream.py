@@ -72,6 +72,19 @@ def test_empty_answer_is_an_empty_stream(stage: Stage) -> None:
     assert parts(invoke(stage)) == []
 
 
+def test_an_answer_without_content_is_an_empty_stream(stage: Stage) -> None:
+    """An instance's 204 has no body and no length, and the connection stays usable."""
+
+    async def say_nothing(request: Received, wire: Wire) -> None:
+        await wire.head(204, {})
+
+    stage.a.behave = stage.b.behave = say_nothing
+    answer = invoke(stage)
+
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 204
+    assert parts(answer) == []
+
+
 def test_accept_travels_under_its_other_name(stage: Stage) -> None:
     """X-Amzn-SageMaker-Accept becomes the instance's Accept."""
     invoke(stage, Accept="application/jsonlines")
