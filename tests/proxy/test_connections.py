@@ -390,7 +390,7 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
 
 
 def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> None:
-    """A connection beyond the limit gets a 503 and is closed."""
+    """A connection beyond the limit gets a 503, with a Retry-After as every 503 has, and is closed."""
     stage = make_stage(limits=LimitSettings(max_connections=1))
 
     with stage.socket() as first, stage.socket() as second:
@@ -398,6 +398,7 @@ def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> N
         first.sendall(POST)
 
         assert answer.startswith(b"HTTP/1.1 503")
+        assert b"\r\nretry-after: 1\r\n" in answer
         assert read_answer(first).startswith(b"HTTP/1.1 200")
 
 
