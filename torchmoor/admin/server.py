@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 HEALTH = "/healthz"
 LIVE = "/livez"
 READY = "/readyz"
+CLOSING_TIMEOUT_S = 5.0  # also of refused connections, which are not counted
 PROBES = (HEALTH, LIVE, READY)  # a prober has no token
 METRICS_PAGE = ((200, "The page.", Body(schema=TEXT, types=("text/plain",))),)
 
@@ -134,6 +135,7 @@ class AdminServer:
             make,
             lambda: len(handshakes) < connections.max_connections,
             timeout_s=connections.header_timeout_s,
+            closing_timeout_s=CLOSING_TIMEOUT_S,
         )
         stack.push_async_callback(handshakes.stop)
         accept = make if self._tls is None else partial(handshakes.accept, self._tls)

@@ -15,8 +15,6 @@ from typing import cast
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_TIMEOUT_S = 5.0  # for the client's end of a connection that is closed
-
 GetContext = Callable[[], ssl.SSLContext]
 """Returns the context for a new connection, which may have a renewed certificate."""
 
@@ -34,10 +32,13 @@ class Handshakes:
         may_begin: Callable[[], bool],
         *,
         timeout_s: float,
+        closing_timeout_s: float,
     ) -> None:
+        """closing_timeout_s: of a connection that is closed, for its last bytes and the client's end of it."""
         self._make = make
         self._may_begin = may_begin
         self._timeout_s = timeout_s
+        self._closing_timeout_s = closing_timeout_s
         self._running: dict[asyncio.BaseProtocol, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -62,7 +63,7 @@ class Handshakes:
                 accepted,
                 ssl=tls,
                 ssl_handshake_timeout=self._timeout_s,
-                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+                ssl_shutdown_timeout=self._closing_timeout_s,
             )
         except OSError as error:  # it failed, or did not end in time
             logger.debug("no TLS handshake error=%s", error)

@@ -31,6 +31,7 @@ class HttpServer:
             partial(ClientConnection, self),
             lambda: not self.is_stopping and self.num_above_limit <= MAX_LINGERING_REFUSED,
             timeout_s=parts.limits.header_timeout_s,
+            closing_timeout_s=parts.limits.keep_alive_timeout_s,
         )
         self._all_gone = asyncio.Event()
 
