@@ -11,6 +11,7 @@ from botocore.exceptions import BotoCoreError, ConnectionClosedError, EventStrea
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
 from torchmoor.config.timeouts import TimeoutSettings
+from torchmoor.proxy.dispatch.decisions import DecisionQuery
 
 
 def invoke(stage: Stage, **arguments: object) -> dict[str, object]:
@@ -130,6 +131,16 @@ def test_handlers_late_error_is_a_model_stream_error(stage: Stage, tail: list[by
     assert b"".join(text) == b"some text"
     assert caught.value.response["Error"]["Code"] == "ModelStreamError"
     assert "InternalError: boom" in caught.value.response["Error"]["Message"]
+    assert_noted_as_broken(stage)
+
+
+def assert_noted_as_broken(stage: Stage) -> None:
+    """Assert that the only answer counts as one that broke off, and not as a failure of its instance."""
+    stage.until(lambda: stage.outstanding() == 0, "the answer ended")
+    [row] = stage.run(stage.proxy.data.find_decisions(DecisionQuery()))["decisions"]
+    assert (row["outcome"], row["status"], row["error"]) == ("broken", 200, "MidStreamError")
+    assert stage.proxy.data.dispatchers.all()[0].metrics.mid_stream_errors == 1
+    assert [stage.instance(name).breaker.num_failures for name in "ab"] == [0, 0]
 
 
 @pytest.mark.parametrize("tail", [[b"some text" + mark("boom")], [b"some text", mark("boom")[:9], mark("boom")[9:]]])
@@ -139,6 +150,8 @@ def test_handlers_late_error_is_one_for_who_did_not_ask_for_a_stream(stage: Stag
 
     with pytest.raises(ConnectionClosedError):
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    assert_noted_as_broken(stage)
 
 
 def test_text_without_an_error_is_whole_for_who_did_not_ask_for_a_stream(stage: Stage) -> None:
