@@ -488,13 +488,16 @@ def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
     assert requests.get(f"{url}/metrics", headers=bearer, timeout=60).status_code == 200
 
 
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+ECDSA = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+
+
+def make_certificate(folder: Path, name: str, key_kind: tuple[str, ...] = ECDSA) -> tuple[Path, Path]:
     """Make a self-signed certificate for 127.0.0.1."""
     require("openssl")
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     subprocess.run(
         [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("openssl", "req", "-x509", "-newkey", *key_kind, "-nodes"),
             *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"),
             *("-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:TRUE"),
         ],
@@ -688,6 +691,36 @@ def test_a_renewed_certificate_is_taken_without_a_restart(
     stage.run(reload())
     assert shown() == "2"
     old.invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+
+def test_a_renewed_certificate_may_have_another_kind_of_key(
+    make_stage: MakeStage, certificates: list[tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """New connections no longer get the old one, which OpenSSL would prefer."""
+    certificate, key = certificates[0]
+    rsa_certificate, rsa_key = make_certificate(tmp_path, "rsa", ("rsa:2048",))
+    used_certificate, used_key = tmp_path / "tls.pem", tmp_path / "tls.key"
+    used_certificate.write_bytes(certificate.read_bytes())
+    used_key.touch(0o600)
+    used_key.write_bytes(key.read_bytes())
+    listen = LISTEN.replace(
+        tls_certificate=str(used_certificate),
+        tls_key=str(used_key),
+        admin_tls_certificate=str(used_certificate),
+        admin_tls_key=str(used_key),
+    )
+    stage = make_stage(listen=listen, credentials=Credentials(admin_token="admin-token-0123456789"))
+
+    async def reload() -> None:
+        stage.proxy.reload_tls()
+
+    used_certificate.write_bytes(rsa_certificate.read_bytes())
+    used_key.write_bytes(rsa_key.read_bytes())
+    stage.run(reload())
+
+    for url in (stage.proxy.runtime_url, stage.proxy.admin_url):
+        shown = ssl.get_server_certificate(("127.0.0.1", urlsplit(url).port), timeout=60)
+        assert rsa_certificate.read_text().strip() in shown
 
 
 def test_many_signed_uploads_at_once_all_arrive(guarded: Stage) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
+from tests.proxy.test_access import make_certificate
 from tests.waiting import DEADLINE_S
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
+from torchmoor.proxy.http.client_connection import ClientConnection
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -390,7 +396,7 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
 
 
 def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> None:
-    """A connection beyond the limit gets a 503 and is closed."""
+    """A connection beyond the limit gets a 503, with a Retry-After as every 503 has, and is closed."""
     stage = make_stage(limits=LimitSettings(max_connections=1))
 
     with stage.socket() as first, stage.socket() as second:
@@ -398,6 +404,7 @@ def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> N
         first.sendall(POST)
 
         assert answer.startswith(b"HTTP/1.1 503")
+        assert b"\r\nretry-after: 1\r\n" in answer
         assert read_answer(first).startswith(b"HTTP/1.1 200")
 
 
@@ -440,6 +447,51 @@ def test_stopping_cuts_no_answer_that_is_written() -> None:
 
     assert answers
     assert len(answers) % num_bytes == 0
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
+    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool
+) -> None:
+    """A slow client gets its whole answer; one that reads nothing is cut off by the keep-alive time-out."""
+    listen, context = LISTEN, ssl.create_default_context()
+    if has_tls:
+        certificate, key = make_certificate(tmp_path, "tls")
+        listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
+        context.load_verify_locations(certificate)
+    stage = make_stage(listen=listen)
+    stage.a.behave = stage.b.behave = answering(body=bytes(60_000))
+    server = stage.proxy.data.server
+
+    def ask(sock: socket.socket) -> ClientConnection:
+        """Send a request whose answer waits in the proxy, which is to close the connection after it."""
+        sock.sendall(POST[:10])
+        stage.until(lambda: server.connections, "the connection")
+        [connection] = server.connections
+        with socket.socket(fileno=os.dup(connection.transport.get_extra_info("socket").fileno())) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sock.sendall(POST[10:-4] + b"Connection: close\r\n\r\n{}")
+        stage.until(connection.transport.is_closing, "the answer written")
+        assert connection in server.connections
+        return connection
+
+    def connect(stack: ExitStack) -> socket.socket:
+        plain = stack.enter_context(socket.socket())
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.settimeout(DEADLINE_S)
+        plain.connect(("127.0.0.1", stage.proxy.port))
+        return stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1")) if has_tls else plain
+
+    with ExitStack() as stack:
+        slow = connect(stack)
+        ask(slow)
+        stage.pass_time(30)
+        assert read_answer(slow, to_end=True).endswith(bytes(60_000))
+    stage.until(lambda: not server.connections, "the first client forgotten")
+    with ExitStack() as stack:
+        ask(connect(stack))
+        stage.pass_time(90)
+        stage.until(lambda: not server.connections, "the silent client cut off")
 
 
 def test_stopping_ends_with_its_grace() -> None:

@@ -11,6 +11,7 @@ from botocore.exceptions import BotoCoreError, ConnectionClosedError, EventStrea
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
 from torchmoor.config.timeouts import TimeoutSettings
+from torchmoor.proxy.dispatch.decisions import DecisionQuery
 
 
 def invoke(stage: Stage, **arguments: object) -> dict[str, object]:
@@ -72,6 +73,19 @@ def test_empty_answer_is_an_empty_stream(stage: Stage) -> None:
     assert parts(invoke(stage)) == []
 
 
+def test_an_answer_without_content_is_an_empty_stream(stage: Stage) -> None:
+    """An instance's 204 has no body and no length, and the connection stays usable."""
+
+    async def say_nothing(request: Received, wire: Wire) -> None:
+        await wire.head(204, {})
+
+    stage.a.behave = stage.b.behave = say_nothing
+    answer = invoke(stage)
+
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 204
+    assert parts(answer) == []
+
+
 def test_accept_travels_under_its_other_name(stage: Stage) -> None:
     """X-Amzn-SageMaker-Accept becomes the instance's Accept."""
     invoke(stage, Accept="application/jsonlines")
@@ -117,6 +131,16 @@ def test_handlers_late_error_is_a_model_stream_error(stage: Stage, tail: list[by
     assert b"".join(text) == b"some text"
     assert caught.value.response["Error"]["Code"] == "ModelStreamError"
     assert "InternalError: boom" in caught.value.response["Error"]["Message"]
+    assert_noted_as_broken(stage)
+
+
+def assert_noted_as_broken(stage: Stage) -> None:
+    """Assert that the only answer counts as one that broke off, and not as a failure of its instance."""
+    stage.until(lambda: stage.outstanding() == 0, "the answer ended")
+    [row] = stage.run(stage.proxy.data.find_decisions(DecisionQuery()))["decisions"]
+    assert (row["outcome"], row["status"], row["error"]) == ("broken", 200, "MidStreamError")
+    assert stage.proxy.data.dispatchers.all()[0].metrics.mid_stream_errors == 1
+    assert [stage.instance(name).breaker.num_failures for name in "ab"] == [0, 0]
 
 
 @pytest.mark.parametrize("tail", [[b"some text" + mark("boom")], [b"some text", mark("boom")[:9], mark("boom")[9:]]])
@@ -126,6 +150,8 @@ def test_handlers_late_error_is_one_for_who_did_not_ask_for_a_stream(stage: Stag
 
     with pytest.raises(ConnectionClosedError):
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    assert_noted_as_broken(stage)
 
 
 def test_text_without_an_error_is_whole_for_who_did_not_ask_for_a_stream(stage: Stage) -> None:

@@ -7,7 +7,6 @@ import base64
 import binascii
 import hmac
 import logging
-import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -38,7 +37,7 @@ from torchmoor.proxy.api.reference.common_schemas import TEXT, Schema
 from torchmoor.proxy.api.reference.data_routes import REFERENCE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.api.reference.route import Answers, Body, Group, json_body
-from torchmoor.proxy.http.handshakes import Handshakes
+from torchmoor.proxy.http.handshakes import GetContext, Handshakes
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 
@@ -47,6 +46,7 @@ logger = logging.getLogger(__name__)
 HEALTH = "/healthz"
 LIVE = "/livez"
 READY = "/readyz"
+CLOSING_TIMEOUT_S = 5.0  # also of refused connections, which are not counted
 PROBES = (HEALTH, LIVE, READY)  # a prober has no token
 METRICS_PAGE = ((200, "The page.", Body(schema=TEXT, types=("text/plain",))),)
 
@@ -70,7 +70,7 @@ class AdminServer:
         settings: ProxySettings,
         control: AnswerControl,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: GetContext | None = None,
     ) -> None:
         """has_asked_all: whether each instance was probed at least once. control: answers for the control plane."""
         operations, async_inference = data.operations, data.async_inference
@@ -135,6 +135,7 @@ class AdminServer:
             make,
             lambda: len(handshakes) < connections.max_connections,
             timeout_s=connections.header_timeout_s,
+            closing_timeout_s=CLOSING_TIMEOUT_S,
         )
         stack.push_async_callback(handshakes.stop)
         accept = make if self._tls is None else partial(handshakes.accept, self._tls)

@@ -174,7 +174,7 @@ class _Expression:
         value = given[0]
         if name in _COMBINED:
             return _reduce(_COMBINED[name], value)
-        if isinstance(value, float):
+        if isinstance(value, float) or (name == "PERIOD" and value == []):
             raise self._bad(f"{name} needs a series")
         if name == "PERIOD":
             return float(self._as_series(value)[0].period)

@@ -17,7 +17,7 @@ from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 2.0  # of one instance; not a setting, because the whole page must be ready before Prometheus stops waiting
 MAX_PAGE_BYTES = 4 << 20
 
 

@@ -103,7 +103,7 @@ class Proxy:
             self.health.has_asked_all,
             self._settings,
             control,
-            tls=None if self._admin_tls is None else self._admin_tls.context,
+            tls=None if self._admin_tls is None else self._admin_tls.get_context,
         )
         await stack.enter_async_context(admin)
         self.admin_port = admin.port

@@ -216,7 +216,7 @@ class DataPlane:
         port: instead of the configured one. is_shared: other processes listen on it too.
         """
         listen, limits = self._settings.listen, self._settings.limits
-        tls = None if self.tls is None else self.tls.context
+        tls = None if self.tls is None else self.tls.get_context
         self.port = await self.server.start(
             listen.host, listen.port if port is None else port, tls, is_shared=is_shared
         )

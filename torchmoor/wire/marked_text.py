@@ -11,12 +11,14 @@ MAX_HELD_BYTES = 65_536
 class MarkedText:
     """Splits a stream into text and the error at its end: 0x1E and a JSON object.
 
-    The object may arrive in several pieces, so everything after the mark is buffered until the end.
+    The object may arrive in several pieces, so everything after the mark is buffered until the end. has_failed: the
+    stream has ended with an error.
     """
 
-    __slots__ = ("_held",)
+    __slots__ = ("has_failed", "_held")
 
     def __init__(self) -> None:
+        self.has_failed = False
         self._held = b""
 
     def take(self, piece: bytes) -> bytes:
@@ -36,6 +38,8 @@ class MarkedText:
         held, self._held = self._held, b""
         try:
             error = json.loads(held[1:])["error"]
-            return b"", f"{error['code']}: {error['message']}"
+            message = f"{error['code']}: {error['message']}"
         except (ValueError, KeyError, TypeError, RecursionError):
             return held, None
+        self.has_failed = True
+        return b"", message

@@ -44,6 +44,7 @@ class _Deadline:
     def __init__(self, seconds: float, on_stuck: Callable[[], None]) -> None:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
+        self._ends_at = time.monotonic() + seconds
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
         self._on_stuck = on_stuck
@@ -60,6 +61,11 @@ class _Deadline:
             for sock in self._sockets:
                 sock.close()
             self._sockets.clear()
+
+    @property
+    def left_s(self) -> float:
+        """Return the time that is left; always above 0, as a socket's time-out must be."""
+        return max(0.001, self._ends_at - time.monotonic())
 
     @contextlib.contextmanager
     def uninterrupted(self) -> Iterator[None]:
@@ -177,7 +183,8 @@ class HttpImages:
         """Return the body, or the address of a redirect."""
         with deadline.uninterrupted():
             target, host, port = self.check(url)
-        timeout = (self._settings.connect_timeout_s, self._settings.read_timeout_s)
+        # A connection can be cut only once it is there.
+        timeout = (min(self._settings.connect_timeout_s, deadline.left_s), self._settings.read_timeout_s)
         default_port = 443 if url.lower().startswith("https") else 80
         name = f"[{host}]" if ":" in host else host
         headers = {"Host": name if port == default_port else f"{name}:{port}", "Accept": "image/*"}

@@ -535,6 +535,22 @@ def test_slow_answer_ends_at_the_total_timeout(web: WebServer, head: bytes) -> N
         read(intake(total_timeout_s=0.25, read_timeout_s=5.0), web.url("/slow"))
 
 
+@pytest.mark.timeout(60)
+def test_a_connection_attempt_ends_at_the_total_timeout() -> None:
+    """A connection may take longer than the whole fetch by the settings."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # more than its queue holds, so that further attempts get no answer
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+
+        with pytest.raises(ImageUnreachable, match="in time"):
+            read(intake(total_timeout_s=0.25, connect_timeout_s=3600.0), f"http://127.0.0.1:{full.getsockname()[1]}/")
+
+
 def test_a_name_server_that_does_not_answer_ends_at_the_total_timeout(web: WebServer) -> None:
     """The client gets its error in time, although the look-up cannot be ended; its result is not used."""
     may_answer = threading.Event()

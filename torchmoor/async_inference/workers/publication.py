@@ -18,7 +18,9 @@ from torchmoor.async_inference.workers.lease_renewal import ClaimLost
 
 logger = logging.getLogger(__name__)
 
-MAX_LATE_S = 86_400.0  # after a request's time to live; a location that cannot be written for so long is abandoned
+# After a request's time to live; a location that cannot be written for so long is abandoned. Not a setting, because
+# unfinished results must be kept for longer (STAGED_TTL_S).
+MAX_LATE_S = 86_400.0
 FAILURE_METADATA = ObjectMetadata("text/plain; charset=utf-8")
 _COUNTERS = {
     AsyncState.COMPLETED: "async_processed",

@@ -20,12 +20,6 @@ class Tls:
         """Raises ConfigError."""
         self._certificate = certificate
         self._key = key
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["http/1.1"])
-        # With TLS 1.3, tickets follow the handshake. In Python 3.11, a thread that receives them can lose what another
-        # thread of the client sends meanwhile: websockets' threads so lost 8 of 1,500 opening handshakes.
-        self.context.num_tickets = 0
         self.reload()
 
     def reload(self) -> None:
@@ -34,12 +28,22 @@ class Tls:
         Raises ConfigError, and keeps the old certificate, if they are unusable.
         """
         read_secret_file(self._key)
+        # A new context, because one that has a certificate for another kind of key (ECDSA, RSA) would keep it.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        # With TLS 1.3, tickets follow the handshake. In Python 3.11, a thread that receives them can lose what another
+        # thread of the client sends meanwhile: websockets' threads so lost 8 of 1,500 opening handshakes.
+        context.num_tickets = 0
         try:
-            # A new context: if the files do not belong together, the old context stays in use.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certificate, self._key, _no_password)
-            self.context.load_cert_chain(self._certificate, self._key, _no_password)
+            context.load_cert_chain(self._certificate, self._key, _no_password)
         except (OSError, ssl.SSLError) as error:  # OSError: a missing file
             raise ConfigError(f"cannot use {self._certificate} with {self._key}: {error}") from error
+        self._context = context
+
+    def get_context(self) -> ssl.SSLContext:
+        """Return the context for a new connection."""
+        return self._context
 
 
 def make_tls(listen: ListenSettings) -> Tls | None:

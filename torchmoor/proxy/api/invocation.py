@@ -36,7 +36,7 @@ REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NO
 PREFILL_TOKENS = receipt.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
 # Local names: a member of an Enum takes long to look up.
-_ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
+_ANSWERED, _BROKEN, _CUT = Outcome.ANSWERED, Outcome.BROKEN, (Outcome.BROKEN, Outcome.FAILED)
 
 
 class Invocation:
@@ -199,9 +199,10 @@ class Invocation:
             metrics.count_status(self._status, 0 if self._answer_head is None else self._answer_head.status)
         if outcome is _ANSWERED:
             self.assignment.note_answer()
-        elif outcome is _BROKEN:
+        elif outcome in _CUT:
             metrics.count_broken()
-            self.assignment.note_failure(is_dead=True)
+            if outcome is _BROKEN:
+                self.assignment.note_failure(is_dead=True)
 
     # Forwarding
 
@@ -382,7 +383,7 @@ class Invocation:
             record.answered_s = self._answered_at - self.request.received_at
         if self._error_kind:
             record.error_type = self._error_kind
-        elif outcome is _BROKEN:
+        elif outcome in _CUT:
             record.error_type = "MidStreamError"
         return record
 

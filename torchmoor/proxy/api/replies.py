@@ -7,7 +7,15 @@ from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 
-from torchmoor.errors import AccessDenied, ApiError, ModelError, UnknownOperation
+from torchmoor.errors import (
+    AccessDenied,
+    ApiError,
+    InternalFailure,
+    ModelError,
+    ServiceUnavailable,
+    UnknownOperation,
+    ValidationError,
+)
 from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.field_names import AWS_REQUEST_ID, CONTENT_TYPE, ERROR_CODE, REQUEST_ID
 from torchmoor.proxy.http.message import Reply, Request
@@ -72,6 +80,5 @@ def unknown_operation(request: Request) -> UnknownOperation:
 
 def refusal(status: int, message: str, request_id: bytes) -> Reply:
     """Answer bytes that are not a valid request, with HTTP's status and the runtime API's body."""
-    error = ApiError(message, status=HTTPStatus(status).value)
-    error.kind = "ValidationError" if status < 500 else "ServiceUnavailable" if status == 503 else "InternalFailure"
-    return runtime_error(error, request_id)
+    kind = ValidationError if status < 500 else ServiceUnavailable if status == 503 else InternalFailure
+    return runtime_error(kind(message, status=HTTPStatus(status).value), request_id)

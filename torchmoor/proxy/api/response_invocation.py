@@ -28,7 +28,9 @@ from torchmoor.wire.response_ids import read_response_id
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_header import read_expiry
 
-TIMEOUT_S = 3600.0  # of one attempt; the handler has its own limit of an answer
+# Of one attempt, the longest of AWS's asynchronous requests. Not a setting: the handler has one for the time of an
+# answer, handler.engine.turn_timeout_s.
+TIMEOUT_S = 3600.0
 CLOSE_TIMEOUT_S = 10.0
 
 

@@ -210,8 +210,9 @@ class StreamDialect(RuntimeDialect):
         if head.status >= 300:
             return _explain
         content_type = head.find(CONTENT_TYPE) or b"application/octet-stream"
+        status = head.line.client_line if head.line.is_bodiless else _OK  # a client would wait for the body of a 200
         lines = (
-            *answer_lines(_OK, head, _DROPPED_FROM_STREAM, request_id),
+            *answer_lines(status, head, _DROPPED_FROM_STREAM, request_id),
             b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
         )
         encoder = TextPartEncoder() if _is_text(head) else PartEncoder()

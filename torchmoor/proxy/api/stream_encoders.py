@@ -22,6 +22,7 @@ class PartEncoder:
     """
 
     __slots__ = ()
+    has_failed = False
 
     def encode(self, piece: bytes) -> bytes:
         return payload_part(piece)
@@ -40,7 +41,7 @@ class PartEncoder:
 class TextPartEncoder(MarkedText, PartEncoder):
     """Encodes plain text likewise; a late error of the handler becomes a ModelStreamError."""
 
-    __slots__ = ("_has_error",)
+    __slots__ = ()
 
     def encode(self, piece: bytes) -> bytes:
         if not self._held and ERROR_MARK not in piece:
@@ -51,7 +52,6 @@ class TextPartEncoder(MarkedText, PartEncoder):
     def finish(self) -> bytes:
         """Encode the bytes held back: the handler's error, or text."""
         text, error = self.end()
-        self._has_error = error is not None
         if error is not None:
             return stream_error(error, STREAM_BROKEN)
         return payload_part(text) if text else b""
@@ -59,7 +59,7 @@ class TextPartEncoder(MarkedText, PartEncoder):
     def fail(self, loss: Loss) -> bytes:
         """Encode the text held back, then the reason for the stream's end."""
         held = self.finish()
-        return held if self._has_error else held + super().fail(loss)
+        return held if self.has_failed else held + super().fail(loss)
 
 
 class TextPassEncoder(MarkedText):
@@ -87,6 +87,7 @@ class EventPassEncoder:
     """Passes server-sent events unchanged; one more reports a failure or time-out of the instance."""
 
     __slots__ = ("_end", "_request_id")
+    has_failed = False
 
     def __init__(self, request_id: bytes) -> None:
         self._request_id = request_id

@@ -58,7 +58,9 @@ def marking_line(settings: ProxySettings, *, uses_session: bool) -> bytes:
     return MARKING_LINE
 
 
-MAX_REPEATS = 2  # of one request, before and after its answer has begun
+# Of one request, before and after its answer has begun. Not a setting: more would let one request end more instances,
+# and an endpoint seldom has more.
+MAX_REPEATS = 2
 Resume = Callable[[ApiError | None], None]
 """Called when a wait has changed: the request is assigned, waits again, or (with an error) cannot be assigned."""
 

@@ -28,7 +28,7 @@ _RECEIPT = {name.encode(): field for name, field in NUMBER_FIELDS.items()}
 _GENERATED_TOKENS = NUMBER_FIELDS[GENERATED_TOKENS]
 _MAX_CODE = 64  # characters of a handler's error code
 _MAX_ID = 64  # bytes of a client's id, which a refused request may exceed
-_WORDS = {outcome: outcome.value for outcome in Outcome}
+_WORDS = {outcome: outcome.value for outcome in Outcome} | {Outcome.FAILED: Outcome.BROKEN.value}
 
 
 class RequestRecord:

@@ -24,6 +24,11 @@ class Loss(Enum):
 class Encoder(Protocol):
     """Rewrites an answer's body as it passes. Each method may return b"", which sends nothing."""
 
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the instance has ended the answer with an error; valid after `finish`."""
+        ...
+
     def encode(self, piece: bytes) -> bytes:
         """Rewrite one received piece."""
         ...
@@ -74,6 +79,11 @@ class Answer:
         self.continuer: Any = None  # a Continuer of call.py
         self.lines = lines
         self._is_chunked = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the instance has ended the answer with an error."""
+        return self.encoder is not None and self.encoder.has_failed
 
     def begin(self, head: AnswerHead, client: ClientSide, added_lines: bytes) -> None:
         """Complete the head for this client; may end its keep-alive. added_lines: of the request that it answers."""

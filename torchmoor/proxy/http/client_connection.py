@@ -291,14 +291,14 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._reader.expect_next()
         elif is_request_complete and not self._is_deaf:
-            self._close()
+            self._close(LINGER_S if self._server.is_stopping else self._server.parts.limits.keep_alive_timeout_s)
         else:
             self._linger()
 
-    def _close(self) -> None:
-        """Close once the client has received what was written, within LINGER_S."""
+    def _close(self, timeout_s: float) -> None:
+        """Close once the client has received what was written; cut it off after this time."""
         self._is_deaf = self._is_lingering = True
-        self.deadline = monotonic() + LINGER_S
+        self.deadline = monotonic() + timeout_s
         self.transport.close()
 
     def _linger(self) -> None:
@@ -326,7 +326,7 @@ class ClientConnection(asyncio.Protocol):
         elif exchange is not None:
             exchange.expire(self._server.application.refuse(408, "The request's body did not come in time."))
         elif self.is_idle:
-            self._close()
+            self._close(LINGER_S)
         else:
             self._refuse(408, "The request did not come in time.")
 

@@ -29,7 +29,7 @@ from torchmoor.proxy.http.spool import SpooledBody, SpoolFull
 from torchmoor.proxy.http.upstream import UpstreamConnection
 
 # Local names: a member of an Enum takes long to look up.
-_ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLIENT_GONE
+_ANSWERED, _BROKEN, _FAILED, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.FAILED, Outcome.CLIENT_GONE
 
 
 class Exchange:
@@ -247,7 +247,7 @@ class Exchange:
             on_body()
         marked = self._marked
         if is_complete and marked is None:
-            self._end_answer(answer.render_last(piece), _ANSWERED)
+            self._end_whole(answer, piece)
             return
         data = answer.render(piece)
         if data:
@@ -255,7 +255,7 @@ class Exchange:
         self._progress_at = monotonic()
         if marked is not None and (is_complete or marked.is_malformed):
             if is_complete and marked.is_ended:
-                self._end_answer(answer.render_last(b""), _ANSWERED)
+                self._end_whole(answer)
             else:
                 self._fail(Loss.RESET)
 
@@ -304,7 +304,7 @@ class Exchange:
         """Let another target continue a marked answer; break any other one."""
         marked = self._marked
         if marked is not None and marked.is_ended:
-            self._end_answer(answer.render_last(b""), _ANSWERED)
+            self._end_whole(answer)
         elif marked is not None and self._ends_at > monotonic() and (step := marked.place(loss)) is not None:
             self._progress_at = monotonic()
             self.client.deadline = self._due
@@ -316,6 +316,11 @@ class Exchange:
         """Leave the target in the middle of the exchange, and stop its work if it has the whole request."""
         if self._delivery.detach() and self._sending is not None:
             self._sending.forwarding.on_abandoned()
+
+    def _end_whole(self, answer: Answer, piece: bytes = b"") -> None:
+        """End an answer that the instance has ended, perhaps with an error. piece: the last of its body."""
+        tail = answer.render_last(piece)
+        self._end_answer(tail, _FAILED if answer.has_failed else _ANSWERED)
 
     def _end_answer(self, tail: bytes | None, outcome: Outcome) -> None:
         """Send the answer's last bytes; with None, leave it visibly incomplete."""

@@ -15,7 +15,8 @@ from typing import cast
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_TIMEOUT_S = 5.0  # for the client's end of a connection that is closed
+GetContext = Callable[[], ssl.SSLContext]
+"""Returns the context for a new connection, which may have a renewed certificate."""
 
 
 class Handshakes:
@@ -31,18 +32,21 @@ class Handshakes:
         may_begin: Callable[[], bool],
         *,
         timeout_s: float,
+        closing_timeout_s: float,
     ) -> None:
+        """closing_timeout_s: of a connection that is closed, for its last bytes and the client's end of it."""
         self._make = make
         self._may_begin = may_begin
         self._timeout_s = timeout_s
+        self._closing_timeout_s = closing_timeout_s
         self._running: dict[asyncio.BaseProtocol, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def accept(self, tls: ssl.SSLContext) -> asyncio.Protocol:
+    def accept(self, get_context: GetContext) -> asyncio.Protocol:
         """Return the protocol of an accepted connection. For `create_server`."""
-        return _Accepted(self, tls)
+        return _Accepted(self, get_context)
 
     def begin(self, accepted: socket.socket, tls: ssl.SSLContext) -> None:
         """Begin a connection's handshake, or close the connection."""
@@ -59,7 +63,7 @@ class Handshakes:
                 accepted,
                 ssl=tls,
                 ssl_handshake_timeout=self._timeout_s,
-                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+                ssl_shutdown_timeout=self._closing_timeout_s,
             )
         except OSError as error:  # it failed, or did not end in time
             logger.debug("no TLS handshake error=%s", error)
@@ -79,9 +83,9 @@ class Handshakes:
 
 
 class _Accepted(asyncio.Protocol):
-    def __init__(self, handshakes: Handshakes, tls: ssl.SSLContext) -> None:
+    def __init__(self, handshakes: Handshakes, get_context: GetContext) -> None:
         self._handshakes = handshakes
-        self._tls = tls
+        self._get_context = get_context
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Continue with a copy of the socket; this transport has not read anything yet."""
@@ -91,4 +95,4 @@ class _Accepted(asyncio.Protocol):
             copy = None
         cast(asyncio.Transport, transport).abort()
         if copy is not None:
-            self._handshakes.begin(copy, self._tls)
+            self._handshakes.begin(copy, self._get_context())

@@ -54,6 +54,11 @@ class MarkedAnswer:
             self._keep(len(body))
 
     @property
+    def has_failed(self) -> bool:
+        """Return whether the answer's own encoder has found an error at its end."""
+        return self._encoder is not None and self._encoder.has_failed
+
+    @property
     def is_malformed(self) -> bool:
         """Whether a piece was malformed; then no more can be read of this target's answer."""
         return self._reader.is_malformed

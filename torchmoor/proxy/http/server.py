@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from functools import partial
 
 from torchmoor.proxy.http.call import Application, FastPath
 from torchmoor.proxy.http.client_connection import MAX_LINGERING_REFUSED, ClientConnection
 from torchmoor.proxy.http.connection_parts import ConnectionParts
-from torchmoor.proxy.http.handshakes import Handshakes
+from torchmoor.proxy.http.handshakes import GetContext, Handshakes
 from torchmoor.proxy.http.reader import RequestCaches
 from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.websocket import WebSocketConnection
@@ -32,11 +31,12 @@ class HttpServer:
             partial(ClientConnection, self),
             lambda: not self.is_stopping and self.num_above_limit <= MAX_LINGERING_REFUSED,
             timeout_s=parts.limits.header_timeout_s,
+            closing_timeout_s=parts.limits.keep_alive_timeout_s,
         )
         self._all_gone = asyncio.Event()
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
-        """Listen, with TLS if there is a context for it; return the port. is_shared: among processes."""
+    async def start(self, host: str, port: int, tls: GetContext | None = None, *, is_shared: bool = False) -> int:
+        """Listen, with TLS if there are contexts for it; return the port. is_shared: among processes."""
         accept = partial(ClientConnection, self) if tls is None else partial(self._handshakes.accept, tls)
         self._server = await asyncio.get_running_loop().create_server(
             accept, host, port, backlog=1024, reuse_port=is_shared

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from random import Random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchmoor.control.metric_math import MetricMath, Series, Value
 from torchmoor.errors import RequestInvalid
@@ -78,6 +83,7 @@ def test_a_list_stays_a_list() -> None:
         ("e + 1", "the queries e, e refer to each other"),
         ("SEARCH(calls)", "SEARCH is not supported; supported: ABS"),
         ("RATE(1)", "RATE needs a series"),
+        ('PERIOD(METRICS("other"))', "PERIOD needs a series"),
         ("IF(calls)", "IF has two or three arguments"),
         ("[1]", "a list has series"),
         ("METRICS() * METRICS()", "a list on one side only"),
@@ -91,6 +97,42 @@ def test_a_list_stays_a_list() -> None:
 def test_what_cannot_be_evaluated_is_refused(text: str, problem: str) -> None:
     with pytest.raises(RequestInvalid, match=problem):
         evaluate(text)
+
+
+def make_expression(rng: Random, depth: int = 0) -> str:
+    def part() -> str:
+        return make_expression(rng, depth + 1)
+
+    kind = "term" if depth > 3 else rng.choice(("term", "term", "operator", "negation", "list", "FILL", "IF", "other"))
+    match kind:
+        case "term":
+            return rng.choice(("calls", "errors", "none", "other", "0", ".5", "1e308", "METRICS()", 'METRICS("x")'))
+        case "operator":
+            operator = rng.choice(("+", "-", "*", "/", "^", "<", "<=", "==", "!=", "&&", "OR"))
+            return f"({part()} {operator} {part()})"
+        case "negation":
+            return f"-{part()}"
+        case "list":
+            return f"[{part()}, {part()}]"
+        case "FILL":
+            return f"FILL({part()}, {rng.choice((part(), 'REPEAT'))})"
+        case "IF":
+            return f"IF({part()}, {part()}, {part()})"
+    name = rng.choice(("ABS", "AVG", "CEIL", "DIFF", "FLOOR", "MAX", "MIN", "PERIOD", "RATE", "SUM"))
+    return f"{name}({part()})"
+
+
+@given(st.randoms(use_true_random=True))
+def test_every_expression_has_finite_points_or_is_refused(rng: Random) -> None:
+    for _ in range(10):
+        text, other = make_expression(rng), make_expression(rng)
+        try:
+            found = evaluate(text, other=other)
+        except RequestInvalid:
+            continue
+        for series in found if isinstance(found, list) else [found]:
+            finite = isinstance(series, float) or all(map(math.isfinite, series.points.values()))
+            assert finite, (text, other)
 
 
 def test_expressions_that_double_take_no_time() -> None:
