@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from torchmoor.cli.background import detach, end_announcement
+from torchmoor.cli.background import announce, detach
 from torchmoor.cli.exit_status import is_of_output
 from torchmoor.cli.options import log_level_option, no_auth_option
 from torchmoor.cli.running_fleets import recorded
@@ -148,14 +148,12 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
     start_log(log_level.upper())
     with ExitStack() as while_ready:
 
-        def announce(line: str) -> None:
+        def on_ready(line: str) -> None:
             while_ready.enter_context(recorded(line))
-            click.echo(line)
-            if is_detached:
-                end_announcement()
+            (announce if is_detached else click.echo)(line)
 
         try:
-            uvloop.run(run(settings, report, announce, is_open=no_auth))
+            uvloop.run(run(settings, report, on_ready, is_open=no_auth))
         except OSError as error:
             if is_of_output(error):
                 raise
