@@ -10,7 +10,7 @@ import click
 import uvloop
 
 from torchmoor.cli.background import announce, detach
-from torchmoor.cli.exit_status import is_of_output
+from torchmoor.cli.exit_status import is_explained
 from torchmoor.cli.options import log_level_option, no_auth_option
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.cli.setting_option import given_settings, setting
@@ -155,6 +155,6 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
         try:
             uvloop.run(run(settings, report, on_ready, is_open=no_auth))
         except OSError as error:
-            if is_of_output(error):
+            if is_explained(error):
                 raise
             raise click.ClickException(f"cannot listen on {settings.listen.host}: {error.strerror or error}") from error
