@@ -194,9 +194,9 @@ class Launcher:
                 if not first.done():
                     if not is_expected:
                         raise  # `_settle` then sets the error of `first`
-                    first.set_exception(error if isinstance(error, LaunchError) else LaunchError(str(error)))
+                    first.set_exception(LaunchError(_describe(error, spec)))
                     return
-                reason = str(error)
+                reason = _describe(error, spec)
                 logger.error(
                     "instance failed instance=%s error=%s", spec.name, error, exc_info=None if is_expected else error
                 )
@@ -351,6 +351,13 @@ class Launcher:
             _kill_group(process)
             await process.wait()
         self._processes.pop(name, None)
+
+
+def _describe(error: Exception, spec: InstanceSpec) -> str:
+    """Return why an instance failed; of an error of the operating system, also where, such as on which full disk."""
+    if isinstance(error, OSError):
+        return f"{spec.name} could not be started: {error.strerror or error}: {error.filename or spec.folder}"
+    return str(error)
 
 
 def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContextManager[BinaryIO | None]:

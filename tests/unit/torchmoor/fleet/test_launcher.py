@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from torchmoor.config.launcher import INSTANCE_LOG, LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
+from torchmoor.fleet.archives import ArchiveContents
 from torchmoor.fleet.folders import remove_folder
 from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher, SupervisionSettings
@@ -319,6 +321,24 @@ def test_a_first_start_that_fails_with_an_unexpected_error_leaves_no_process(hos
             with pytest.raises(LaunchError, match="llava-0 could not be started: unexpected"):
                 await launcher.begin(launches(1)[0])
             assert not launcher.is_running("llava-0")
+
+    run(scenario())
+
+
+def test_a_full_disk_is_named(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's error of a write does not say where it was."""
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(launcher_module, "write_archive", fill)
+    launch = dataclasses.replace(launches(1)[0], contents=ArchiveContents(Path("entry.py"), Path("config.yaml"), {}))
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            expected = f"llava-0 could not be started: No space left on device: {host.run_dir / 'llava-0'}"
+            with pytest.raises(LaunchError, match=f"^{re.escape(expected)}$"):
+                await launcher.start([launch])
 
     run(scenario())
 
