@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import BinaryIO
@@ -69,6 +69,7 @@ class SupervisionSettings:
     max_backoff_s: float = 30.0
     stable_after_s: float = 300.0  # an instance that ran for longer restarts after min_backoff_s
     max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at once: a start is bound by the CPU
+    slot_s: float = 30.0  # then a start leaves its place to others: it downloads or reads its model
     ports: range = USUAL  # for instances
 
 
@@ -176,10 +177,11 @@ class Launcher:
         while not self._is_stopping:
             began = asyncio.get_running_loop().time()
             try:
-                async with self._starting:
+                async with AsyncExitStack() as slot:
+                    await slot.enter_async_context(self._starting)
                     spec = self._with_free_ports(spec, fixed)
                     await self._start(spec)
-                    await self._until_ready(spec)
+                    await self._until_ready(spec, slot)
                 num_taken = 0
                 if not first.done():
                     first.set_result(None)
@@ -277,8 +279,11 @@ class Launcher:
             )
         )
 
-    async def _until_ready(self, spec: InstanceSpec) -> None:
-        """Wait until the instance is ready. Raises LaunchError, with the log's end, if it dies or is too slow."""
+    async def _until_ready(self, spec: InstanceSpec, slot: AsyncExitStack) -> None:
+        """Wait until the instance is ready; close the slot after slot_s.
+
+        Raises LaunchError, with the log's end, if it dies or is too slow.
+        """
         instance = self._registry.find(spec.name)
         assert instance is not None  # just added
         variant = self._registry.variant_of(instance)
@@ -289,6 +294,8 @@ class Launcher:
         while self._state(spec.name) not in (InstanceState.READY, InstanceState.DRAINING):
             await asyncio.sleep(POLL_S)
             now = loop.time()
+            if now - began > self._settings.slot_s:
+                await slot.aclose()
             if (status := self._processes[spec.name].returncode) is not None:
                 raise LaunchError(f"{spec.name} ended while starting: it {describe_exit(status)}; {quote_log(spec)}")
             if (failure := await asyncio.to_thread(find_load_failure, spec)) is not None:  # the log may be long

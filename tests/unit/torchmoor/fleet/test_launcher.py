@@ -524,6 +524,23 @@ def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
     assert not host.run_dir.exists()
 
 
+def test_an_instance_that_loads_for_long_does_not_hold_up_others(host: Host) -> None:
+    """One model is being downloaded, which may take an hour, and another endpoint's instance has died."""
+
+    async def scenario() -> None:
+        async with host.launcher(max_starting=1, slot_s=0.1) as (launcher, registry):
+            set_state = registry.set_state
+            registry.set_state = lambda name, state: name == "llava-0" or set_state(name, state)
+            slow, other = map(launcher.begin, launches(2))
+            await other
+            assert not slow.done()
+            slow.cancel()
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
 @pytest.mark.parametrize(
     ("requirements", "installs", "remedy"),
     [
