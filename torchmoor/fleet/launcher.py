@@ -44,6 +44,7 @@ from torchmoor.fleet.torchserve import (
     TorchServeSettings,
     environment,
     prepare,
+    remove_unpacked,
 )
 from torchmoor.proxy.instances.instance import Instance, InstanceEnd, InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -243,6 +244,7 @@ class Launcher:
         if spec.log_file.is_file():  # keeps the previous start's log
             spec.log_file.replace(spec.log_file.with_suffix(".previous.log"))
         settings = self._settings.torchserve
+        await asyncio.to_thread(remove_unpacked, spec)
         command = prepare(spec, settings)
         if spec.contents is not None:
             await asyncio.to_thread(write_archive, spec.contents, spec.model, spec.own_store / spec.archive)

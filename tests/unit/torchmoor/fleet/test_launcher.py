@@ -258,6 +258,27 @@ def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host
     assert not host.run_dir.exists()
 
 
+def test_a_restart_removes_what_the_start_before_has_unpacked(host: Host) -> None:
+    """TorchServe unpacks the archive at each start; with a large model, crashes would fill the disk."""
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            await launcher.start(launches(1))
+            temporary = host.run_dir / "llava-0" / "tmp"
+            for unpacked in ("models/0a1b", "models123.download"):
+                (temporary / unpacked).mkdir(parents=True)
+                (temporary / unpacked / "model.safetensors").touch()
+            (temporary / "cache").touch()
+
+            first_jvm = host.jvm("llava-0")
+            os.kill(first_jvm, signal.SIGKILL)
+            await until(lambda: registry.instances()[0].is_ready and host.jvm("llava-0") != first_jvm)
+
+            assert [path.name for path in temporary.iterdir() if not path.name.startswith(".")] == ["cache"]
+
+    run(scenario())
+
+
 def test_a_restart_that_fails_with_an_unexpected_error_is_repeated(
     host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
