@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -157,4 +158,7 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
         except OSError as error:
             if is_explained(error):
                 raise
-            raise click.ClickException(f"cannot listen on {settings.listen.host}: {error.strerror or error}") from error
+            remedy = "; give others with --port and --admin-port" if error.errno == errno.EADDRINUSE else ""
+            raise click.ClickException(
+                f"cannot listen on {settings.listen.host}: {error.strerror or error}{remedy}"
+            ) from error
