@@ -53,8 +53,8 @@ def run_directory(launch: LaunchSettings) -> Iterator[Path]:
         run_dir = Path(tempfile.mkdtemp(prefix="torchmoor-"))
     except OSError as error:
         raise ConfigError(
-            f"cannot make a temporary run directory: {error.strerror}; name one (--run-dir, or launcher.run_dir of the file), "
-            "or set TMPDIR"
+            f"cannot make a temporary run directory: {error.strerror}; name one (--run-dir, or launcher.run_dir of the "
+            "file), or set TMPDIR"
         ) from error
     try:
         yield run_dir
