@@ -45,9 +45,13 @@ def detach() -> None:
     os.close(messages)
 
 
-def end_announcement() -> None:
-    """Close the pipe to the foreground command, which needs no further messages."""
-    sys.stdout.flush()
+def announce(line: str) -> None:
+    """Tell the foreground command that the fleet is ready, and close the pipe to it.
+
+    The fleet serves even if the command has ended meanwhile, as it does when its terminal is closed.
+    """
+    with suppress(BrokenPipeError):
+        click.echo(line)
     _open_as(1, os.devnull, os.O_WRONLY)
 
 

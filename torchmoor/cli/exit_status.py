@@ -54,8 +54,10 @@ def reported_by_exit_status() -> Iterator[None]:
         discard_unwritten(sys.stdout)
         raise click.exceptions.Exit(ExitStatus.BROKEN_PIPE) from None
     except OSError as error:
-        if error.errno not in UNWRITABLE:
+        if not is_explained(error):
             raise
+        if error.errno not in UNWRITABLE:
+            raise click.ClickException(f"cannot access {error.filename}: {error.strerror}") from error
         discard_unwritten(sys.stdout)
         raise click.ClickException(f"{error.filename or 'the output'} cannot be written: {error.strerror}") from error
     except (KeyboardInterrupt, click.Abort):
@@ -63,9 +65,9 @@ def reported_by_exit_status() -> Iterator[None]:
         raise click.exceptions.Exit(ExitStatus.INTERRUPTED) from None
 
 
-def is_of_output(error: OSError) -> bool:
-    """Return whether the error is a failed write of the output; `reported_by_exit_status` then explains it."""
-    return isinstance(error, BrokenPipeError) or error.errno in UNWRITABLE
+def is_explained(error: OSError) -> bool:
+    """Return whether `reported_by_exit_status` explains the error: a file's, or a failed write of the output."""
+    return isinstance(error, BrokenPipeError) or error.errno in UNWRITABLE or error.filename is not None
 
 
 def _explain(error: UnicodeEncodeError) -> str:

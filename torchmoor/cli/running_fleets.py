@@ -86,30 +86,49 @@ def recorded(announced: str) -> Iterator[None]:
         log=_file_of_messages(),
     )
     try:
-        path = _path_of(record.pid)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(path.with_suffix(".new"), os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+        path, file = _write_record(record)
     except (OSError, TorchmoorError) as error:
-        logger.info("the fleet is not listed by torchmoor status: %s", error)
+        logger.warning("torchmoor status and stop do not find this fleet, process %d: %s", record.pid, error)
         yield
         return
     try:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-            os.write(file, json.dumps(asdict(record)).encode())
-            path.with_suffix(".new").rename(path)  # locked and complete before others can see it
         yield
     finally:
-        for each in (path, path.with_suffix(".new")):
-            each.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         os.close(file)
 
 
+def _write_record(record: FleetRecord) -> tuple[Path, int]:
+    """Return the record's file and its locked descriptor. Raises OSError, TorchmoorError."""
+    path = _path_of(record.pid)
+    new = path.with_suffix(".new")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.write(file, json.dumps(asdict(record)).encode())
+        new.rename(path)  # locked and complete before others can see it
+    except OSError:
+        new.unlink(missing_ok=True)
+        os.close(file)
+        raise
+    return path, file
+
+
 def running_fleets() -> list[FleetRecord]:
-    """Return the fleets of this user, the oldest first. Records that a kill or a reboot has left are removed."""
+    """Return the fleets of this user, the oldest first. Records that a kill or a reboot has left are removed.
+
+    Raises TorchmoorError.
+    """
     found = []
-    host, space = _host(), _process_space()
-    for path in state_folder().glob(f"fleet-{host}-*.json"):
+    host, space, folder = _host(), _process_space(), state_folder()
+    try:
+        paths = list(folder.glob(f"fleet-{host}-*.json"))
+    except OSError as error:
+        raise TorchmoorError(
+            f"cannot read {folder}: {error.strerror}; set HOME to this user's home directory, or XDG_STATE_HOME"
+        ) from error
+    for path in paths:
         if is_unlocked(path):
             path.unlink(missing_ok=True)
             continue

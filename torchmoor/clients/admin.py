@@ -65,7 +65,7 @@ class AdminClient:
             return answer
         except HTTPError as error:
             with error:
-                raise _refusal(error) from error
+                raise self._refusal(error) from error
         except (URLError, OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise AdminUnreachable(
@@ -93,16 +93,14 @@ class AdminClient:
     def _not_an_admin_plane(self) -> str:
         return f"{self._url} does not answer as an admin plane does: is it the runtime's port?"
 
-
-def _refusal(error: HTTPError) -> AdminError:
-    if error.code == 401:
-        return AdminRefused("the admin plane requires its token: set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE")
-    try:
-        body = json.loads(error.read())
-        message = _explain(body)
-    except (ValueError, KeyError, TypeError, OSError, HTTPException):
-        message = f"the admin plane answers with status {error.code}; does it belong to this version?"
-    return AdminRefused(message) if error.code == 403 else AdminError(message)
+    def _refusal(self, error: HTTPError) -> AdminError:
+        if error.code == 401:
+            return AdminRefused("the admin plane requires its token: set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE")
+        try:
+            message = _explain(json.loads(error.read()))
+        except (ValueError, KeyError, TypeError, OSError, HTTPException):
+            message = f"{self._not_an_admin_plane()} (status {error.code})"
+        return AdminRefused(message) if error.code == 403 else AdminError(message)
 
 
 def _explain(body: Any) -> str:

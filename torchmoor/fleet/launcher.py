@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import BinaryIO
@@ -44,6 +44,7 @@ from torchmoor.fleet.torchserve import (
     TorchServeSettings,
     environment,
     prepare,
+    remove_unpacked,
 )
 from torchmoor.proxy.instances.instance import Instance, InstanceEnd, InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -69,6 +70,7 @@ class SupervisionSettings:
     max_backoff_s: float = 30.0
     stable_after_s: float = 300.0  # an instance that ran for longer restarts after min_backoff_s
     max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at once: a start is bound by the CPU
+    slot_s: float = 30.0  # then a start leaves its place to others: it downloads or reads its model
     ports: range = USUAL  # for instances
 
 
@@ -176,10 +178,11 @@ class Launcher:
         while not self._is_stopping:
             began = asyncio.get_running_loop().time()
             try:
-                async with self._starting:
+                async with AsyncExitStack() as slot:
+                    await slot.enter_async_context(self._starting)
                     spec = self._with_free_ports(spec, fixed)
                     await self._start(spec)
-                    await self._until_ready(spec)
+                    await self._until_ready(spec, slot)
                 num_taken = 0
                 if not first.done():
                     first.set_result(None)
@@ -194,9 +197,9 @@ class Launcher:
                 if not first.done():
                     if not is_expected:
                         raise  # `_settle` then sets the error of `first`
-                    first.set_exception(error if isinstance(error, LaunchError) else LaunchError(str(error)))
+                    first.set_exception(LaunchError(_describe(error, spec)))
                     return
-                reason = str(error)
+                reason = _describe(error, spec)
                 logger.error(
                     "instance failed instance=%s error=%s", spec.name, error, exc_info=None if is_expected else error
                 )
@@ -241,6 +244,7 @@ class Launcher:
         if spec.log_file.is_file():  # keeps the previous start's log
             spec.log_file.replace(spec.log_file.with_suffix(".previous.log"))
         settings = self._settings.torchserve
+        await asyncio.to_thread(remove_unpacked, spec)
         command = prepare(spec, settings)
         if spec.contents is not None:
             await asyncio.to_thread(write_archive, spec.contents, spec.model, spec.own_store / spec.archive)
@@ -277,8 +281,11 @@ class Launcher:
             )
         )
 
-    async def _until_ready(self, spec: InstanceSpec) -> None:
-        """Wait until the instance is ready. Raises LaunchError, with the log's end, if it dies or is too slow."""
+    async def _until_ready(self, spec: InstanceSpec, slot: AsyncExitStack) -> None:
+        """Wait until the instance is ready; close the slot after slot_s.
+
+        Raises LaunchError, with the log's end, if it dies or is too slow.
+        """
         instance = self._registry.find(spec.name)
         assert instance is not None  # just added
         variant = self._registry.variant_of(instance)
@@ -289,6 +296,8 @@ class Launcher:
         while self._state(spec.name) not in (InstanceState.READY, InstanceState.DRAINING):
             await asyncio.sleep(POLL_S)
             now = loop.time()
+            if now - began > self._settings.slot_s:
+                await slot.aclose()
             if (status := self._processes[spec.name].returncode) is not None:
                 raise LaunchError(f"{spec.name} ended while starting: it {describe_exit(status)}; {quote_log(spec)}")
             if (failure := await asyncio.to_thread(find_load_failure, spec)) is not None:  # the log may be long
@@ -351,6 +360,13 @@ class Launcher:
             _kill_group(process)
             await process.wait()
         self._processes.pop(name, None)
+
+
+def _describe(error: Exception, spec: InstanceSpec) -> str:
+    """Return why an instance failed; of an error of the operating system, also where, such as on which full disk."""
+    if isinstance(error, OSError):
+        return f"{spec.name} could not be started: {error.strerror or error}: {error.filename or spec.folder}"
+    return str(error)
 
 
 def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContextManager[BinaryIO | None]:

@@ -17,6 +17,7 @@ from torchmoor.config.launcher import DEFAULT_BODY_MIB, INSTANCE_LOG
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet.archives import ArchiveContents, model_name
+from torchmoor.fleet.folders import remove_folder
 from torchmoor.proxy.access.credentials import SECRETS
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import INSTANCE_VARIABLE
@@ -135,6 +136,12 @@ def prepare(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
             str(Path(__file__).with_name("log4j2-console.xml" if settings.logs_to_console else "log4j2.xml")),
         ),
     ]
+
+
+def remove_unpacked(spec: InstanceSpec) -> None:
+    """Remove the archive as earlier starts have unpacked it: TorchServe unpacks it into a new folder each time."""
+    for folder in spec.temporary.glob("models*"):  # models/ID, or models*.download if it has died meanwhile
+        remove_folder(folder)
 
 
 def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:

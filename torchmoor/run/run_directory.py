@@ -18,11 +18,20 @@ SESSION_KEYS_FILE = "session-keys"
 
 @contextmanager
 def run_directory(launch: LaunchSettings) -> Iterator[Path]:
-    """Yield the configured run directory, or a new temporary one, which is removed at the end if it is empty."""
+    """Yield the configured run directory, or a new temporary one, which is removed at the end if it is empty.
+
+    Raises ConfigError if no temporary one can be made.
+    """
     if launch.run_dir:
         yield Path(launch.run_dir).resolve()
         return
-    run_dir = Path(tempfile.mkdtemp(prefix="torchmoor-"))
+    try:
+        run_dir = Path(tempfile.mkdtemp(prefix="torchmoor-"))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make a temporary run directory: {error.strerror}; name one (--run-dir, or launcher.run_dir of the "
+            "file), or set TMPDIR"
+        ) from error
     try:
         yield run_dir
     finally:

@@ -64,6 +64,7 @@ async def run(
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until the reloader below handles it
     async with AsyncExitStack() as stack:
         launcher: Launcher | None = None
         if launches:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import uvloop
 
-from torchmoor.cli.exit_status import is_of_output
+from torchmoor.cli.exit_status import is_explained
 from torchmoor.cli.options import log_level_option, no_auth_option, report_warning
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.settings import ProxySettings
@@ -54,6 +54,6 @@ def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
             return
         uvloop.run(run(config, given=given_settings(), is_open=no_auth, report=report, announce=click.echo))
     except OSError as error:
-        if is_of_output(error):
+        if is_explained(error):
             raise
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import click
 import uvloop
 
-from torchmoor.cli.background import detach, end_announcement
-from torchmoor.cli.exit_status import is_of_output
+from torchmoor.cli.background import announce, detach
+from torchmoor.cli.exit_status import is_explained
 from torchmoor.cli.options import log_level_option, no_auth_option
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.cli.setting_option import given_settings, setting
@@ -148,15 +149,16 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
     start_log(log_level.upper())
     with ExitStack() as while_ready:
 
-        def announce(line: str) -> None:
+        def on_ready(line: str) -> None:
             while_ready.enter_context(recorded(line))
-            click.echo(line)
-            if is_detached:
-                end_announcement()
+            (announce if is_detached else click.echo)(line)
 
         try:
-            uvloop.run(run(settings, report, announce, is_open=no_auth))
+            uvloop.run(run(settings, report, on_ready, is_open=no_auth))
         except OSError as error:
-            if is_of_output(error):
+            if is_explained(error):
                 raise
-            raise click.ClickException(f"cannot listen on {settings.listen.host}: {error.strerror or error}") from error
+            remedy = "; give others with --port and --admin-port" if error.errno == errno.EADDRINUSE else ""
+            raise click.ClickException(
+                f"cannot listen on {settings.listen.host}: {error.strerror or error}{remedy}"
+            ) from error

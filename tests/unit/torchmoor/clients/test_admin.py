@@ -26,8 +26,10 @@ COMMANDS = (
 class AnswersAll(QuietHandler):
     """Another service, which answers every request with an empty object."""
 
+    status = 200
+
     def do_GET(self) -> None:
-        self.reply(200, b"{}")
+        self.reply(self.status, b"{}")
 
     do_POST = do_GET
 
@@ -45,3 +47,12 @@ def test_another_service_is_not_taken_for_the_admin_plane(command: list[str], ot
 
     assert done.exit_code != 0
     assert f"{other_url} does not answer as an admin plane does" in done.output
+
+
+def test_a_refusal_of_another_service_is_not_taken_for_the_admin_planes() -> None:
+    """The runtime's port, which a user easily confuses with the admin plane's, answers with status 404."""
+    with serve_http(type("Refuses", (AnswersAll,), {"status": 404})) as url:
+        done = CliRunner().invoke(main, ["instances", "--admin-url", url])
+
+    problem = f"{url} does not answer as an admin plane does: is it the runtime's port? (status 404)"
+    assert (done.exit_code, done.stderr) == (1, f"Error: {problem}\n")

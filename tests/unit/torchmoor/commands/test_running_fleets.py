@@ -12,7 +12,9 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from torchmoor.cli.main import main
 from torchmoor.cli.options import endpoint_option
 from torchmoor.cli.running_fleets import recorded, running_fleets, state_folder
 from torchmoor.config.launcher import INSTANCE_LOG
@@ -41,8 +43,10 @@ def test_a_fleet_is_found_as_long_as_it_runs(state: Path) -> None:
     assert records(state) == []
 
 
-def test_a_record_that_a_full_disk_refuses_leaves_no_file(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fleet runs without a record."""
+def test_a_record_that_a_full_disk_refuses_leaves_no_file(
+    state: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fleet runs without a record, and says that `torchmoor stop` does not find it."""
 
     def refuse(file: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -51,6 +55,22 @@ def test_a_record_that_a_full_disk_refuses_leaves_no_file(state: Path, monkeypat
     with recorded(LINE):
         assert running_fleets() == []
     assert records(state) == []
+    assert f"stop do not find this fleet, process {os.getpid()}: " in caplog.text
+
+
+def test_a_folder_of_records_that_cannot_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of another user, whose HOME a command may have inherited. A fleet runs without a record."""
+    name = "a" * 300  # root may read everything
+    monkeypatch.setenv("XDG_STATE_HOME", f"/{name}")
+
+    with recorded(LINE):
+        assert f"{name}/torchmoor" in caplog.text
+    for command in ("status", "stop", "logs"):
+        result = CliRunner().invoke(main, [command])
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert f"Error: cannot read /{name}/torchmoor: File name too long; set HOME" in result.stderr
 
 
 def test_records_of_an_earlier_boot_are_removed(state: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane:
     assert result.exit_code == 1
     assert result.stdout == ""
     assert port in result.stderr
-    assert "in use" in result.stderr
+    assert "in use; give others with --port and --admin-port" in result.stderr
     assert "starting" not in result.stderr
     assert not (tmp_path / "run").exists()
 
@@ -47,6 +48,27 @@ def test_a_run_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None
 
     assert result.exit_code == 1
     assert f"cannot write to the directory {run_dir}: Not a directory" in result.stderr
+    assert "listen" not in result.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--endpoint", "many", "--models"), ("--adapters",)], ids=" ".join)
+def test_a_model_that_cannot_be_accessed_is_named(options: tuple[str, ...]) -> None:
+    """The error of the file system names the folder, and does not blame the address."""
+    folder = f"/{'a' * 300}"  # root may read everything else
+
+    result = invoke("up", "--port", "0", "--admin-port", "0", *options, folder)
+
+    assert (result.exit_code, result.stderr) == (1, f"Error: cannot access {folder}: File name too long\n")
+
+
+def test_a_host_without_a_temporary_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a read-only root; the error does not blame the address."""
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/none")
+
+    result = invoke("up", "--port", "0", "--admin-port", "0")
+
+    assert result.exit_code == 1
+    assert "cannot make a temporary run directory: No such file or directory; name one (--run-dir" in result.stderr
     assert "listen" not in result.stderr
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from torchmoor.config.launcher import INSTANCE_LOG, LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
+from torchmoor.fleet.archives import ArchiveContents
 from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher, SupervisionSettings
@@ -256,6 +258,27 @@ def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host
     assert not host.run_dir.exists()
 
 
+def test_a_restart_removes_what_the_start_before_has_unpacked(host: Host) -> None:
+    """TorchServe unpacks the archive at each start; with a large model, crashes would fill the disk."""
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            await launcher.start(launches(1))
+            temporary = host.run_dir / "llava-0" / "tmp"
+            for unpacked in ("models/0a1b", "models123.download"):
+                (temporary / unpacked).mkdir(parents=True)
+                (temporary / unpacked / "model.safetensors").touch()
+            (temporary / "cache").touch()
+
+            first_jvm = host.jvm("llava-0")
+            os.kill(first_jvm, signal.SIGKILL)
+            await until(lambda: registry.instances()[0].is_ready and host.jvm("llava-0") != first_jvm)
+
+            assert [path.name for path in temporary.iterdir() if not path.name.startswith(".")] == ["cache"]
+
+    run(scenario())
+
+
 def test_a_restart_that_fails_with_an_unexpected_error_is_repeated(
     host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -319,6 +342,24 @@ def test_a_first_start_that_fails_with_an_unexpected_error_leaves_no_process(hos
             with pytest.raises(LaunchError, match="llava-0 could not be started: unexpected"):
                 await launcher.begin(launches(1)[0])
             assert not launcher.is_running("llava-0")
+
+    run(scenario())
+
+
+def test_a_full_disk_is_named(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's error of a write does not say where it was."""
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(launcher_module, "write_archive", fill)
+    launch = dataclasses.replace(launches(1)[0], contents=ArchiveContents(Path("entry.py"), Path("config.yaml"), {}))
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            expected = f"llava-0 could not be started: No space left on device: {host.run_dir / 'llava-0'}"
+            with pytest.raises(LaunchError, match=f"^{re.escape(expected)}$"):
+                await launcher.start([launch])
 
     run(scenario())
 
@@ -498,6 +539,23 @@ def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
             registry.set_state = lambda name, state: None
             with pytest.raises(LaunchError, match=r"llava-0 was not ready after"):
                 await launcher.start(launches(1))
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+def test_an_instance_that_loads_for_long_does_not_hold_up_others(host: Host) -> None:
+    """One model is being downloaded, which may take an hour, and another endpoint's instance has died."""
+
+    async def scenario() -> None:
+        async with host.launcher(max_starting=1, slot_s=0.1) as (launcher, registry):
+            set_state = registry.set_state
+            registry.set_state = lambda name, state: name == "llava-0" or set_state(name, state)
+            slow, other = map(launcher.begin, launches(2))
+            await other
+            assert not slow.done()
+            slow.cancel()
 
     run(scenario())
 

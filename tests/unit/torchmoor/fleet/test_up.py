@@ -111,7 +111,7 @@ def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_fleet_that_waits_for_an_earlier_one(tmp_path: Path, number: signal.Signals) -> None:
-    """A signal also ends a fleet normally that still waits for an earlier one."""
+    """A signal also ends a fleet normally that still waits for an earlier one. SIGHUP does not: nothing is reloaded."""
     lock = tmp_path / LOCK_FILE
     with lock.open("wb") as earlier:
         fcntl.flock(earlier, fcntl.LOCK_EX)
@@ -131,6 +131,7 @@ def test_a_signal_ends_a_fleet_that_waits_for_an_earlier_one(tmp_path: Path, num
         assert waiting.stderr is not None
         assert "waiting for the earlier fleet" in waiting.stderr.readline()
 
+        waiting.send_signal(signal.SIGHUP)
         waiting.send_signal(number)
 
         assert waiting.communicate(timeout=DEADLINE_S) == (None, "")
