@@ -13,9 +13,18 @@ from torchmoor.wire.connection_errors import failure_reason
 
 try:
     import boto3
+    import botocore.session
     from boto3.exceptions import Boto3Error
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, HTTPClientError, ReadTimeoutError
+    from botocore.credentials import CredentialProvider, Credentials, ReadOnlyCredentials
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectTimeoutError,
+        HTTPClientError,
+        NoCredentialsError,
+        ReadTimeoutError,
+    )
     from urllib3.exceptions import HTTPError
 except ImportError as exc:
     raise SettingsError("s3:// addresses need boto3: pip install boto3") from exc
@@ -68,6 +77,30 @@ def translated(store: str) -> Iterator[None]:
         raise S3Error(f"{store} cannot be reached ({failure_reason(exc)})") from exc
 
 
+class _LaterCredentials(Credentials):  # type: ignore[misc]  # botocore has no types
+    """Credentials that each request looks for until they are found. A client itself looks once, when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__("", "")
+        self._found: Credentials | None = None
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        if self._found is None:
+            self._found = boto3.session.Session().get_credentials()
+        if self._found is None:
+            raise NoCredentialsError
+        return self._found.get_frozen_credentials()
+
+
+class _LaterProvider(CredentialProvider):  # type: ignore[misc]
+    """The last place where a session looks for credentials: nowhere, such as if a metadata service does not answer."""
+
+    METHOD = "later"
+
+    def load(self) -> Credentials:
+        return _LaterCredentials()
+
+
 def make_client(
     setting: str,
     connect_timeout_s: float,
@@ -82,7 +115,9 @@ def make_client(
     verifies_checksums: compare what is read with the object's own checksum, if it has one.
     """
     try:
-        return boto3.session.Session().client(
+        session = botocore.session.get_session()
+        session.get_component("credential_provider").providers.append(_LaterProvider())
+        return boto3.session.Session(botocore_session=session).client(
             "s3",
             config=Config(
                 connect_timeout=connect_timeout_s,

@@ -8,6 +8,7 @@ its own, since some waits cannot be interrupted: a directory on a dead NFS serve
 byte per second. An operation that timed out continues there and may still succeed.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from typing import TypeVar
 from handlers.journal.event import Event
 from handlers.journal.journal import Journal, Listed
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -97,6 +99,7 @@ class BoundedJournal:
         except TimeoutError:
             if self._sweeping.done():
                 raise
+            self._sweeping.add_done_callback(_log_failure)
 
     def _run(self, action: Callable[[], T]) -> T:
         """Run the action. Raises its errors, TimeoutError, and BlockingIOError if it was refused."""
@@ -127,6 +130,12 @@ class BoundedJournal:
     def _leave(self) -> None:
         with self._lock:
             self._num_in_flight -= 1
+
+
+def _log_failure(sweeping: "Future[None]") -> None:
+    error = sweeping.exception()
+    if error is not None:
+        logger.error("sweep of the journal failed after its time-out error=%s", error, exc_info=error)
 
 
 def _start(action: Callable[[], T], after: Callable[[], None] = lambda: None) -> "Future[T]":

@@ -19,6 +19,7 @@ from handlers.journal.directory_lists import DirectoryLists
 from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, KV_MARK, OWNER_MARK, measure, owner_of
 from handlers.journal.event import Event, image_hash
 from handlers.journal.expiring_sessions import ExpiringSessions
+from handlers.journal.failures import EventsMissing
 from handlers.journal.journal import (
     ANYONE,
     MAX_CLAIM_BYTES,
@@ -64,11 +65,13 @@ class DirectoryJournal(StoredJournal):
 
     def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         data = self._codec.encode(event, session_id)
+        if self._lacks_event_before(session_id, number) and not (self._folder(session_id) / CLOSED).exists():
+            _check_expired(session_id, number)
         folder = self._make_folder(session_id)
         if number == 0:
             _mark(folder, owner)
         try:
-            self._create(folder / f"{number:08d}", data, owner)
+            self._create(folder / _name(number), data, owner)
         except FileExistsError as exc:
             raise EventTaken(number) from exc
 
@@ -76,15 +79,22 @@ class DirectoryJournal(StoredJournal):
         events: list[Event] = []
         while max_events is None or len(events) < max_events:
             try:
-                events.append(self._read_event(session_id, f"{start + len(events):08d}"))
+                events.append(self._read_event(session_id, _name(start + len(events))))
             except FileNotFoundError:
                 if not self._root.is_dir():
                     raise
                 break
+        has_gap = not events and self._lacks_event_before(session_id, start)
         try:
             return [self._read_event(session_id, CLOSED)]
         except FileNotFoundError:  # checked last: nothing had been deleted before
+            if has_gap:
+                _check_expired(session_id, start)
             return events
+
+    def _lacks_event_before(self, session_id: str, number: int) -> bool:
+        """Return whether the directory, if it is there, has lost the event before this one."""
+        return number > 0 and not (self._folder(session_id) / _name(number - 1)).exists() and self._root.is_dir()
 
     def put_image(self, session_id: str, data: bytes, owner: str) -> str:
         name = image_hash(data)
@@ -289,6 +299,17 @@ class DirectoryJournal(StoredJournal):
     def _folder(self, session_id: str) -> Path:
         expiry(session_id)  # only a valid id becomes a path
         return self._root / session_id
+
+
+def _name(number: int) -> str:
+    """Return the name of an event's file."""
+    return f"{number:08d}"
+
+
+def _check_expired(session_id: str, number: int) -> None:
+    """Raise EventsMissing unless the session has expired: its folder is gone then."""
+    if not _is_expired(session_id):
+        raise EventsMissing(f"events before number {number} of this session are missing in the directory")
 
 
 def _mark(folder: Path, owner: str) -> None:

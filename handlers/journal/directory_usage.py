@@ -25,7 +25,8 @@ def measure(root: Path, found: JournalUsage) -> None:
         if folder.name in (PICTURES, LISTED):
             continue
         owner, num_bytes, kv_bytes, names = ANYONE, 0, 0, set()
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:  # another worker sweeps
+        # Another worker sweeps, too; and only root can read lost+found.
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(folder) as entries:
             for file in entries:
                 if file.name.startswith(OWNER_MARK):
                     owner = owner_of(file.name) or owner

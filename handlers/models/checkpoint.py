@@ -6,6 +6,7 @@ Downloads only what a model needs: configuration, tokenizer, safetensors; never 
 import fcntl
 import hashlib
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -123,7 +124,7 @@ def _from_s3(settings: ModelSettings) -> Path:
         target = home / _digest(*(f"{each.name} {each.size} {each.tag}" for each in objects))
         with _locked(home / "lock"), translated("the store"):
             if not target.is_dir():
-                _download(client, bucket, objects, target)
+                _download(client, bucket, prefix, objects, target)
         return target
     except S3Error as exc:
         raise SettingsError(f"{settings.path} cannot be read: {exc}") from exc
@@ -162,10 +163,10 @@ def _log_progress(line: str) -> None:
     logger.info("%s%s", MARK, line)
 
 
-def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path) -> None:
-    """Download all files into a folder, renamed when complete; then delete the folders beside it.
+def _download(client: Any, bucket: str, prefix: str, objects: Sequence[_Object], target: Path) -> None:
+    """Download all files into a folder, renamed when complete and durable; then delete the folders beside it.
 
-    Raises OSError if the disk has no room.
+    Raises OSError if the disk has no room, or an object has changed.
     """
     for killed in target.parent.glob(f"{PARTIAL}*"):  # the remains of a worker that was killed
         shutil.rmtree(killed, ignore_errors=True)
@@ -179,13 +180,25 @@ def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path
         with reporting(download_line(folder, total), _log_progress, WORKER_INTERVAL_S):
             for each in objects:
                 client.download_file(bucket, each.key, str(folder / each.name))
-                if (folder / each.name).stat().st_size != each.size:
-                    raise OSError(f"{each.name} has changed while it was downloaded")
+                _sync(folder / each.name)
+        if _list(client, bucket, prefix) != objects:
+            raise OSError("it has changed while it was downloaded")
+        _sync(folder)
         folder.rename(target)
+        _sync(target.parent)
     logger.info("checkpoint downloaded files=%d bytes=%d folder=%s", len(objects), total, target)
     for older in target.parent.iterdir():  # running workers have theirs open
         if older.is_dir() and older != target:
             shutil.rmtree(older, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, survive a crash of the host."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _digest(*parts: str) -> str:

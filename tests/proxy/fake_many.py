@@ -80,7 +80,8 @@ class FakeMany:
 
     async def behave(self, request: Received, wire: Wire) -> None:
         """Answer a request for the model that its header names."""
-        name = request.headers.get(TARGET)
+        asked = request.headers.get(TARGET)
+        name = None if asked is None else asked.removeprefix("/")
         if self.refusal is not None:
             status, code, message = self.refusal
             fields = {"Retry-After": "7"} if status == 429 else {}
@@ -100,7 +101,7 @@ class FakeMany:
                 **(task_answer(name) if self.has_tasks else {}),
                 **completion(request.body),
                 **resource_answer(request.headers.get("x-torchmoor-resource", "")),
-                "model": name,
+                "model": asked,
                 "instance": self.fake.name,
             }
             await wire.answer(200, receipts, json.dumps(answer).encode())

@@ -98,6 +98,16 @@ def test_model_stays_where_it_was_loaded(fleet: Fleet) -> None:
     assert (reason, others, fleet.num_loads) == ("model-cold", {(home, "model-resident")}, 1)
 
 
+def test_leading_slash_is_no_part_of_a_name(fleet: Fleet) -> None:
+    """A model that is named as in some of SageMaker's examples is found where it was loaded, also after a report."""
+    home, _ = fleet.ask("/m0.tar.gz")
+    fleet.until_loaded(home, 1)
+
+    others = {fleet.ask(name) for name in ("/m0.tar.gz", "m0.tar.gz") for _ in range(3)}
+
+    assert (others, fleet.num_loads) == ({(home, "model-resident")}, 1)
+
+
 def test_stream_operation_takes_a_target_model(fleet: Fleet) -> None:
     """AWS's API has TargetModel for whole answers only; here both operations accept the header."""
     for fake in fleet.stage.instances.values():

@@ -17,7 +17,7 @@ from torchmoor.config.launcher import DEFAULT_BODY_MIB, INSTANCE_LOG
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet.archives import ArchiveContents, model_name
-from torchmoor.fleet.folders import remove_folder
+from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.proxy.access.credentials import SECRETS
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import INSTANCE_VARIABLE

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from handlers.errors import SourceUnavailable
+from handlers.errors import ModelUnknown, SourceUnavailable
 from handlers.many.folder import list_files
 from handlers.many.model import LoadProgress
 from handlers.many.sources.source import (
@@ -18,6 +18,32 @@ from handlers.many.sources.source import (
     unknown_model,
     version_of,
 )
+
+
+class DirectorySource:
+    """root: the directory of the models, perhaps on a file system that may be unmounted while the worker runs."""
+
+    def __init__(self, root: Path, max_files: int) -> None:
+        self._root = root
+        self._max_files = max_files
+        self._device = self._find_device()  # of the file system in which a model was found last
+
+    def _find_device(self) -> int | None:
+        try:
+            return self._root.stat().st_dev
+        except OSError:
+            return None
+
+    def find(self, name: str) -> SourceModel:
+        device = self._find_device()
+        try:
+            found = find_in(self._root / name, name, self._max_files)
+        except ModelUnknown:
+            if self._find_device() != self._device:  # all models are missing, and will be back
+                raise SourceUnavailable("the models' directory is missing, or its file system is unmounted") from None
+            raise
+        self._device = device
+        return found
 
 
 def find_in(path: Path, name: str, max_files: int) -> SourceModel:

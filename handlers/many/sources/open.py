@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from handlers.errors import ModelUnknown, SettingsError
-from handlers.many.sources.directory import find_in
+from handlers.many.sources.directory import DirectorySource
 from handlers.many.sources.given import FILE_URL
 from handlers.many.sources.source import SOURCE, Find, SourceModel
 from handlers.settings.many import ManySettings
@@ -25,7 +25,7 @@ def open_source(settings: ManySettings, worker_dir: Path, setting: str = SOURCE)
     root = _root(settings, worker_dir)
     if not root.is_dir():
         raise SettingsError(f"{setting}: there is no directory {root}")
-    return lambda name: find_in(root / name, name, settings.max_files)
+    return DirectorySource(root, settings.max_files).find
 
 
 def identify_source(settings: ManySettings, worker_dir: Path) -> str:

@@ -1,6 +1,7 @@
 """Sources of checkpoints: directories, S3 (a real server), and the hub's cache."""
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -189,6 +190,52 @@ def test_a_download_that_fails_leaves_nothing(bucket: Any, tmp_path: Path, monke
 
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_dir() and path.parent.name != "cache"] == []
     assert (find_checkpoint(where, tmp_path, {}) / "model.safetensors").read_bytes() == b"another length"
+
+
+def test_two_versions_are_not_mixed(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are replaced during a download, by others of the same size, are not served with the older files."""
+    bucket.put_object(Bucket=BUCKET, Key="mixed/config.json", Body=b"{}")
+    bucket.put_object(Bucket=BUCKET, Key="mixed/model.safetensors", Body=b"old")
+    where = settings(tmp_path, f"s3://{BUCKET}/mixed")
+    listed = handlers.s3.list_objects
+
+    def stale(client: Any, *place: Any, **limits: Any) -> Any:
+        found = list(listed(client, *place, **limits))
+        client.put_object(Bucket=BUCKET, Key="mixed/model.safetensors", Body=b"new")
+        return found
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(handlers.s3, "list_objects", stale)
+        with pytest.raises(SettingsError, match="has changed"):
+            find_checkpoint(where, tmp_path, {})
+
+    assert (find_checkpoint(where, tmp_path, {}) / "model.safetensors").read_bytes() == b"new"
+
+
+def test_a_complete_folder_survives_a_crash_of_the_host(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files are on the disk before their folder gets the name by which later starts use it, and then the name."""
+    bucket.put_object(Bucket=BUCKET, Key="synced/config.json", Body=b"{}")
+    bucket.put_object(Bucket=BUCKET, Key="synced/model.safetensors", Body=b"weights")
+    synced: list[int] = []
+    before: list[int] = []
+    rename = Path.rename
+
+    def sync(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+
+    def rename_noted(path: Path, target: Path) -> Path:
+        before.extend(synced)
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "rename", rename_noted)
+
+    found = find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/synced"), tmp_path, {})
+
+    assert {path.stat().st_ino for path in (found, *found.iterdir())} <= set(before)
+    assert found.parent.stat().st_ino in synced[len(before) :]
 
 
 @pytest.mark.parametrize("path", ["s3://", "s3://bucket", "s3:///prefix"])

@@ -140,6 +140,25 @@ def test_a_directory_that_is_gone_is_no_empty_journal(journal: DirectoryJournal,
         journal.read(ID)
 
 
+def test_events_that_the_directory_has_lost_are_missed(journal: DirectoryJournal, tmp_path: Path) -> None:
+    """A session whose folder is gone, as below an unmounted share, is an error: another worker could not continue it."""
+    live = ID.replace("6b013fa9", "ff013fa9")
+    for number in range(2):
+        journal.append(live, number, Event(kind="turn"), ANYONE)
+    shutil.rmtree(tmp_path / "journal" / live)
+
+    with pytest.raises(EventsMissing, match="missing"):
+        journal.append(live, 2, Event(kind="turn"), ANYONE)
+    with pytest.raises(EventsMissing, match="missing"):  # so that no answer is computed that cannot be recorded
+        journal.read(live, 2)
+    assert not (tmp_path / "journal" / live).exists()
+
+    (tmp_path / "journal").rmdir()
+    for action in (lambda: journal.append(live, 2, Event(kind="turn"), ANYONE), lambda: journal.read(live, 2)):
+        with pytest.raises(FileNotFoundError):
+            action()
+
+
 def test_a_damaged_image_is_not_given_out(journal: DirectoryJournal, tmp_path: Path) -> None:
     """An image whose bytes do not match the hash in its name is refused."""
     name = journal.put_image(ID, b"png", ANYONE)
@@ -179,6 +198,27 @@ def test_a_sweep_passes_over_what_other_programs_have_left(
 
     assert [each.session_id for each in journal.list_owned(OWNER)] == [live]
     assert (journal.num_sessions, path.exists()) == (1, True)
+
+
+def test_a_folder_that_only_root_may_read_stops_no_measurement(
+    journal: DirectoryJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal may be at the top of a file system, which has a folder lost+found."""
+    journal.append(ID.replace("6b013fa9", "ff013fa9"), 0, Event(kind="open"), OWNER)
+    (tmp_path / "journal" / "lost+found").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if Path(path).name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    other = DirectoryJournal(tmp_path / "journal", JournalSettings())
+
+    other.sweep(0, is_full=True)
+
+    assert other.num_sessions == 1
 
 
 def test_nobody_else_may_read_it(journal: DirectoryJournal, tmp_path: Path) -> None:

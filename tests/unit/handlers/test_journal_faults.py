@@ -31,6 +31,7 @@ from handlers.settings.journal import JournalSettings
 from tests.http_servers import QuietHandler, serve_http
 from tests.servers import BUCKET, LossyProxy, RedisServer, S3Server, run_redis, run_silent_server
 from tests.unit.handlers.journal_stores import CLOSE
+from tests.waiting import wait_until
 from torchmoor.wire.store_urls import read_redis_address
 
 PASSWORD = "S3cr3t"
@@ -142,6 +143,24 @@ def test_a_long_sweep_goes_on_by_itself(stuck: StuckJournal) -> None:
     assert not stuck.num_waiting.acquire(blocking=False)
     journal.timeout_s = 30.0
     journal.append(new_id(), 0, Event(kind="open"), ANYONE)
+
+
+def test_a_long_sweep_that_fails_is_logged(
+    stuck: StuckJournal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Operators read why expired sessions are not deleted, also if a sweep fails after its time-out."""
+
+    def sweep(expired_before: int, *, is_full: bool) -> None:
+        assert stuck.is_back.wait(30)
+        raise OSError("the journal's store did not delete an object (AccessDenied)")
+
+    monkeypatch.setattr(stuck, "sweep", sweep)
+    journal = BoundedJournal(stuck, timeout_s=0.02, max_in_flight=8)
+
+    journal.sweep(0, is_full=True)
+    stuck.is_back.set()
+
+    wait_until(lambda: "AccessDenied" in caplog.text, "the failure is logged")
 
 
 @pytest.mark.parametrize("scheme", ["redis", "s3"])

@@ -27,6 +27,7 @@ from handlers.errors import (
     ModelLoading,
     ModelUnknown,
     OutOfMemory,
+    SourceUnavailable,
 )
 from handlers.many.model import LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency.registry import ModelRegistry, open_registry
@@ -224,6 +225,36 @@ def test_a_model_that_was_removed_is_unknown_after_the_next_look(root: Path, sta
 
     with pytest.raises(ModelUnknown):
         ask(registry, "m.tar.gz")
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_models_stay_while_their_directory_is_unmounted(root: Path, start: Open, is_missing: bool) -> None:
+    """Models in memory are served, and others may be asked for again. A model that is then removed is unknown."""
+    for name in ("m.tar.gz", "removed.tar.gz"):
+        put(root, name, "text")
+    registry = start()
+    for name in ("m.tar.gz", "removed.tar.gz"):
+        ask(registry, name).release()
+
+    mounted = root.rename(root.with_name("mounted"))
+    if not is_missing:
+        root.symlink_to("/proc")  # as the mount point, a folder of another file system without the models
+    registry.refresh()
+
+    lease = ask(registry, "m.tar.gz")
+    assert (lease.found, text_of(lease)) == ("hit", "text")
+    lease.release()
+    with pytest.raises(SourceUnavailable, match="unmounted"):
+        ask(registry, "other.tar.gz")
+
+    root.unlink(missing_ok=True)
+    mounted.rename(root)
+    (root / "removed.tar.gz").unlink()
+    registry.refresh()
+
+    ask(registry, "m.tar.gz").release()
+    with pytest.raises(ModelUnknown):
+        ask(registry, "removed.tar.gz")
 
 
 def test_a_broken_model_is_not_read_for_each_request(root: Path, start: Open) -> None:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -57,6 +58,24 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return Bucket(s3_server)
+
+
+def test_credentials_that_are_found_later_are_used(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A worker that finds no credentials at its start, as if a metadata service were slow, finds them later."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    with monkeypatch.context() as without:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            without.delenv(name, raising=False)
+        without.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        without.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        bucket = Bucket(s3_server)
+        with pytest.raises(OSError, match="NoCredentialsError"):
+            bucket.open_session()
+
+    assert bucket.journal.read(bucket.open_session())[0].kind == "open"
 
 
 def test_an_object_that_cannot_be_deleted_stops_no_count(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

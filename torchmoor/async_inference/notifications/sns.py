@@ -7,7 +7,7 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from torchmoor.async_inference.objects.s3_client import code_of, status_of
 from torchmoor.async_inference.objects.threads import Threads
@@ -49,7 +49,10 @@ class Sns:
     def _client(self, region: str) -> Any:
         with self._lock:
             if region not in self._clients:
-                self._clients[region] = boto3.session.Session().client(
+                session = boto3.session.Session()
+                if session.get_credentials() is None:  # the client would never look for them again
+                    raise NoCredentialsError
+                self._clients[region] = session.client(
                     "sns",
                     region_name=region or None,
                     config=Config(

@@ -162,7 +162,13 @@ class S3Store(ObjectStore):
                     raise
                 if found["Metadata"].get(TAG) != tag:
                     raise ObjectConflict(final) from None
-            client.delete_object(**source)
+        try:
+            self._delete(staged)
+        except ObjectError as error:
+            if not error.is_permanent:
+                raise
+            # The result is there, so the request must not end as a failure.
+            logger.warning("staged object not removed url=%s error=%s", staged, error)
 
     async def delete(self, url: str) -> None:
         self.check_output(url)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import Claim
+from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.errors import QueueUnavailable, TorchmoorError
 from torchmoor.tasks import wait_at_most
 
-logger = logging.getLogger(__name__)
-
 EXTENSIONS_PER_LEASE = 3
 FIRST_EXTENSION_S = 1.0  # most requests end sooner, and need no extension
+RETRY_S = 1.0  # after a failed extension, so that a short outage of the queue costs no lease
 
 
 class ClaimLost(TorchmoorError):
@@ -25,8 +24,9 @@ class ClaimLost(TorchmoorError):
 class LeaseRenewal:
     """Extends one claim's lease in time. instance: stored in the queue as the place where the request runs."""
 
-    def __init__(self, queue: Queue, claim: Claim, lease_s: float) -> None:
+    def __init__(self, queue: Queue, claim: Claim, lease_s: float, faults: FaultLog) -> None:
         self.instance = ""
+        self._faults = faults
         self._queue = queue
         self._claim = claim
         self._lease_s = lease_s
@@ -65,11 +65,11 @@ class LeaseRenewal:
             self._is_due.clear()
             try:
                 is_ours = await self._queue.extend(self._claim, self._lease_s, instance=self.instance)
-            except QueueUnavailable as error:
-                logger.warning("lease not extended inference_id=%s error=%s", self._claim.request.inference_id, error)
-                continue
-            except Exception:
-                logger.exception("lease not extended inference_id=%s", self._claim.request.inference_id)
+            except Exception as error:
+                has_trace = not isinstance(error, QueueUnavailable)
+                inference_id = self._claim.request.inference_id
+                self._faults.add("lease not extended", error, inference_id=inference_id, has_trace=has_trace)
+                wait_s = min(RETRY_S, interval_s)
                 continue
             if not is_ours and not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())

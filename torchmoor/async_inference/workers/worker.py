@@ -149,7 +149,8 @@ class Worker:
     async def _serve(self, claim: Claim, lease: CapacityLease | None) -> None:
         """See one request to its end, or return it to the queue."""
         inference_id = claim.request.inference_id
-        renewal = self._renewals[inference_id] = LeaseRenewal(self._queue, claim, self._settings.lease_s)
+        renewal = LeaseRenewal(self._queue, claim, self._settings.lease_s, self._faults)
+        self._renewals[inference_id] = renewal
         try:
             async with renewal.running():
                 await self._finish(claim, lease, renewal)

@@ -75,7 +75,7 @@ class Invocation:
         self._dialect = operation.dialect
         self._metrics = dispatcher.metrics
         self._path = path
-        use = None if model is None else ModelUse(dispatcher, model)
+        use = None if model is None else ModelUse(dispatcher, model.removeprefix("/"))  # as instances report it
         self.assignment = Assignment(self._dispatchers, request, dispatcher, session, use)
         if session is None:
             self.assignment.opens_session = request.find(SESSION_ID) == NEW_SESSION

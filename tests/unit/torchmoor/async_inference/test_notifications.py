@@ -281,6 +281,30 @@ def test_sns_that_is_down_is_tried_again(monkeypatch: pytest.MonkeyPatch, mailbo
     assert all(limit / 2 <= slept <= limit for slept, limit in zip(sleeps, (0.5, 1, 2, 2), strict=True))
 
 
+def test_credentials_that_are_found_later_are_used(
+    monkeypatch: pytest.MonkeyPatch, mailbox: Mailbox, tmp_path: Path
+) -> None:
+    """A topic hears of a success once credentials are there, as when a metadata service did not answer for a moment."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+    async def find_credentials(seconds: float) -> None:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+    async def body() -> int:
+        notifier = Notifier(NotificationSettings(), sleep=find_credentials)
+        try:
+            return await notifier.notify(SUCCEEDED, AsyncEndpointSettings(success_topic=mailbox.topic))
+        finally:
+            await notifier.close()
+
+    assert asyncio.run(body()) == 0
+    assert [message["inferenceId"] for message in mailbox.receive()] == ["id-1"]
+
+
 # --- webhooks ---
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.servers import BUCKET, LossyProxy, S3Server, free_ports, run_silent_server
 from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, read_all, repeat
 from tests.waiting import DEADLINE_S
+from torchmoor.async_inference.objects import s3_client, s3_store
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectDenied,
@@ -245,6 +247,27 @@ def test_credentials_that_may_only_read_are_denied_to_write(
         for size in (1, 9):
             with pytest.raises(ObjectDenied, match="AccessDenied"):
                 await store.upload(f"{place}/y", repeat(b"x" * MIB, size))
+
+    run(test)
+
+
+def test_a_staged_object_that_may_not_be_deleted_is_published(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishing succeeds without the right to delete: the object has its final name, and a failure must not follow."""
+
+    def make_client_without_deletion(settings: ObjectSettings) -> Any:
+        client = s3_client.make_client(settings)
+        refusal = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+        refused = (SimpleNamespace(status_code=403), refusal)
+        client.meta.events.register("before-call.s3.DeleteObject", lambda **call: refused)
+        return client
+
+    monkeypatch.setattr(s3_store, "make_client", make_client_without_deletion)
+
+    async def test(store: S3Store) -> None:
+        stored = await store.upload(f"{place}/staged", chunks_of(b"answer"))
+        for _ in range(2):  # a repeat after a crash, too
+            await store.publish(f"{place}/staged", stored.tag, f"{place}/final")
+        assert await read_all(store, f"{place}/final") == b"answer"
 
     run(test)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from tests.unit.torchmoor.async_inference.rig import Rig, pass_time, play, until
+from tests.unit.torchmoor.async_inference.rig import Rig, never_answering, pass_time, play, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     NO_METADATA,
@@ -399,6 +399,33 @@ def test_queue_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
 
             assert record.state is AsyncState.COMPLETED
             assert num_refused == [5]
+
+    play(scene())
+
+
+def test_lease_is_extended_soon_after_the_queue_did_not_answer(rig: Rig) -> None:
+    """A failed extension is repeated well before the next one is due, since the lease may end before that."""
+
+    async def scene() -> None:
+        async with rig:
+            gate = Gate()
+            rig.instance.behave = never_answering(gate)
+            service = await rig.start(lease_s=3600.0)
+            extend, num_tries = service.queue.extend, 0
+
+            async def refuse_once(*args: Any, **named: Any) -> bool:
+                nonlocal num_tries
+                num_tries += 1
+                if num_tries == 1:
+                    raise QueueUnavailable("not now")
+                return await extend(*args, **named)
+
+            service.queue.extend = refuse_once
+            await service.submit(rig.request("one"))
+            await until(gate.reached.is_set, "the instance has the request")
+            for tried in (1, 2):
+                await pass_time(1.0)
+                await until(lambda tried=tried: num_tries == tried, "the lease is extended")
 
     play(scene())
 
