@@ -237,7 +237,7 @@ async def test_a_slow_reader_holds_the_thread_back() -> None:
 
 
 def test_a_session_is_opened_asked_and_closed(tmp_path: Path) -> None:
-    """Pictures are sent once, then only each question, and the session is closed at the end."""
+    """Images are sent once, then only each question, and the session is closed at the end."""
     picture = tmp_path / "a.png"
     picture.write_bytes(b"123")
     chat, runtime = model(

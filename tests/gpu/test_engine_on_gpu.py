@@ -60,7 +60,7 @@ def generate(
     dtype: str = "float32",
     **options: Any,
 ) -> list[list[TokenEvent]]:
-    """Return greedy answers of all prompts, batched; if there are pixels, each prompt begins with a picture.
+    """Return greedy answers of all prompts, batched; if there are pixels, each prompt begins with an image.
 
     adapters: one for each prompt, if any has one.
     """
@@ -146,7 +146,7 @@ def test_a_plain_model_answers_as_on_the_cpu(family: str, tmp_path: Path) -> Non
     assert answer(CUDA, random_prompts(), checkpoint=tmp_path) == expected
 
 
-def test_pictures_are_seen_as_on_the_cpu() -> None:
+def test_images_are_seen_as_on_the_cpu() -> None:
     """The vision tower, the projector and the placement of features in the prompt match the CPU."""
     pixels = torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(2))
     expected = answer(torch.device("cpu"), random_prompts(), pixels)

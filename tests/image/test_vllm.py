@@ -63,7 +63,7 @@ def serving(podman: Podman, image: str, folder: Path, *options: str) -> Iterator
 
 
 def test_the_image_serves_a_session_on_vllm(podman: Podman, image: str, tmp_path: Path) -> None:
-    """A picture opens a session, and vLLM answers a question and a follow-up about it."""
+    """An image opens a session, and vLLM answers a question and a follow-up about it."""
     with serving(podman, image, tmp_path, "--shm-size=1g") as (container, url):
         container.wait_until_ok(f"{url}/ping")
         header = "X-Amzn-SageMaker-Session-Id"

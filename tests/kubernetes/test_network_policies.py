@@ -93,7 +93,7 @@ def test_prometheus_and_the_ingress_are_let_in(rules: Rules, proxy: Peer, instan
 
 @pytest.mark.parametrize("overlay", ["gpu", "gpu-hpa"], indirect=True)
 def test_the_internet_is_reached_and_nothing_private(rules: Rules, proxy: Peer, instance: Peer, valkey: Peer) -> None:
-    """A picture's URL from a client cannot reach the cluster's machines or a cloud's metadata service."""
+    """An image's URL from a client cannot reach the cluster's machines or a cloud's metadata service."""
     public = ("93.184.216.34", "2606:4700::1111")
     private = ("10.0.0.1", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.20.0.1", "192.168.1.1", "fd00::1", "::1")
     for pod in (proxy, instance):

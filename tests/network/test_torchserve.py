@@ -75,7 +75,7 @@ def proxy(stage: Stage) -> Iterator[Proxy]:
 def test_a_session_goes_on_when_its_host_is_named_no_more_and_when_it_falls_silent(
     stage: Stage, addresses: dict[str, str], proxy: Proxy
 ) -> None:
-    """A session's picture and turns are in the journal, so the remaining instance continues it under the same id."""
+    """A session's image and turns are in the journal, so the remaining instance continues it under the same id."""
     stage.zone.name(addresses)
     proxy.wait_for(*NAMES, deadline_s=START_S)
 

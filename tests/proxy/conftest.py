@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import boto3
 import pytest
@@ -251,7 +252,7 @@ class Stage:
                 await asyncio.sleep(0.002)
             return True
 
-        assert self.run(watch()), f"never came: {what}"
+        assert self.run(watch()), f"never came: {what}; unusual tasks: {self.extra_tasks()}"
 
     def pass_time(self, seconds: float) -> None:
         """Have the proxy act on each deadline and breaker that is due within `seconds`, without waiting for it.
@@ -261,8 +262,9 @@ class Stage:
 
         async def look_ahead() -> None:
             self._clock.ahead_s = seconds
-            self.proxy.data.sweeper.sweep()
-            self.proxy.data.tick()
+            with patch("torchmoor.proxy.http.exchange.monotonic", self._clock):
+                self.proxy.data.sweeper.sweep()
+                self.proxy.data.tick()
             self._clock.ahead_s = 0.0
 
         self.run(look_ahead())
@@ -280,7 +282,7 @@ class Stage:
         server = self.proxy.data.server
         self.until(lambda: all(c.exchange is None for c in server.connections), "all exchanges over")
         self.until(lambda: self.outstanding() == 0, "all leases released")
-        self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
+        self.until(lambda: self.extra_tasks() == [], "no task left")
         assert self.proxy.data.parts.budget.used_bytes == self.proxy.data.parts.continuations.used_bytes == 0
         assert self.proxy.data.parts.arriving.num_bytes == self.proxy.data.parts.spool.num_bytes == 0
         callers = self.proxy.data.dispatchers.callers
@@ -303,7 +305,8 @@ class Stage:
         self.until(lambda: sockets.num_open == sockets.held_bytes == 0, "no WebSocket connection left")
         assert self.faults == []
 
-    def _extra_tasks(self) -> list[str]:
+    def extra_tasks(self) -> list[str]:
+        """Return the tasks of the proxy that an idle one does not have."""
         fakes = {task for fake in self.instances.values() for task in fake.tasks}
         left = asyncio.all_tasks(self.loop) - self._usual_tasks - fakes
         return [repr(task) for task in left if "Stage." not in repr(task)]

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -109,16 +110,17 @@ class Gate:
 
     def __init__(self) -> None:
         self.reached = threading.Event()
-        self._opened = threading.Event()
+        self._opened: Future[None] = Future()
 
     def open(self) -> None:
         """Let the behaviour continue; the test calls this."""
-        self._opened.set()
+        if not self._opened.done():
+            self._opened.set_result(None)
 
     async def pass_through(self) -> None:
-        """Wait until the test opens the gate; the behaviour calls this."""
+        """Wait until the test opens the gate, or this task is cancelled; the behaviour calls this."""
         self.reached.set()
-        await asyncio.get_running_loop().run_in_executor(None, self._opened.wait, 10)
+        await asyncio.shield(asyncio.wrap_future(self._opened))  # other tasks may wait for it, too
 
     def wait_reached(self) -> None:
         """Wait until the behaviour has reached the gate; the test calls this."""
@@ -145,11 +147,12 @@ class FakeInstance:
     on_operation: Behaviour | None = None
     on_status: Behaviour = field(default_factory=lambda: answering(404))
     reads_bodies: bool = True
+    num_pings: int = 0
     num_connections: int = 0
     num_open: int = 0
     port: int = 0
     host: str | None = "127.0.0.1"  # None: every address
-    _server: asyncio.Server | None = None
+    server: asyncio.Server | None = None
     _kept: socket.socket | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -160,16 +163,17 @@ class FakeInstance:
         self.port = self.server.sockets[0].getsockname()[1]
         self._release_port()
 
-    async def stop(self, *, keeps_port: bool = False) -> None:
-        """Die: refuse new connections and reset the open ones.
+    async def die(self) -> None:
+        """Refuse new connections and reset the open ones. No other process gets the port before `start` or `stop`."""
+        kept = socket.socket()  # which does not listen
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind((self.host or "", self.port))
+        await self.stop()
+        self._kept = kept
 
-        keeps_port: no other process gets the port until the next start.
-        """
+    async def stop(self) -> None:
+        """Refuse new connections, reset the open ones, and give up the port."""
         self._release_port()
-        if keeps_port:
-            self._kept = socket.socket()  # which does not listen
-            self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            self._kept.bind((self.host, self.port))
         if self.server is not None:
             self.server.close()
             self.server = None
@@ -196,6 +200,7 @@ class FakeInstance:
                 if request is None:
                     break
                 if request.path == "/ping":
+                    self.num_pings += 1
                     await Wire(reader, writer).answer(200, body=b'{"status": "Healthy"}')
                     continue
                 if request.headers.get("x-torchmoor-operation") == "cancel":

@@ -91,7 +91,7 @@ def test_sessions_of_one_instance_or_of_a_beginning(stage: Stage) -> None:
 )
 def test_question_that_makes_no_sense_is_refused(stage: Stage, query: str) -> None:
     """The error says which values are allowed."""
-    answer = requests.get(f"{stage.proxy.admin_url}/sessions?{query}", timeout=10)
+    answer = requests.get(f"{stage.proxy.admin_url}/sessions?{query}", timeout=60)
 
     assert answer.status_code == 400
     assert answer.json()["error"]
@@ -219,7 +219,7 @@ def test_operation_from_outside_reaches_no_instance(stage: Stage, holders: FakeH
     """The data plane removes the header, so that the request arrives as an ordinary invocation."""
     body = json.dumps({"action": "close", "session": NAMES[0]}).encode()
     for name in ("X-Torchmoor-Operation", "x-torchmoor-operation", "X-TORCHMOOR-OPERATION"):
-        requests.post(stage.proxy.runtime_url + path, data=body, headers={name: "sessions"}, timeout=10)
+        requests.post(stage.proxy.runtime_url + path, data=body, headers={name: "sessions"}, timeout=60)
 
     received = [request for fake in stage.instances.values() for request in fake.received]
     assert len(received) == 3
@@ -232,7 +232,7 @@ def test_hash_is_that_of_the_decisions(stage: Stage) -> None:
     session_id = make_session_id("a")
     stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session_id)
 
-    [decision] = requests.get(f"{stage.proxy.admin_url}/decisions", timeout=10).json()["decisions"]
+    [decision] = requests.get(f"{stage.proxy.admin_url}/decisions", timeout=60).json()["decisions"]
 
     assert len(decision["session"]) == 16
     assert session_id not in json.dumps(decision)

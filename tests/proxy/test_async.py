@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -365,18 +364,13 @@ def test_client_that_leaves_within_a_result_is_no_fault(stage: Stage, caplog: py
     stage.a.behave = stage.b.behave = answering(body=b"x" * 20_000_000)
     submit(stage, Body=b"{}", InferenceId="one")
     wait_until(lambda: admin(stage, "/async-requests/one")[1]["state"] == "COMPLETED", "it has ended")
-    tasks = stage.run(count_tasks())
 
     with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=60) as sock:
         sock.sendall(b"GET /async-requests/one/result HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert sock.recv(1)
 
-    wait_until(lambda: stage.run(count_tasks()) <= tasks, "the admin plane has noticed")
+    stage.until(lambda: stage.extra_tasks() == [], "the admin plane has noticed")
     assert "Traceback" not in caplog.text
-
-
-async def count_tasks() -> int:
-    return len(asyncio.all_tasks())
 
 
 def test_admin_plane_lists_shows_cancels_and_fetches(stage: Stage) -> None:

@@ -116,7 +116,7 @@ def submit_all(ports: list[int], accepted: dict[str, bytes]) -> None:
     for number in range(NUM_REQUESTS):
         body = b"request %d" % number
         while body not in accepted.values():
-            connection = http.client.HTTPConnection("127.0.0.1", ports[-1], timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", ports[-1], timeout=60)
             try:
                 headers = {"amz-sdk-invocation-id": f"invocation-{number}"}
                 connection.request("POST", "/endpoints/chat/async-invocations", body=body, headers=headers)
@@ -162,7 +162,7 @@ def test_every_request_has_its_one_result(instance: Unreliable, tmp_path: Path, 
             ports.append(served.port)
             for count in kills:
                 kill_at(served, count)
-            submitting.join(60)
+            submitting.join()
             wait_until(lambda: num_results() >= NUM_REQUESTS, "all results are there")
             wait_until(lambda: served.look("async-requests")["decided"] == 0, "all is finished")
     else:
@@ -172,11 +172,10 @@ def test_every_request_has_its_one_result(instance: Unreliable, tmp_path: Path, 
                 kill_at(served, count)
         with serving(path, 1) as served:
             ports.append(served.port)
-            submitting.join(60)
+            submitting.join()
             wait_until(lambda: num_results() >= NUM_REQUESTS, "all results are there")
             wait_until(lambda: served.look("async-requests")["decided"] == 0, "all is finished")
 
-    assert not submitting.is_alive()
     assert instance.num_failed > 0
     assert len(accepted) == NUM_REQUESTS
     found = {path.name.removesuffix(".out"): path for path in outputs.glob("*.out")}

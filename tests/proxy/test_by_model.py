@@ -165,10 +165,8 @@ def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage
 def test_time_out_and_client_that_leaves_are_as_on_the_endpoints_path(make_stage: Callable[..., Stage]) -> None:
     """A time-out is answered with 504; a disconnect cancels the work at the instance and releases the lease."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02), **TWO)
-    gate = Gate()
 
     async def silent(request: Received, wire: Wire) -> None:
-        gate.reached.set()
         await wire.until_closed()
 
     behave(stage, silent)
@@ -176,10 +174,9 @@ def test_time_out_and_client_that_leaves_are_as_on_the_endpoints_path(make_stage
     with pytest.raises(openai.InternalServerError) as caught:
         client(stage).chat.completions.create(model="sees", messages=MESSAGES)
     assert caught.value.status_code == 504
-    gate.reached.clear()
     with stage.socket() as leaving:
         leaving.sendall(HEAD + b'Content-Length: 18\r\n\r\n{"model": "talks"}')
-        gate.wait_reached()
+        stage.until(lambda: stage.b.received, "the request at its instance")
     stage.until(lambda: stage.b.cancelled, "the cancel operation")
 
 

@@ -92,7 +92,7 @@ def test_files_are_only_for_their_own_origin_and_sent_again_only_if_changed(stag
     """Files have strict headers and an ETag that saves the body, HEAD works as GET, and other paths are not served."""
     for path in FILES:
         url = stage.proxy.runtime_url + path
-        answer = requests.get(url, timeout=10)
+        answer = requests.get(url, timeout=60)
 
         assert answer.status_code == 200, path
         policy = answer.headers["Content-Security-Policy"]
@@ -101,25 +101,25 @@ def test_files_are_only_for_their_own_origin_and_sent_again_only_if_changed(stag
         assert "unsafe" not in policy
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert "Access-Control-Allow-Origin" not in answer.headers
-        again = requests.get(url, headers={"If-None-Match": answer.headers["ETag"]}, timeout=10)
+        again = requests.get(url, headers={"If-None-Match": answer.headers["ETag"]}, timeout=60)
         assert (again.status_code, again.content) == (304, b"")
-        head = requests.head(url, timeout=10)
+        head = requests.head(url, timeout=60)
         assert (head.status_code, head.headers["Content-Length"]) == (200, str(len(answer.content)))
-        assert requests.post(url, timeout=10).status_code == 404
+        assert requests.post(url, timeout=60).status_code == 404
     assert not re.search(
-        r"<script(?! type=\"module\" src=)|<style|style=|\son\w+=", requests.get(url[:-9], timeout=10).text
+        r"<script(?! type=\"module\" src=)|<style|style=|\son\w+=", requests.get(url[:-9], timeout=60).text
     )
-    assert requests.get(f"{stage.proxy.runtime_url}/chat/page.py", timeout=10).status_code == 404
+    assert requests.get(f"{stage.proxy.runtime_url}/chat/page.py", timeout=60).status_code == 404
 
 
 def test_a_browser_is_led_to_the_page_and_a_client_is_not(stage: Stage) -> None:
     """GET / redirects clients that accept HTML, with an address that stays below a path prefix of a front server."""
     url = stage.proxy.runtime_url
-    found = requests.get(url, headers={"Accept": "text/html,*/*"}, allow_redirects=False, timeout=10)
+    found = requests.get(url, headers={"Accept": "text/html,*/*"}, allow_redirects=False, timeout=60)
 
     assert (found.status_code, found.headers["Location"]) == (307, "chat")
-    assert requests.get(f"{url}/chat/", timeout=10).url == f"{url}/chat"
-    assert requests.get(url, headers={"Accept": "application/json"}, timeout=10).status_code == 404
+    assert requests.get(f"{url}/chat/", timeout=60).url == f"{url}/chat"
+    assert requests.get(url, headers={"Accept": "application/json"}, timeout=60).status_code == 404
 
 
 def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
@@ -127,7 +127,7 @@ def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
     url = make_stage(chat_page=ChatPageSettings(is_on=False)).proxy.runtime_url
 
     for path in ("/", "/chat", "/chat/main.js", "/chat/endpoints"):
-        answer = requests.get(url + path, headers={"Accept": "text/html"}, timeout=10)
+        answer = requests.get(url + path, headers={"Accept": "text/html"}, timeout=60)
         assert (answer.status_code, answer.headers["x-amzn-errortype"]) == (404, "UnknownOperationException")
 
 
@@ -136,9 +136,9 @@ def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: C
     url = make_stage(credentials=Credentials(tokens={"alice": "a-token-of-alice"})).proxy.runtime_url
     mine = {"Authorization": "Bearer a-token-of-alice"}
 
-    assert requests.get(f"{url}/chat", timeout=10).status_code == 200
-    assert requests.get(f"{url}/chat/endpoints", timeout=10).status_code == 403
-    told = requests.get(f"{url}/chat/endpoints", headers=mine, timeout=10).json()
+    assert requests.get(f"{url}/chat", timeout=60).status_code == 200
+    assert requests.get(f"{url}/chat/endpoints", timeout=60).status_code == 403
+    told = requests.get(f"{url}/chat/endpoints", headers=mine, timeout=60).json()
     assert told.pop("reasons") == reasons.SENTENCES
     assert told == {
         "endpoints": ["llava"],
@@ -779,7 +779,7 @@ def test_a_session_that_moved_says_so(make_stage: Callable[..., Stage], browser:
         expect(ask(tab.page, "one").locator(".text")).to_have_text("The circle is red.")
         home = stage.a if any("prompt_text" in json.loads(each.body) for each in stage.a.received) else stage.b
         other = "b" if home is stage.a else "a"
-        stage.run(home.stop())
+        stage.run(home.die())
 
         turn = ask(tab.page, "two")
         expect(turn.locator(".text")).to_have_text("The circle is red.")
@@ -1044,16 +1044,16 @@ def test_list_of_endpoints_has_no_instance_asked_whose_handler_may_be_another_ma
     """
     [variant] = stage.registry.get_endpoint("llava").variants
     url = f"{stage.proxy.runtime_url}/chat/endpoints"
-    assert requests.get(url, timeout=10).status_code == 200
+    assert requests.get(url, timeout=60).status_code == 200
     assert not variant.needs_status
 
     stage.instance("a").started_at = 1.0
     stage.instance("a").takes_operations = False
-    assert requests.get(url, timeout=10).status_code == 200
+    assert requests.get(url, timeout=60).status_code == 200
     assert not variant.needs_status
 
     stage.instance("a").takes_operations = True
-    assert requests.get(url, timeout=10).status_code == 200
+    assert requests.get(url, timeout=60).status_code == 200
     assert variant.needs_status
 
 

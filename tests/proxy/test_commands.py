@@ -302,7 +302,7 @@ def test_a_system_message_comes_with_each_question_of_its_session(talking: Stage
 
 
 def test_a_session_is_kept_if_asked_for_and_closed_by_the_next(talking: Stage) -> None:
-    """The id of a kept session is printed on standard error only; the next question continues it with its pictures."""
+    """The id of a kept session is printed on standard error only; the next question continues it with its images."""
     kept = invoke(talking, "ask", "one", "--keep")
     session = make_session_id("a")
     on = invoke(talking, "ask", "two", "https://example.com/a.png", "--session", session)

@@ -195,8 +195,8 @@ def test_slow_instance_does_not_hold_the_upload_back(stage: Stage) -> None:
             await original(reader, writer)
 
     original = stage.a.serve
-    stage.run(stage.b.stop())
-    stage.run(stage.a.stop(keeps_port=True))
+    stage.run(stage.b.die())
+    stage.run(stage.a.die())
     stage.a.serve = Unread().serve
     stage.run(stage.a.start())
     body = bytes(32 << 20)
@@ -382,7 +382,7 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
         writer.close()
 
     for fake in (stage.a, stage.b):
-        stage.run(fake.stop(keeps_port=True))
+        stage.run(fake.die())
         fake.serve = refuse_early
         stage.run(fake.start())
 

@@ -22,7 +22,7 @@ from torchmoor.wire.session_hash import session_hash
 
 
 def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:
-    answer = requests.get(f"{stage.proxy.admin_url}/decisions{query}", timeout=10)
+    answer = requests.get(f"{stage.proxy.admin_url}/decisions{query}", timeout=60)
     assert answer.status_code == 200, answer.text
     found: list[dict[str, Any]] = answer.json()["decisions"]
     return found
@@ -79,7 +79,7 @@ def test_decisions_are_the_same_with_an_access_log(make_stage: Callable[..., Sta
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId="NEW_SESSION")
         stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no")
         url = f"{stage.proxy.runtime_url}/predictions/llava"
-        assert requests.post(url, data=b"{}", timeout=10).status_code == 400
+        assert requests.post(url, data=b"{}", timeout=60).status_code == 400
         wait_until(partial(is_noted_twice, stage), "both are over")
         shown.append([(row["session"], row["error"]) for row in decisions(stage)])
 
@@ -147,7 +147,7 @@ def test_ids_in_paths_are_not_shown(stage: Stage, base: str) -> None:
     """Ids of responses and conversations are hidden, because they give access like credentials."""
     session_id = make_session_id("a")
     url = f"{stage.proxy.runtime_url}{base}/responses/resp_{session_id.removeprefix('ts-seq-')}/input_items"
-    requests.get(url, timeout=10)
+    requests.get(url, timeout=60)
     stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
 
     wait_until(lambda: any(row["method"] == "POST" for row in decisions(stage)), "both are over")
@@ -165,7 +165,7 @@ def test_mistake_of_the_client_is_not_a_fault(stage: Stage, status: int, faults:
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
 
     def variant() -> dict[str, Any]:
-        [found] = requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=10).json()["variants"]
+        [found] = requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=60).json()["variants"]
         return dict(found)
 
     wait_until(lambda: variant()["client_errors"] == 1, "it is over")
@@ -182,7 +182,7 @@ def test_trace_is_linked_if_it_was_exported(make_stage: Callable[..., Stage]) ->
             f"{stage.proxy.runtime_url}/endpoints/llava/invocations",
             data=b"{}",
             headers={"traceparent": f"00-{'a' * 32}-{'b' * 16}-{flags}"},
-            timeout=10,
+            timeout=60,
         )
     wait_until(partial(is_noted_twice, stage), "both are over")
     unsampled, sampled = decisions(stage)
@@ -215,7 +215,7 @@ def test_filters_and_pages(make_stage: Callable[..., Stage]) -> None:
     newest = decisions(stage)[0]["time"]
     assert decisions(stage, f"?since={newest + 1}") == []
     for query in ("limit=0", "limit=5000", f"limit={'9' * 5000}", "since=nan", "since=now"):
-        assert requests.get(f"{stage.proxy.admin_url}/decisions?{query}", timeout=10).status_code == 400
+        assert requests.get(f"{stage.proxy.admin_url}/decisions?{query}", timeout=60).status_code == 400
 
 
 def test_so_many_are_kept_and_no_more(make_stage: Callable[..., Stage]) -> None:
@@ -224,7 +224,7 @@ def test_so_many_are_kept_and_no_more(make_stage: Callable[..., Stage]) -> None:
     client = stage.client()
     for _ in range(30):
         client.invoke_endpoint(EndpointName="llava", Body=b"{}")
-    told = requests.get(f"{stage.proxy.admin_url}/decisions", timeout=10).json()
+    told = requests.get(f"{stage.proxy.admin_url}/decisions", timeout=60).json()
     assert 1 <= len(told["decisions"]) <= 6
     assert told["left_out"] > 0
 

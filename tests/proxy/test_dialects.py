@@ -325,7 +325,7 @@ def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage])
 def test_probes_bring_an_instance_back(make_stage: Callable[..., Stage]) -> None:
     """An instance goes DOWN when a probe's connection is refused, and READY at the next good one."""
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
-    stage.run(stage.a.stop(keeps_port=True))
+    stage.run(stage.a.die())
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the failed probe")
 
     stage.run(stage.a.start())

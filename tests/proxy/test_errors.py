@@ -243,7 +243,7 @@ def test_request_without_an_invocation_id_gets_one(stage: Stage) -> None:
 
 def test_instance_that_refuses_connections_is_left_out(stage: Stage) -> None:
     """A refused connection means that nothing was sent, so even a turn goes to another instance; this one is DOWN."""
-    stage.run(stage.a.stop())
+    stage.run(stage.a.die())
 
     answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=make_session_id("a"))
 
@@ -257,8 +257,8 @@ def test_instance_that_refuses_connections_is_left_out(stage: Stage) -> None:
 
 def test_no_instance_is_service_unavailable(stage: Stage) -> None:
     """Without an instance the answer is 503 with Retry-After, whatever failed."""
-    stage.run(stage.a.stop())
-    stage.run(stage.b.stop())
+    stage.run(stage.a.die())
+    stage.run(stage.b.die())
 
     for _ in range(2):
         error = refusal(stage)

@@ -139,8 +139,8 @@ def test_decisions_are_the_same_on_both_paths(make_stage: Callable[..., Stage]) 
         for _ in range(3):
             stage.client().invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
         url = f"{stage.proxy.admin_url}/decisions"
-        wait_until(lambda url=url: len(requests.get(url, timeout=10).json()["decisions"]) == 3, "all are recorded")
-        rows.append(requests.get(url, timeout=10).json()["decisions"])
+        wait_until(lambda url=url: len(requests.get(url, timeout=60).json()["decisions"]) == 3, "all are recorded")
+        rows.append(requests.get(url, timeout=60).json()["decisions"])
 
     for fast, general in zip(*rows, strict=True):
         passing = {name for name in fast if name in ("time", "request_id", "inference_id") or name.endswith("ms")}
@@ -181,9 +181,9 @@ def test_with_keys_every_request_is_checked(make_stage: Callable[..., Stage]) ->
     url = f"{stage.proxy.runtime_url}/endpoints/llava/invocations"
     with requests.Session() as client:
         for _ in range(3):
-            admitted = client.post(url, data=b"{}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10)
-            forged = client.post(url, data=b"{}", headers={"Authorization": f"Bearer {TOKEN}x"}, timeout=10)
-            refused = client.post(url, data=b"{}", timeout=10)
+            admitted = client.post(url, data=b"{}", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+            forged = client.post(url, data=b"{}", headers={"Authorization": f"Bearer {TOKEN}x"}, timeout=60)
+            refused = client.post(url, data=b"{}", timeout=60)
             assert (admitted.status_code, forged.status_code, refused.status_code) == (200, 403, 403)
     assert taken.num_taken > 0
     gate = stage.proxy.data.gate

@@ -305,7 +305,7 @@ def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) ->
     """Refused connections do not use the budget, because nothing was sent."""
     stage = make_stage(are_journaled=True, recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001))
     stage.proxy.data.dispatchers.all()[0].retries.try_take(0)
-    stage.run(stage.a.stop())
+    stage.run(stage.a.die())
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"
 
@@ -370,7 +370,7 @@ def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: Callable[
         stage.registry.add(Instance(name="a", endpoint="llava", model="llava", port=old.port))
 
     assert admin(stage, "POST", "/instances/a/drain")[0] == 200
-    stage.run(stage.a.stop())
+    stage.run(stage.a.die())
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")
     stage.run(start_again())
     stage.until(lambda: stage.instance("a").state is InstanceState.DRAINING, "its return")
@@ -382,7 +382,7 @@ def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: Callable[
 
 def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: Callable[..., Stage]) -> None:
     stage = make_stage(health=OFTEN)
-    stage.run(stage.a.stop(keeps_port=True))
+    stage.run(stage.a.die())
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")
 
     assert admin(stage, "POST", "/instances/a/drain") == (200, {"name": "a", "state": "down", "outstanding": 0})
@@ -436,19 +436,13 @@ def test_model_that_knows_no_status_is_asked_a_few_times_only(make_stage: Callab
     """A model without the status operation is asked a few times only, because it may compute an answer each time."""
     stage = make_stage(health=OFTEN)
     asked: list[Received] = []
-    probes = 0
 
     async def refuse(request: Received, wire: Wire) -> None:
         asked.append(request)
         await wire.answer(500)
 
-    def is_over() -> bool:
-        nonlocal probes
-        probes += not stage.proxy.health.is_probing
-        return probes > 50
-
     stage.a.on_status = stage.b.on_status = refuse
-    stage.until(is_over, "many probes")
+    stage.until(lambda: min(stage.a.num_pings, stage.b.num_pings) > 3 * MAX_TRIES, "many probes")
 
     assert len(asked) <= 2 * MAX_TRIES
     assert stage.instance("a").is_ready

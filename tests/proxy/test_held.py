@@ -364,12 +364,13 @@ async def reset(request: Received, wire: Wire) -> None:
 
 
 def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement(
-    make_stage: Callable[..., Stage],
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lost request is held from the moment a probe finds its only instance gone.
 
     The replacement has the same name.
     """
+    monkeypatch.setattr("torchmoor.proxy.dispatch.dispatcher.PROBE_S", LONG.max_hold_s)  # the test is the probe
     zero = Zero(make_stage)
     zero.come()
     zero.stage.a.behave = reset
@@ -393,7 +394,7 @@ def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement
     """A request whose connection is refused waits for the replacement."""
     zero = Zero(make_stage)
     zero.come()
-    zero.stage.run(zero.stage.a.stop(keeps_port=True))
+    zero.stage.run(zero.stage.a.die())
     sock = send(zero.stage, b"1")
     zero.stage.until(lambda: zero.wakes == 1, "refused and held")
     assert zero.stage.instance("a").state is InstanceState.DOWN

@@ -33,7 +33,7 @@ def test_proxies_of_different_hosts_agree_where_sessions_go(holding: Holding, tm
     ]
     with serving(one, 1) as first, serving(other, 2) as second:
         at_home = [place_of(session, first, second) for session in sessions]
-        holding.run(holding.fakes["b"].stop())
+        holding.run(holding.fakes["b"].die())
         wait_until(lambda: first.instances()["b"]["state"] == "down", "the first proxy knows")
         wait_until(lambda: second.instances()["b"]["state"] == "down", "the second proxy knows")
         without_b = [place_of(session, first, second) for session in sessions]

@@ -383,7 +383,7 @@ def test_request_to_an_instance_that_died_waits_for_another(make_stage: Callable
     held = Held(stage, stage.b)
     stage.run(set_state(stage, "a", InstanceState.DOWN))
     send(stage, b"b1")
-    stage.run(stage.a.stop())
+    stage.run(stage.a.die())
     stage.run(set_state(stage, "a", InstanceState.READY))
 
     sock = send(stage, b"body" * 1000)

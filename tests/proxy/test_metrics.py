@@ -62,12 +62,12 @@ def test_the_data_plane_shows_the_page_where_it_is_told_to(make_stage: Callable[
     """
     container = make_stage(container=ContainerSettings(shows_metrics=True))
 
-    answer = requests.get(f"{container.proxy.runtime_url}/metrics", timeout=10)
+    answer = requests.get(f"{container.proxy.runtime_url}/metrics", timeout=60)
 
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert {family.name for family in text_string_to_metric_families(answer.text)} >= NAMES
-    assert requests.post(f"{container.proxy.runtime_url}/metrics", timeout=10).status_code == 404
-    assert requests.get(f"{stage.proxy.runtime_url}/metrics", timeout=10).status_code == 404
+    assert requests.post(f"{container.proxy.runtime_url}/metrics", timeout=60).status_code == 404
+    assert requests.get(f"{stage.proxy.runtime_url}/metrics", timeout=60).status_code == 404
 
 
 def test_first_chunk_is_split_into_the_models_time_and_ours(stage: Stage) -> None:
@@ -91,10 +91,10 @@ def test_first_chunk_of_every_api_is_timed(stage: Stage) -> None:
     stage.a.behave = stage.b.behave = behave
     body = {"model": "llava", "messages": [], "stream": True}
     for path in ("/v1/chat/completions", "/predictions/llava", "/endpoints/llava/invocations"):
-        assert requests.post(f"{stage.proxy.runtime_url}{path}", json=body, timeout=10).status_code == 200
+        assert requests.post(f"{stage.proxy.runtime_url}{path}", json=body, timeout=60).status_code == 200
     stage.a.behave = stage.b.behave = answering()
     for path in ("/v1/chat/completions", "/predictions/llava"):
-        assert requests.post(f"{stage.proxy.runtime_url}{path}", json=body, timeout=10).status_code == 200
+        assert requests.post(f"{stage.proxy.runtime_url}{path}", json=body, timeout=60).status_code == 200
 
     # InvokeEndpoint is not a streaming operation, whatever the instance sends.
     assert value(scrape(stage), "FirstChunkLatency", "FirstChunkLatency_count") == 2

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -231,8 +232,12 @@ def test_decisions_are_those_of_all_processes(served: Served) -> None:
     for _ in range(12):
         served.ask()
 
-    def find() -> list[str]:
-        return [row["request_id"] for row in served.look("decisions?endpoint=chat&limit=50")["decisions"]]
+    def find() -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = served.look("decisions?endpoint=chat&limit=50")["decisions"]
+        return rows
 
     wait_until(lambda: len(find()) >= 12, "every process has reported its decisions")
-    assert len({name[:23] for name in find()}) > 1, "the ids begin with the process's own"
+    found = find()
+    assert len({row["request_id"][:23] for row in found}) > 1, "the ids begin with the process's own"
+    assert [row["time"] for row in found] == sorted((row["time"] for row in found), reverse=True)
+    assert find() == found

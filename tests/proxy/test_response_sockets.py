@@ -448,7 +448,7 @@ def test_flooding_client_is_held_back(stage: Stage, responses: Responses, open_s
 
 def test_client_that_does_not_read_its_events_is_disconnected(make_stage: MakeStage) -> None:
     """A client that does not read is disconnected, after backpressure to the instance."""
-    stage = make_stage(timeouts=TimeoutSettings(sweep_interval_s=0.02, stream_idle_timeout_s=1.0))
+    stage = make_stage(timeouts=TimeoutSettings(sweep_interval_s=0.02, stream_idle_timeout_s=60))
     sent: list[int] = []
 
     async def flood(request: Received, wire: Wire) -> None:
@@ -469,6 +469,7 @@ def test_client_that_does_not_read_its_events_is_disconnected(make_stage: MakeSt
             lambda: sent and any(each.transport.get_write_buffer_size() > 60_000 for each in server.connections),
             "the client's buffers are full",
         )
+        stage.pass_time(61)
         stage.until(lambda: not server.connections, "the client is disconnected")
     stage.check_clean()
 
@@ -503,7 +504,7 @@ def test_slow_reader_is_not_disconnected_for_a_pong_that_the_proxy_does_not_read
 
         stage.pass_time(21)
 
-        assert server.connections
+        assert [each.transport.is_closing() for each in server.connections] == [False]
     stage.until(lambda: not server.connections, "the client has left")
     stage.check_clean()
 

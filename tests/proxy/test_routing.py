@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import urllib.request
 from collections import Counter
@@ -123,12 +122,6 @@ def test_request_is_sent_on_once_its_body_has_come(make_stage: Callable[..., Sta
     assert stage.a.received[0].body == b"a" * 1000 + b"b" * 1000 + b"c" * 20_000
 
 
-async def settle() -> None:
-    """Run the event loop until everything received is handled."""
-    for _ in range(20):
-        await asyncio.sleep(0.001)
-
-
 def test_expected_body_is_asked_for_before_the_instance_is_known(make_stage: Callable[..., Stage]) -> None:
     """The proxy sends `100 Continue` before it chooses an instance, because the prefix is in the body."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
@@ -237,12 +230,12 @@ def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Calla
     home = ask(client, older)[0]
     other = ask(client, b"r" * 300)[0]
     assert home != other
-    stage.registry.set_state(other, InstanceState.DRAINING)
+    stage.run(set_states(stage, other, InstanceState.DRAINING))
     assert ask(client, asked)[0] == home
 
     assert ask(client, asked) == (home, "kv-aware")
 
-    stage.registry.set_state(other, InstanceState.READY)
+    stage.run(set_states(stage, other, InstanceState.READY))
     assert ask(client, older)[1] == "least-outstanding-requests"
 
 

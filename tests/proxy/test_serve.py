@@ -103,7 +103,7 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
                 region_name="us-east-1",
                 aws_access_key_id="AKIAEXAMPLE",
                 aws_secret_access_key="secret",
-                config=Config(retries={"total_max_attempts": 1}, read_timeout=15),
+                config=Config(retries={"total_max_attempts": 1}, read_timeout=DEADLINE_S),
             )
             for variant, fake in zip(("va", "vb"), fakes, strict=True):
                 answer = client.invoke_endpoint(EndpointName="chat", Body=b"{}", TargetVariant=variant)

@@ -63,7 +63,7 @@ def test_long_body_reaches_its_instance_unchanged(make_stage: MakeStage, path: s
 
 
 def test_long_body_is_counted_while_it_arrives(make_stage: MakeStage) -> None:
-    """A body in a file counts in the account of arriving bodies; a disconnect frees it and the file."""
+    """A body in a file counts among the arriving bodies; a disconnect frees it and the file."""
     stage = spooling(make_stage)
     sock = begin(stage)
     assert arriving(stage) == len(BODY) - 1

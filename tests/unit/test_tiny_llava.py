@@ -20,7 +20,7 @@ Answer = Callable[[Image.Image, list[str]], list[str]]
 
 @pytest.fixture(scope="module")
 def answer() -> Iterator[Answer]:
-    """Answer questions about one picture, each as a separate conversation, greedily, on one thread."""
+    """Answer questions about one image, each as a separate conversation, greedily, on one thread."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     processor = AutoProcessor.from_pretrained(FOLDER)

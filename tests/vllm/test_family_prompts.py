@@ -1,4 +1,4 @@
-"""Prompts with pictures have the token ids of transformers' own processor on vLLM, in every family."""
+"""Prompts with images have the token ids of transformers' own processor on vLLM, in every family."""
 
 import os
 import time
@@ -49,7 +49,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("num_pictures", [0, 1, 2])
 def test_prompts_have_the_token_ids_of_transformers(family: Family, num_pictures: int) -> None:
-    """Marks around a picture and its number of tokens, which may depend on its size, equal transformers'."""
+    """Marks around an image and its number of tokens, which may depend on its size, equal transformers'."""
     pictures = [draw("ellipse", "red"), draw("rectangle", "blue").resize((160, 96))][:num_pictures]
     messages = conversation(num_pictures)
     encoded = [family.encode(picture) for picture in pictures]
@@ -63,8 +63,8 @@ def test_prompts_have_the_token_ids_of_transformers(family: Family, num_pictures
     assert found["prompt_token_ids"] == expected
 
 
-def test_a_picture_in_a_raw_prompt_has_the_marks_of_a_template(family: Family) -> None:
-    """A raw prompt with a picture is the beginning of a conversation with it."""
+def test_an_image_in_a_raw_prompt_has_the_marks_of_a_template(family: Family) -> None:
+    """A raw prompt with an image is the beginning of a conversation with it."""
     picture = draw("ellipse", "red")
     message = {"role": "user", "content": [{"type": "image"}]}
     rendered = family.prompts.render([message], [len(family.encode(picture))])
@@ -74,7 +74,7 @@ def test_a_picture_in_a_raw_prompt_has_the_marks_of_a_template(family: Family) -
     assert raw == rendered[: len(raw)]
 
 
-def test_pictures_whose_tokens_attend_to_each_other_are_refused_on_a_cpu(tmp_path: Path) -> None:
+def test_images_whose_tokens_attend_to_each_other_are_refused_on_a_cpu(tmp_path: Path) -> None:
     """Such a family is refused on a CPU, where vLLM's attention would give other answers without an error."""
     FAMILIES["gemma3"](tmp_path)
 

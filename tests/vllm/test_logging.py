@@ -20,7 +20,7 @@ print(json.dumps([logging.getLogger(name).getEffectiveLevel() for name in ("vllm
 
 
 def test_vllm_does_not_log_requests() -> None:
-    """vLLM logs warnings, but not the pictures and parameters of a failed step."""
+    """vLLM logs warnings, but not the images and parameters of a failed step."""
     done = subprocess.run([sys.executable, "-c", SHOW_LEVELS], capture_output=True, text=True, check=True, timeout=120)
 
     assert json.loads(done.stdout.splitlines()[-1]) == [30, 50]

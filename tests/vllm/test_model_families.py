@@ -42,7 +42,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def conversation(num_pictures: int) -> list[dict[str, Any]]:
-    """Return a conversation of one question, or one for each picture, before which a line may end."""
+    """Return a conversation of one question, or one for each image, before which a line may end."""
     text = {"type": "text", "text": "Which shape is this?"}
     messages: list[dict[str, Any]] = [{"role": "user", "content": [*[{"type": "image"}] * (num_pictures > 0), text]}]
     for _ in range(num_pictures - 1):
@@ -63,8 +63,8 @@ def compare(
     return answer
 
 
-def test_answers_with_pictures_are_those_of_transformers(family: Contender) -> None:
-    """Answers with none, one, or two pictures of different sizes equal transformers', and depend on the pictures."""
+def test_answers_with_images_are_those_of_transformers(family: Contender) -> None:
+    """Answers with none, one, or two images of different sizes equal transformers', and depend on the images."""
     red, blue = draw("ellipse", "red"), draw("rectangle", "blue").resize((160, 96))
 
     answers = [compare(family, pictures) for pictures in ([], [red], [blue], [red, blue], [blue, red])]
@@ -74,7 +74,7 @@ def test_answers_with_pictures_are_those_of_transformers(family: Contender) -> N
 
 
 @pytest.mark.parametrize("family", ["internvl", "llava_onevision"], indirect=True)
-def test_frames_of_a_video_are_pictures_of_one_message(family: Contender) -> None:
+def test_frames_of_a_video_are_images_of_one_message(family: Contender) -> None:
     """A video is sent as its frames; the answer is that of transformers and depends on their order."""
     frames = [draw("ellipse", color) for color in ("red", "green", "blue", "yellow")]
     question = [{"type": "text", "text": "Which colour comes last?"}]

@@ -184,7 +184,7 @@ def _extend_tokenizer(marks: Any, picture: str, words: list[str] | None = None) 
 
 
 def _save(folder: Path, config: Any, processor: Any, seed: int = 0) -> None:
-    """Write a checkpoint with random weights, so large that answers depend on the pictures.
+    """Write a checkpoint with random weights, so large that answers depend on the images.
 
     seed: of one for which answers do not repeat a token.
     """

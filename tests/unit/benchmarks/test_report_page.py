@@ -16,6 +16,7 @@ from playwright.sync_api import Browser
 
 from benchmarks import goals, report_all
 from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -209,8 +210,16 @@ def test_failing_benchmark_does_not_stop_the_others(
     assert rows_of(read_strictly(again)) == rows_of(read_strictly(text)) == {("fine", "x"): ["x", "0.500"]}
 
 
-def test_hanging_benchmark_is_stopped(others: Path) -> None:
+def test_hanging_benchmark_is_stopped(others: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A benchmark that hangs ends at its time-out with what it has started, and the page says how to extend it."""
+    signal_group = os.killpg
+
+    def signal_started(group: int, number: int) -> None:
+        wait_until((others / "started").exists, "the benchmark hangs")
+        signal_group(group, number)
+
+    monkeypatch.setattr(os, "killpg", signal_started)
+
     result = report_all.run("hangs", timeout_s=1.0)
 
     assert result.report is None

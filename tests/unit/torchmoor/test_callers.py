@@ -1,4 +1,4 @@
-"""The account of what each caller uses."""
+"""Limits of what each caller uses."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def limited(callers: Callers, key: str) -> int:
 
 @pytest.fixture
 def callers() -> Callers:
-    """Return an account of two sessions per caller."""
+    """Return the counts of callers that may have two sessions each."""
     WALL.now = Wall.now
     return Callers(CallerSettings(max_sessions=2), wall=WALL)
 
@@ -224,7 +224,7 @@ def test_a_session_of_another_process_is_given_back_where_it_is_closed(callers: 
 
 
 def test_closed_sessions_and_idle_callers_take_no_memory(callers: Callers) -> None:
-    """The account's size is limited for any number of openings and closes."""
+    """The memory for callers is limited for any number of openings and closes."""
 
     def churn(count: int) -> None:
         for number in range(count):

@@ -179,7 +179,7 @@ def test_json_is_one_object_a_line(runtime: Runtime, picture: Path) -> None:
 def test_a_conversation_can_come_through_a_pipe(runtime: Runtime, picture: Path, tmp_path: Path) -> None:
     """Each line of a pipe is a question.
 
-    /image adds a picture to the next one, and /quit or the end of input ends it.
+    /image adds an image to the next one, and /quit or the end of input ends it.
     """
     other = tmp_path / "other.png"
     other.write_bytes(PNG)
@@ -378,8 +378,8 @@ def test_a_name_that_no_file_can_have_is_a_readable_error(name: str) -> None:
         image_reference(name)
 
 
-def test_a_conversation_needs_no_picture(runtime: Runtime) -> None:
-    """A conversation may have no picture, as with text models."""
+def test_a_conversation_needs_no_image(runtime: Runtime) -> None:
+    """A conversation may have no image, as with text models."""
     command = ["chat", "--endpoint", "llm", "--url", runtime.url, "--ask", "hello"]
 
     result = CliRunner().invoke(main, command)

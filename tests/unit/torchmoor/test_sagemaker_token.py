@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Callable
+from datetime import datetime
 from time import time
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from hypothesis import given, settings
@@ -24,9 +27,9 @@ CREDENTIALS = Credentials(
 )
 
 
-def admit(token: str, *, later_s: float = 0.0, **changes: Any) -> str:
+def admit(token: str, *, wall: Callable[[], float] = time, **changes: Any) -> str:
     """Return the principal of a request with this token; raise AccessDenied if it is refused."""
-    gate = Gate(AccessSettings(**changes), CREDENTIALS, wall=lambda: time() + later_s)
+    gate = Gate(AccessSettings(**changes), CREDENTIALS, wall=wall)
     fields = [(b"authorization", f"Bearer {token}".encode()), (b"host", b"elsewhere:8080")]
     request = make_request(b"POST", b"/v1/chat/completions", fields=fields)
     gate.admit(request)
@@ -54,12 +57,14 @@ def test_a_token_of_a_configured_key_has_that_keys_identity(region: str) -> None
 def test_a_token_ends_with_its_lifetime(lifetime_s: int) -> None:
     """The lifetime is the token's own; the allowed difference of clocks does not extend it."""
     token = make_token(KEY_ID, SECRET, lifetime_s=lifetime_s)
+    [date] = parse_qs(url_of(token))["X-Amz-Date"]
+    made_at = datetime.strptime(date, "%Y%m%dT%H%M%S%z").timestamp()  # it has whole seconds
 
-    admit(token, later_s=lifetime_s - 1.0)
+    admit(token, wall=lambda: made_at + lifetime_s - 0.1)
     with pytest.raises(InvalidSignature, match="expired"):
-        admit(token, later_s=lifetime_s + 1.0)
+        admit(token, wall=lambda: made_at + lifetime_s + 0.1)
     with pytest.raises(InvalidSignature, match="not yet current"):
-        admit(token, later_s=-400.0)
+        admit(token, wall=lambda: made_at - 400.0)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_publishing_replaces_no_other_object(place: Place, is_staged_gone: bool)
         assert await read_all(store, final) == b"answer"
 
     place.run(test)
-    assert place.list_all() == ["id.out"] if is_staged_gone else ["id.1", "id.out"]
+    assert place.list_all() == (["id.out"] if is_staged_gone else ["id.1", "id.out"])
 
 
 def test_writing_replaces_no_other_object(place: Place) -> None:

@@ -285,7 +285,7 @@ def test_instance_that_cannot_be_reached_costs_no_attempt(rig: Rig) -> None:
 
     async def scene() -> None:
         async with rig:
-            await rig.instance.stop()
+            await rig.instance.die()
             service = await rig.start(max_attempts=2)
             await service.submit(rig.request("one"))
             await until(lambda: len(rig.places.failures) >= 4, "several connections refused")

@@ -435,10 +435,14 @@ def test_instance_that_does_not_read_is_out_of_time(rig: Rig) -> None:
 
     async def scene() -> None:
         async with rig:
-            await rig.instance.stop()
+            await rig.instance.die()
             writers: list[asyncio.StreamWriter] = []
             deaf = await asyncio.start_server(
-                lambda reader, writer: writers.append(writer), "127.0.0.1", rig.instance.port, limit=1024
+                lambda reader, writer: writers.append(writer),
+                "127.0.0.1",
+                rig.instance.port,
+                limit=1024,
+                reuse_port=True,
             )
             service = await rig.start()
 

@@ -100,6 +100,7 @@ def test_bench_reaches_a_distant_endpoint_through_the_proxy(monkeypatch: pytest.
     )
     with serve_http(Forwards) as proxy:
         monkeypatch.setenv("http_proxy", proxy)
+        Forwards.asked.clear()
         found = asyncio.run(bench(plan, settings, Login(token="t" * 16), 30.0, lambda line: None))
 
     assert found["errors"] == {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import DEADLINE_S
 from torchmoor.control.resources import FILE, Resource, Resources
 from torchmoor.errors import ConfigError, LimitExceeded
 
@@ -65,12 +66,12 @@ def test_requests_are_answered_while_the_file_is_encoded(tmp_path: Path) -> None
     class Large(dict[str, str]):
         def items(self) -> Any:
             is_encoding.set()
-            assert goes_on.wait(timeout=10), "the event loop waits for the encoder"
+            assert goes_on.wait(DEADLINE_S), "the event loop waits for the encoder"
             return super().items()
 
     async def save_and_change() -> None:
         saving = asyncio.create_task(resources.save())
-        assert await asyncio.to_thread(is_encoding.wait, 10)
+        assert await asyncio.to_thread(is_encoding.wait, DEADLINE_S)
         resources.tags[ARN]["team"] = "audio"
         goes_on.set()
         await saving
@@ -95,12 +96,12 @@ def test_a_save_whose_caller_is_cancelled_comes_before_the_next(tmp_path: Path) 
         def items(self) -> Any:
             if not is_encoding.is_set():
                 is_encoding.set()
-                assert goes_on.wait(timeout=10)
+                assert goes_on.wait(DEADLINE_S)
             return super().items()
 
     async def cancel_the_first() -> None:
         first = asyncio.create_task(resources.save())
-        assert await asyncio.to_thread(is_encoding.wait, 10)
+        assert await asyncio.to_thread(is_encoding.wait, DEADLINE_S)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first

@@ -20,7 +20,7 @@ from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.reported_status import ModelReport, ReportedStatus, ReportedTier, parse_status
 
-SETTINGS = HealthSettings(status_interval_s=5, max_status_per_s=1000)
+SETTINGS = HealthSettings(status_interval_s=5, max_status_per_s=1000, probe_timeout_s=60)
 STATUS = {"sessions": {"open": 3, "max": 10}}
 
 
@@ -205,7 +205,7 @@ def test_the_log_warns_once_of_an_instance_with_another_name(caplog: pytest.LogC
 def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
     """The rate of questions is limited, and the instance that is most overdue goes first."""
     told = Told(lambda: web.json_response(STATUS))
-    settings = HealthSettings(status_interval_s=0.01, max_status_per_s=8)  # two a tick
+    settings = SETTINGS.replace(status_interval_s=0.01, max_status_per_s=8)  # two a tick
     asked: list[str] = []
 
     async def work(registry: Registry, driver: Driver) -> None:
@@ -235,8 +235,8 @@ def test_status_of_the_handler_has_its_room() -> None:
     ("capabilities", "can_see"),
     [({"can_see": False}, False), ({"can_see": True}, True), ({"can_see": 1}, None), ([], None)],
 )
-def test_status_says_whether_the_model_reads_pictures(capabilities: object, can_see: bool | None) -> None:
-    """The status says whether the model reads pictures; a missing or other value means unknown."""
+def test_status_says_whether_the_model_reads_images(capabilities: object, can_see: bool | None) -> None:
+    """The status says whether the model reads images; a missing or other value means unknown."""
     assert parse_status({**STATUS, "capabilities": capabilities}).can_see is can_see
     assert parse_status({"capabilities": capabilities}).can_see is can_see
 
@@ -279,7 +279,7 @@ def test_report_without_a_budget_is_one(budgets: object) -> None:
 def test_instances_with_many_models_are_asked_for_them() -> None:
     """Instances with many models are polled although they open no sessions, and more often during a load."""
     told = Told(lambda: web.json_response({"models": [{"name": "m", "tier": "device"}]}))
-    settings = HealthSettings(status_interval_s=3600, busy_status_interval_s=1, max_status_per_s=1000)
+    settings = SETTINGS.replace(status_interval_s=3600, busy_status_interval_s=1)
 
     async def work(registry: Registry, driver: Driver) -> None:
         models = registry.endpoints()[0].variants[0].models
@@ -311,8 +311,7 @@ def test_long_reports_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) 
         assert await driver.ask(109.9) == []
         assert await driver.ask(110.0) == ["i0"]
 
-    settings = HealthSettings(status_interval_s=5, max_status_per_s=1000)
-    with_instances(told, work, settings=settings, multi_model=MultiModelSettings())
+    with_instances(told, work, settings=SETTINGS, multi_model=MultiModelSettings())
 
 
 def test_poller_asks_by_itself() -> None:

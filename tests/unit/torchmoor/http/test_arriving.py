@@ -7,8 +7,8 @@ import pytest
 from torchmoor.proxy.http.arriving import MANY, ArrivingBodies, ArrivingBody, source_of
 
 
-class Account:
-    """An account at a time that the test sets, and the names of the bodies that it dropped."""
+class Arrivals:
+    """Arriving bodies at a time that the test sets, and the names of those that were dropped."""
 
     def __init__(self, max_bytes: int) -> None:
         self.now = 0.0
@@ -28,67 +28,67 @@ class Account:
 
 def test_a_stalled_body_makes_room_for_one_that_arrives() -> None:
     """The body of a source with the lowest rate is dropped, however many bytes it has."""
-    account = Account(1000)
-    account.receive("stalled", 700)
-    account.now = 60.0
-    arriving = account.receive("arriving", 100)
-    account.now = 61.0
+    arrivals = Arrivals(1000)
+    arrivals.receive("stalled", 700)
+    arrivals.now = 60.0
+    arriving = arrivals.receive("arriving", 100)
+    arrivals.now = 61.0
 
-    account.bodies.add(arriving, bytes(300))
+    arrivals.bodies.add(arriving, bytes(300))
 
-    assert (account.dropped, account.num_dropped, account.bodies.num_bytes) == (["stalled"], 1, 400)
+    assert (arrivals.dropped, arrivals.num_dropped, arrivals.bodies.num_bytes) == (["stalled"], 1, 400)
 
 
 def test_a_source_with_many_bytes_gives_way_to_others() -> None:
     """A slow body stays if the rest of its source is small, because a source with more bytes is dropped first."""
-    account = Account(1000)
-    slow = account.receive("slow", 50, source="10.0.0.2")
-    account.now = 10.0
+    arrivals = Arrivals(1000)
+    slow = arrivals.receive("slow", 50, source="10.0.0.2")
+    arrivals.now = 10.0
     for number in range(9):
-        account.receive(f"fast {number}", 100)
-    account.now = 15.0
+        arrivals.receive(f"fast {number}", 100)
+    arrivals.now = 15.0
 
-    account.bodies.add(slow, bytes(200))
+    arrivals.bodies.add(slow, bytes(200))
 
-    assert account.dropped == ["fast 0", "fast 1"]
-    assert account.bodies.num_bytes == 950
+    assert arrivals.dropped == ["fast 0", "fast 1"]
+    assert arrivals.bodies.num_bytes == 950
 
 
 def test_a_body_that_arrives_can_be_the_one_that_goes() -> None:
     """An arriving body can be dropped itself: of two sources with one body each, the older one."""
-    account = Account(1000)
-    older = account.receive("older", 500)
-    account.now = 1.0
-    account.receive("newer", 300, source="10.0.0.2")
-    account.now = 2.0
+    arrivals = Arrivals(1000)
+    older = arrivals.receive("older", 500)
+    arrivals.now = 1.0
+    arrivals.receive("newer", 300, source="10.0.0.2")
+    arrivals.now = 2.0
 
-    account.bodies.add(older, bytes(300))
+    arrivals.bodies.add(older, bytes(300))
 
-    assert (account.dropped, account.bodies.num_bytes) == (["older"], 300)
+    assert (arrivals.dropped, arrivals.bodies.num_bytes) == (["older"], 300)
 
 
 def test_among_many_bodies_one_search_frees_a_16th() -> None:
-    """One search frees a sixteenth of the account, so that searches through thousands of small bodies are rare."""
-    account = Account(16 * (MANY + 1))
+    """One search frees a sixteenth of the limit, so that searches through thousands of small bodies are rare."""
+    arrivals = Arrivals(16 * (MANY + 1))
     for number in range(MANY + 1):
-        account.receive(str(number), 16)
-    account.now = 1.0
+        arrivals.receive(str(number), 16)
+    arrivals.now = 1.0
 
-    account.receive("last", 16)
+    arrivals.receive("last", 16)
 
-    assert account.bodies.num_bytes <= 15 * (MANY + 1)
-    assert account.dropped == [str(number) for number in range(len(account.dropped))]
+    assert arrivals.bodies.num_bytes <= 15 * (MANY + 1)
+    assert arrivals.dropped == [str(number) for number in range(len(arrivals.dropped))]
 
 
 def test_a_body_is_removed_once() -> None:
     """Removing a body twice has no effect, and nothing of it is left."""
-    account = Account(1000)
-    body = account.receive("one", 10)
+    arrivals = Arrivals(1000)
+    body = arrivals.receive("one", 10)
 
-    account.bodies.discard(body)
-    account.bodies.discard(body)
+    arrivals.bodies.discard(body)
+    arrivals.bodies.discard(body)
 
-    assert (account.bodies.num_bytes, account.dropped) == (0, [])
+    assert (arrivals.bodies.num_bytes, arrivals.dropped) == (0, [])
 
 
 @pytest.mark.parametrize(
