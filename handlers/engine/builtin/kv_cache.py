@@ -120,7 +120,7 @@ class BlockPool:
     def take(self, count: int, after: int | None) -> list[int]:
         """Hold `count` free blocks, and evict idle caches if necessary. Raises OutOfMemory if there are too few."""
         with self.lock:
-            if len(self._free) < count <= len(self._free) + self._num_evictable():  # evict none in vain
+            if len(self._free) < count and self._can_evict(count - len(self._free)):  # evict none in vain
                 while len(self._free) < count:
                     next(iter(self._idle)).drop()
                     self.num_evicted += 1
@@ -133,10 +133,15 @@ class BlockPool:
                 self._blocks[block].num_holders = 1
             return taken
 
-    def _num_evictable(self) -> int:
-        """Return the number of blocks that only idle caches hold."""
-        held = Counter(block for cache in self._idle for block in cache.table)
-        return sum(count == self._blocks[block].num_holders for block, count in held.items())
+    def _can_evict(self, count: int) -> bool:
+        """Return True if the eviction of idle caches frees this many blocks. Reads only the caches that must go."""
+        held: Counter[int] = Counter()
+        for cache in self._idle:
+            held.update(cache.table)
+            count -= sum(held[block] == self._blocks[block].num_holders for block in cache.table)
+            if count <= 0:
+                return True
+        return False
 
     def release(self, blocks: Sequence[int]) -> None:
         """Remove one holder from each of these blocks."""

@@ -59,7 +59,7 @@ class ChatModel(PlacedModel):
         self._kv_bytes = 0
         try:
             self._begin()
-        except OutOfMemory:
+        except Exception:
             super().close()
             raise
 
@@ -90,7 +90,7 @@ class ChatModel(PlacedModel):
         super().to_device()
         try:
             self._begin()
-        except OutOfMemory:
+        except Exception:  # torch's own, too, if the device has no room for a step
             super().to_host()
             raise
 

@@ -333,6 +333,26 @@ def test_nothing_is_evicted_in_vain() -> None:
     assert (idle.length, pool.num_evicted) == (0, 1)
 
 
+class UnreadTable(list[int]):
+    """A table of blocks that must not be read."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("the table is read")
+
+
+def test_only_the_caches_that_go_are_read() -> None:
+    """On a GPU, idle caches may hold 100,000 blocks: reading all of them would delay each stream by a step."""
+    pool = new_pool(4 * BLOCK)
+    oldest, newest = stored(pool, [1] * 2 * BLOCK), stored(pool, [2] * 2 * BLOCK)
+    for cache in (oldest, newest):
+        cache.unpin()
+    newest.table = UnreadTable(newest.table)
+
+    SequenceCache(pool).reserve(2 * BLOCK)
+
+    assert [cache.length for cache in (oldest, newest)] == [0, 2 * BLOCK]
+
+
 def test_evicted_cache_can_be_used_again() -> None:
     """The next turn of an evicted cache computes everything again."""
     pool = new_pool(4 * BLOCK)

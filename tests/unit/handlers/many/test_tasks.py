@@ -22,6 +22,7 @@ from handlers.errors import InternalError, ModelBroken, OutOfMemory
 from handlers.many.loading.chat_model import ChatModel
 from handlers.many.loading.checkpoint_loader import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
+from handlers.many.loading.tensor_placement import PlacedModel
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.tasks.image_classification import ImageClassification
 from handlers.many.tasks.question_answering import QuestionAnswering
@@ -827,6 +828,27 @@ def test_the_whole_storage_of_a_kv_cache_counts(tmp_path: Path, load: Load, monk
     block_bytes = model._service.store.pool.num_bytes(1)
 
     assert model.device_bytes - without.device_bytes == block_bytes
+
+
+def test_a_model_goes_back_to_the_host_if_its_engine_cannot_begin(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it takes memory of the GPU that no budget counts."""
+    model = load(save_checkpoint(tmp_path, "LlamaForCausalLM"))
+    moves: list[str] = []
+    for name in ("to_host", "to_device"):
+        monkeypatch.setattr(PlacedModel, name, lambda self, name=name: moves.append(name))
+
+    def fail(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("while steps are measured")
+
+    model.to_host()
+    with monkeypatch.context() as patch:
+        patch.setattr("handlers.many.loading.chat_model.make_builtin_engine", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            model.to_device()
+
+    assert moves == ["to_host", "to_device", "to_host"]
 
 
 def test_a_family_that_the_engine_cannot_run_is_refused(tmp_path: Path, load: Load) -> None:
