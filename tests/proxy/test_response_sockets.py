@@ -176,6 +176,43 @@ def test_unstored_response_is_sent_again_with_the_next_input(
     stage.check_clean()
 
 
+def test_lanes_keep_their_own_unstored_responses(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
+    """Events and errors have the name of their lane; another lane may continue its response, and leaves it there."""
+    connection = open_socket(stage)
+    first = ask(connection, store=False, input="a", stream_id="one")
+    second = ask(connection, store=False, input="b", stream_id="two")
+    fork = ask(connection, store=False, input=7, stream_id="two", previous_response_id=first["response"]["id"])
+    third = ask(connection, store=False, input="c", stream_id="one", previous_response_id=first["response"]["id"])
+    fourth = ask(connection, store=False, input="d", previous_response_id=second["response"]["id"])
+
+    assert [each.get("stream_id") for each in (first, second, fork, third, fourth)] == [
+        "one",
+        "two",
+        "two",
+        "one",
+        None,
+    ]
+    assert fork["type"] == "error"
+    asked = [[item["content"] for item in body["input"] if item.get("role") == "user"] for body in responses.bodies[2:]]
+    assert asked == [["a", "c"], ["b", "d"]]
+    assert not any("stream_id" in body for body in responses.bodies)
+    connection.close()
+    stage.check_clean()
+
+
+def test_names_of_lanes_are_limited(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
+    connection = open_socket(stage)
+
+    wrong = [ask(connection, stream_id=name)["error"]["code"] for name in ("", "a b", "x" * 257, 7)]
+    names = [ask(connection, stream_id=f"lane-{number % 32}").get("stream_id") for number in range(33)]
+    refused = ask(connection, stream_id="another")
+
+    assert wrong == ["invalid_stream_id"] * 4
+    assert names == [f"lane-{number % 32}" for number in range(33)]
+    assert refused["error"]["code"] == "websocket_stream_limit_reached"
+    assert ask(connection)["type"] == "response.completed"
+
+
 @pytest.mark.parametrize("left_out", [{"input": None}, {"input": []}])
 def test_unstored_response_is_continued_without_input(
     stage: Stage, responses: Responses, open_socket: OpenSocket, left_out: dict[str, Any]

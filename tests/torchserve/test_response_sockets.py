@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 import requests
+from openai.lib.responses_websocket import ResponsesWebSocketLimits, ResponsesWebSocketSession
 from openai.resources.responses.responses import ResponsesConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -110,6 +111,26 @@ def test_a_response_is_prepared_before_its_question_is_known(gpt: openai.OpenAI,
     assert "circle" in answer.output_text
     assert answer.previous_response_id == response.id
     assert answer.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_lanes_of_openais_session_have_their_own_chains(gpt: openai.OpenAI) -> None:
+    """Its helper sorts the events of a connection by their lanes."""
+    limits = ResponsesWebSocketLimits(
+        max_lanes=4, max_events_per_lane=256, max_events=512, max_bytes_per_lane=1 << 24, max_bytes=1 << 24
+    )
+    message: Any = {"type": "response.create", "model": "llava", "store": False}
+    with connected(gpt) as connection, ResponsesWebSocketSession(connection, limits=limits) as session:
+        lanes = [session.lane("first"), session.lane("second")]
+        for lane in lanes:
+            lane.send({**message, "input": FIRST})
+        answers = [lane.get_final_response(timeout=60) for lane in lanes]
+        for lane, question, answer in zip(lanes, (SHAPE, COLOR), answers, strict=True):
+            lane.send({**message, "input": question, "previous_response_id": answer.id})
+        shape, color = (lane.get_final_response(timeout=60) for lane in lanes)
+
+    assert answers[0].id != answers[1].id
+    assert "circle" in shape.output_text
+    assert "red" in color.output_text
 
 
 def test_a_failed_continuation_drops_the_response_that_it_named(gpt: openai.OpenAI) -> None:

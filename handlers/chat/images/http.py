@@ -25,6 +25,8 @@ from handlers.settings.intake import IntakeSettings
 from torchmoor.wire.connection_errors import failure_reason
 from torchmoor.wire.public_addresses import destination, is_public
 
+# Some hosts, such as Wikimedia's, refuse the names of HTTP libraries.
+USER_AGENT = "torchmoor (image of a request to a vision-language model)"
 Resolver = Callable[[str, int], list[str]]
 
 
@@ -187,7 +189,8 @@ class HttpImages:
         timeout = (min(self._settings.connect_timeout_s, deadline.left_s), self._settings.read_timeout_s)
         default_port = 443 if url.lower().startswith("https") else 80
         name = f"[{host}]" if ":" in host else host
-        headers = {"Host": name if port == default_port else f"{name}:{port}", "Accept": "image/*"}
+        host_field = name if port == default_port else f"{name}:{port}"
+        headers = {"Host": host_field, "Accept": "image/*", "User-Agent": USER_AGENT}
         try:
             with requests.Session() as session:
                 session.trust_env = False  # a proxy from the environment would resolve the name again

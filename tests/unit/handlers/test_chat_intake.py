@@ -306,6 +306,14 @@ def test_international_names_are_asked_in_their_ascii_form(web: WebServer) -> No
     assert "xn--r8jz45g.jp" in web.requests[0]
 
 
+def test_a_fetch_has_a_user_agent_of_its_own(web: WebServer) -> None:
+    """Some hosts, such as Wikimedia's, refuse the names of HTTP libraries."""
+    assert read(intake(), web.url()) == PNG
+
+    [field] = [line for line in web.requests[0].splitlines() if line.lower().startswith("user-agent:")]
+    assert field.split()[1] == "torchmoor"
+
+
 def test_connection_goes_to_the_judged_address(web: WebServer) -> None:
     """The connection uses the checked address without a second DNS query, which might return another."""
     answers = iter([["127.0.0.1"]])

@@ -7,7 +7,8 @@ them again with the input of the next one. See docs/decisions/0047-websockets-re
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import monotonic
@@ -28,6 +29,8 @@ from torchmoor.proxy.http.websocket import accept
 from torchmoor.wire.json_values import BYTES_PER_VALUE, count_values
 
 CREATE = "response.create"
+MAX_LANES = 32  # names of lanes on a connection: OpenAI's limit
+_LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}", re.ASCII)
 _HANDSHAKE = b"sec-websocket-"
 _OWN_FIELDS = frozenset((CONTENT_TYPE, ACCEPT, b"accept-encoding", INVOCATION_ID))
 _TOO_OLD = {
@@ -130,8 +133,10 @@ class ResponseSocket:
         self._on_close = on_close
         self._max_values = max_values
         self._num_held = 0
-        self._last: Unstored | None = None
+        self._last: dict[str, Unstored] = {}  # by lane
+        self._lanes: set[str] = set()  # named ones
         self._asked: _Asked | None = None
+        self._lane = ""  # of the message that is being read or answered
         self._line = RequestLine(b"POST", upgrade.path, b"", is_http10=False)
         self._kept_lines = _kept_lines(upgrade)
         # Without a session, this affinity key leads to the instance that has the conversation's KV cache.
@@ -149,14 +154,15 @@ class ResponseSocket:
         return True
 
     def begin(self, message: bytes) -> MessageRequest | bytes:
+        self._lane = ""
         try:
             body = self._read(message)
             data = json.dumps(body, separators=(",", ":")).encode()
         except RecursionError:
             self._forget_asked()
-            return _refuse(ValidationError("The message is nested too deeply."))
+            return self._refuse(ValidationError("The message is nested too deeply."))
         except (ValidationError, ServiceUnavailable) as error:
-            return _refuse(error)
+            return self._refuse(error)
         has_key = has_header(self._upgrade) or any(body.get(name) for name in FIELDS)
         request = self._make_request(len(data), () if has_key else (self._key_line,))
         return MessageRequest(request, data, self._handle(request))
@@ -165,7 +171,7 @@ class ResponseSocket:
         asked = self._asked
         assert asked is not None
         asked.status = status
-        return asked.events.read(status, piece, None if asked.named is None else asked.named.id)
+        return self._mark(asked.events.read(status, piece, None if asked.named is None else asked.named.id))
 
     def on_answer_end(self, *, is_whole: bool) -> list[bytes]:
         asked = self._asked
@@ -173,20 +179,21 @@ class ResponseSocket:
         self._forget_asked()
         messages = asked.events.end(asked.status, is_whole=is_whole)
         if asked.events.is_failed:
-            if asked.named is not None:
-                self._keep(None)
+            if asked.named is not None and self._last.get(self._lane) is asked.named:
+                self._keep(self._lane, None)
         elif not asked.is_stored and asked.events.last is not None:
             last, num_bytes = asked.events.last, asked.num_bytes + asked.events.num_bytes
             if asked.named is not None:
                 num_bytes += asked.named.num_bytes
             items = [*asked.items, *last.get("output", ())]
-            self._keep(Unstored(last.get("id", ""), asked.base, items, num_bytes))
-        return messages
+            self._keep(self._lane, Unstored(last.get("id", ""), asked.base, items, num_bytes))
+        return self._mark(messages)
 
     def close(self) -> None:
         self.hold(0)
         self._forget_asked()
-        self._keep(None)
+        for lane in list(self._last):
+            self._keep(lane, None)
         self._on_close()
 
     # Messages
@@ -213,6 +220,7 @@ class ResponseSocket:
             raise ValidationError("The message is not valid JSON.") from error
         if not isinstance(body, dict) or body.pop("type", None) != CREATE:
             raise ValidationError(f"A message must be an object of the type '{CREATE}'; other types are not supported.")
+        self._lane = self._read_lane(body)
         if body.get("background"):
             raise ValidationError("'background' is not supported over WebSocket.")
         named = self._find_named(body)
@@ -232,11 +240,34 @@ class ResponseSocket:
             self._budget.give_back(self._asked.num_bytes)
             self._asked = None
 
+    def _read_lane(self, body: dict[str, Any]) -> str:
+        """Take the name of a message's lane; "" for the lane without a name. Raises ValidationError."""
+        lane = body.pop("stream_id", None)
+        if lane is None:
+            return ""
+        if not isinstance(lane, str) or not _LANE.fullmatch(lane):
+            raise _lane_error("'stream_id' must have 1 to 256 letters, digits, _, - or .", "invalid_stream_id")
+        if lane not in self._lanes and len(self._lanes) >= MAX_LANES:
+            raise _lane_error(f"A connection has {MAX_LANES} lanes; open another.", "websocket_stream_limit_reached")
+        self._lanes.add(lane)
+        return lane
+
+    def _mark(self, messages: Sequence[bytes]) -> list[bytes]:
+        """Add the lane's name to the messages of its answer."""
+        name = b'{"stream_id":"%b",' % self._lane.encode()
+        return [name + message[1:] for message in messages] if self._lane else list(messages)
+
+    def _refuse(self, error: ApiError) -> bytes:
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        refused = {"type": kind, "code": error.kind, "message": error.message, "param": None}
+        return self._mark([error_message(error.status, refused)])[0]
+
     def _find_named(self, body: dict[str, Any]) -> Unstored | None:
-        """Return the unstored response that a message continues."""
-        last = self._last
-        is_named = last is not None and body.get("previous_response_id") == last.id and not body.get("conversation")
-        return last if is_named else None
+        """Return the unstored response that a message continues, whichever lane it is of."""
+        named = body.get("previous_response_id")
+        if body.get("conversation"):
+            return None
+        return next((last for last in self._last.values() if last.id == named), None)
 
     def _make_request(self, length: int, added: tuple[bytes, ...]) -> Request:
         lines = [*self._kept_lines, *added, b"content-type: application/json", b"content-length: %d" % length]
@@ -244,12 +275,13 @@ class ResponseSocket:
         request.principal = self._upgrade.principal
         return request
 
-    def _keep(self, response: Unstored | None) -> None:
-        """Keep a response in place of the last one, if the budget allows."""
-        if self._last is not None:
-            self._budget.give_back(self._last.num_bytes)
-        is_kept = response is not None and self._budget.try_take(response.num_bytes)
-        self._last = response if is_kept else None
+    def _keep(self, lane: str, response: Unstored | None) -> None:
+        """Keep a response in place of the lane's last one, if the budget allows."""
+        before = self._last.pop(lane, None)
+        if before is not None:
+            self._budget.give_back(before.num_bytes)
+        if response is not None and self._budget.try_take(response.num_bytes):
+            self._last[lane] = response
 
 
 def _kept_lines(upgrade: Request) -> list[bytes]:
@@ -276,7 +308,7 @@ def _base(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name == "previous_response_id" and value}
 
 
-def _refuse(error: ApiError) -> bytes:
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    refused = {"type": kind, "code": error.kind, "message": error.message, "param": None}
-    return error_message(error.status, refused)
+def _lane_error(message: str, code: str) -> ValidationError:
+    error = ValidationError(message)
+    error.kind = code
+    return error
