@@ -17,10 +17,9 @@ import pytest
 from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from tests.proxy.test_access import make_certificate
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
-from torchmoor.proxy.http.client_connection import ClientConnection
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -453,7 +452,10 @@ def test_stopping_cuts_no_answer_that_is_written() -> None:
 def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
     make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool
 ) -> None:
-    """A slow client gets its whole answer; one that reads nothing is cut off by the keep-alive time-out."""
+    """A slow client gets its whole answer; one that reads nothing is cut off by the keep-alive time-out.
+
+    A stop does not wait for it as long.
+    """
     listen, context = LISTEN, ssl.create_default_context()
     if has_tls:
         certificate, key = make_certificate(tmp_path, "tls")
@@ -463,7 +465,7 @@ def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
     stage.a.behave = stage.b.behave = answering(body=bytes(60_000))
     server = stage.proxy.data.server
 
-    def ask(sock: socket.socket) -> ClientConnection:
+    def ask(sock: socket.socket) -> None:
         """Send a request whose answer waits in the proxy, which is to close the connection after it."""
         sock.sendall(POST[:10])
         stage.until(lambda: server.connections, "the connection")
@@ -473,7 +475,6 @@ def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
         sock.sendall(POST[10:-4] + b"Connection: close\r\n\r\n{}")
         stage.until(connection.transport.is_closing, "the answer written")
         assert connection in server.connections
-        return connection
 
     def connect(stack: ExitStack) -> socket.socket:
         plain = stack.enter_context(socket.socket())
@@ -492,6 +493,16 @@ def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
         ask(connect(stack))
         stage.pass_time(90)
         stage.until(lambda: not server.connections, "the silent client cut off")
+    with ExitStack() as stack:
+        ask(connect(stack))
+        stopping = asyncio.run_coroutine_threadsafe(server.stop(grace_s=10 * DEADLINE_S), stage.loop)
+
+        def is_cut_off() -> bool:
+            stage.pass_time(10)
+            return not server.connections
+
+        wait_until(is_cut_off, "the silent client cut off by the stop")
+        stopping.result(DEADLINE_S)
 
 
 def test_stopping_ends_with_its_grace() -> None:

@@ -314,7 +314,7 @@ class ClientConnection(asyncio.Protocol):
         self.begin_awaited()
         if self.exchange is None and not self.transport.get_write_buffer_size():
             self.transport.abort()
-        elif self.exchange is None and not self._is_lingering:
+        elif self.exchange is None:
             self._linger()
 
     def expire(self) -> None:

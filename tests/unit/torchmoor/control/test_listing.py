@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.errors import RequestInvalid
@@ -43,6 +45,42 @@ def names(**values: Any) -> list[str]:
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_rows_are_chosen_and_ordered_across_pages(values: dict[str, Any], expected: list[str], size: int) -> None:
     assert names(**values, MaxResults=size) == expected
+
+
+NAMES = st.sampled_from(("a", "b", "B", "c", "aa", "d-1"))
+
+
+@given(
+    st.dictionaries(NAMES, st.sampled_from((1.0, 2.0))),
+    st.lists(st.tuples(NAMES, st.sampled_from((None, 1.0, 2.0))), max_size=6),
+    st.sampled_from(("Name", "CreationTime", "Status")),
+    st.sampled_from(("Ascending", "Descending")),
+    st.integers(1, 3),
+)
+def test_pages_of_rows_that_come_and_go_have_each_row_once(
+    created: dict[str, float], changes: list[tuple[str, float | None]], order: str, direction: str, size: int
+) -> None:
+    """A row that is there from the first page to the last is listed once; one that comes or goes, at most once."""
+    listed: list[str] = []
+    values: dict[str, Any] = {"SortBy": order, "SortOrder": direction, "MaxResults": size}
+    always, pending, gone = set(created), list(changes), set[str]()
+    while True:
+        rows = (ListedResource(name, at, status="InService", summary={"Name": name}) for name, at in created.items())
+        page = list_page(rows, values, "Rows")
+        listed += [each["Name"] for each in page["Rows"]]
+        if "NextToken" not in page:
+            break
+        values["NextToken"] = page["NextToken"]
+        if pending:
+            name, at = pending.pop()
+            if at is None:
+                created.pop(name, None)
+                gone.add(name)
+            elif name not in gone:
+                created.setdefault(name, at)
+
+    assert always - gone <= set(listed)
+    assert len(listed) == len(set(listed))
 
 
 @pytest.mark.parametrize("token", ["x", "W10=", "WyJhIiwgImIiXQ==", "bnVsbA=="])
