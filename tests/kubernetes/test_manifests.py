@@ -30,6 +30,13 @@ def is_selected(selector: Mapping[str, str], workload: Workload) -> bool:
     return selector.items() <= workload.labels.items()
 
 
+def endpoints_of(overlay: Overlay) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(
+        overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"]
+    )["Endpoints"]
+    return found
+
+
 def find_all(node: Any, key: str) -> Iterator[Any]:
     """Return every value of this key, at any depth."""
     if isinstance(node, Mapping):
@@ -147,6 +154,28 @@ def test_every_selector_matches_pods(overlay: Overlay) -> None:
         chosen = [each for each in workloads if is_selected(monitor["spec"]["selector"]["matchLabels"], each)]
         for end in monitor["spec"]["podMetricsEndpoints"]:
             assert all(end["port"] in ports_of(each) for each in chosen)
+
+
+def test_metrics_keep_the_labels_that_queries_select(overlay: Overlay) -> None:
+    """Triggers, rules, alerts and the dashboard select by `endpoint` and `instance`.
+
+    The Prometheus operator sets `endpoint` to the scraped port's name, and `instance` to its address.
+    """
+    for monitor in overlay.of("PodMonitor"):
+        [end] = monitor["spec"]["podMetricsEndpoints"]
+        if monitor["metadata"]["name"] == "torchmoor-proxies":  # whose page has both labels
+            assert end["honorLabels"] is True
+        else:
+            [pods] = [
+                each for each in overlay.workloads() if is_selected(monitor["spec"]["selector"]["matchLabels"], each)
+            ]
+            label = "app.kubernetes.io/instance"
+            assert pods.labels[label] in {each["EndpointName"] for each in endpoints_of(overlay)}
+            source = f"__meta_kubernetes_pod_label_{re.sub('[^a-z]', '_', label)}"
+            assert end["relabelings"] == [
+                {"sourceLabels": [source], "targetLabel": "endpoint"},
+                {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "instance"},
+            ]
 
 
 def test_every_configmap_and_secret_that_is_named_exists(overlay: Overlay) -> None:

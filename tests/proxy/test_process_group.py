@@ -103,6 +103,14 @@ def test_process_that_hangs_is_replaced(holding: Holding, monkeypatch: pytest.Mo
     run_with_processes(registry, work)
 
 
+def test_processes_import_nothing_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator's own file may have a standard module's name."""
+    (tmp_path / "secrets.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+
+    run_with_processes(Registry(SETTINGS.endpoints), lambda proxy, loop: None)
+
+
 def test_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the process's reason, and no process is left."""
     monkeypatch.setattr(child_process, "to_text", lambda settings: "nonsense")

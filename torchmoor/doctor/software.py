@@ -115,7 +115,7 @@ def check_torch(plan: FleetPlan) -> Iterator[Finding]:
     except LaunchError as error:
         yield problem("torchserve", str(error), INSTALL)
     try:
-        done = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run([sys.executable, "-P", "-c", _TORCH], capture_output=True, text=True, timeout=TIMEOUT_S)
         yield from judge_torch(json.loads(done.stdout), find_driver())
     except ValueError:
         yield problem("torch", f"it cannot be used: {' '.join(done.stderr.strip().splitlines()[-1:])}", INSTALL)

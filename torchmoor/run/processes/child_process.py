@@ -120,7 +120,8 @@ class ChildProcess:
         module, log_level = "torchmoor.run.processes.child", str(self._assignment.log_level)
         with others:
             process = self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module, str(others.fileno()), log_level),
+                # Without the working directory, which may have a file with the name of a module.
+                *(sys.executable, "-P", "-m", module, str(others.fileno()), log_level),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(others.fileno(),),
