@@ -13,8 +13,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import BinaryIO
@@ -52,6 +52,7 @@ from torchmoor.tasks import cancel_all
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
+MAX_SLOT_S = 120.0  # a start that takes longer is downloading, or stuck, and others may begin beside it
 MAX_TAKEN = 3  # starts that find a port taken and are repeated at once with other ports
 LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' kill_after_s
 
@@ -176,7 +177,7 @@ class Launcher:
         while not self._is_stopping:
             began = asyncio.get_running_loop().time()
             try:
-                async with self._starting:
+                async with self._start_slot():
                     spec = self._with_free_ports(spec, fixed)
                     await self._start(spec)
                     await self._until_ready(spec)
@@ -208,6 +209,15 @@ class Launcher:
             self._report(f"{spec.name} {end.reason}; starting it again in {backoff_s:.0f} s; {quote_lines(end.log)}")
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._settings.max_backoff_s)
+
+    @asynccontextmanager
+    async def _start_slot(self) -> AsyncIterator[None]:
+        """Wait for one of the `max_starting` slots, and hold it within the context, but no longer than MAX_SLOT_S."""
+        await self._starting.acquire()
+        with ExitStack() as slot:
+            slot.callback(self._starting.release)
+            slot.callback(asyncio.get_running_loop().call_later(MAX_SLOT_S, slot.close).cancel)
+            yield
 
     async def _note_end(self, spec: InstanceSpec, reason: str) -> InstanceEnd:
         end = self._ends[spec.name] = await asyncio.to_thread(read_end, spec, reason)

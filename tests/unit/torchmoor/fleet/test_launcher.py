@@ -538,6 +538,23 @@ def test_a_missing_module_names_requirements_that_are_not_installed(
     assert messages == [f"needs-0 cannot load its model: ModuleNotFoundError: No module named 'nonesuch'{remedy}"]
 
 
+def test_a_start_that_takes_long_lets_others_begin(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance that downloads a large model for long does not keep another endpoint's from starting."""
+    monkeypatch.setattr(launcher_module, "MAX_SLOT_S", 0.05)
+
+    async def scenario() -> None:
+        async with host.launcher(max_starting=1) as (launcher, registry):
+            make_ready = registry.set_state
+            registry.set_state = lambda name, state: None if name == "llava-0" else make_ready(name, state)
+            slow, other = (launcher.begin(launch) for launch in launches(2))
+
+            await other
+
+            assert not slow.done()
+
+    run(scenario())
+
+
 def test_a_stop_in_the_middle_of_a_start_leaves_nothing(host: Host) -> None:
     """Stopping during a start, for example by Ctrl-C, leaves no process or folder."""
 
