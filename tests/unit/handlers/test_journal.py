@@ -141,7 +141,7 @@ def test_a_directory_that_is_gone_is_no_empty_journal(journal: DirectoryJournal,
 
 
 def test_events_that_the_directory_has_lost_are_missed(journal: DirectoryJournal, tmp_path: Path) -> None:
-    """A session whose folder is gone, as below an unmounted share, is an error: another worker could not continue it."""
+    """A session whose folder is gone, as below an unmounted share, is an error: no other worker could continue it."""
     live = ID.replace("6b013fa9", "ff013fa9")
     for number in range(2):
         journal.append(live, number, Event(kind="turn"), ANYONE)
