@@ -194,6 +194,11 @@ class Resources:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)  # else a power cut may undo the replacement
+        finally:
+            os.close(folder)
         return len(content)
 
 

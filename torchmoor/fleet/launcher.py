@@ -70,7 +70,7 @@ class SupervisionSettings:
     max_backoff_s: float = 30.0
     stable_after_s: float = 300.0  # an instance that ran for longer restarts after min_backoff_s
     max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at once: a start is bound by the CPU
-    slot_s: float = 30.0  # then a start leaves its place to others: it downloads or reads its model
+    slot_s: float = 60.0  # then a start leaves its place to others: it downloads or reads its model
     ports: range = USUAL  # for instances
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,20 @@ def test_resources_survive_a_restart(tmp_path: Path) -> None:
 
     assert again.models == {"m": Resource({"ModelName": "m"}, 1.0)}
     assert again.tags == {ARN: {"team": "vision"}}
+
+
+def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is on the disk before it gets its name, and then the name."""
+    synced: list[int] = []
+
+    def sync(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+
+    monkeypatch.setattr(os, "fsync", sync)
+
+    add(Resources(tmp_path, 1 << 20))
+
+    assert synced == [(tmp_path / FILE).stat().st_ino, tmp_path.stat().st_ino]
 
 
 def test_what_cannot_be_saved_has_not_happened(tmp_path: Path) -> None:
