@@ -288,8 +288,12 @@ ServiceFactory = Callable[..., Client]
 
 
 @pytest.fixture
-def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFactory]:
-    """Build clients with their own services; at the end nothing may be pinned, running or miscounted."""
+def make_client(tiny_llava: LlavaModel, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceFactory]:
+    """Build clients with their own services; at the end nothing may be pinned, running or miscounted.
+
+    Sessions expire, and journals are swept, when a test or a request causes it, not every second.
+    """
+    monkeypatch.setattr("handlers.chat.sessions.expiry.INTERVAL_S", 3600.0)
     clients: list[Client] = []
 
     def make(
