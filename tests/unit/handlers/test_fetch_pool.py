@@ -20,7 +20,13 @@ from tests.unit.handlers.test_chat_intake import PNG, WebServer, answer
 from tests.waiting import wait_until
 
 ALICE, BOB = ({"x-torchmoor-endpoint": "e", "x-torchmoor-principal": name} for name in ("alice", "bob"))
-ALLOWED = {"allowed_hosts": ("127.0.0.1", "::1")}
+# The intake's own time-outs are longer than the test.
+ALLOWED = {
+    "allowed_hosts": ("127.0.0.1", "::1"),
+    "read_timeout_s": 300.0,
+    "total_timeout_s": 300.0,
+    "fetching_timeout_s": 300.0,
+}
 
 
 class Tarpit(WebServer):
