@@ -31,6 +31,7 @@ from handlers.errors import HandlerError, InternalError, ModelBroken, TurnTimedO
 from handlers.models.prompt_format import PromptFormat
 from scripts.make_adapters import make_adapters
 from tests.unit.handlers.merged import add_adapter
+from tests.waiting import wait_until
 
 DEADLINE_S = 60.0
 QUESTION = "What do you see in this picture, and where is it? Please say its shape and its colour. " * 4
@@ -212,7 +213,7 @@ class EngineContract:
         eos = min(contender.prompts.eos_token_ids)
         ended = contender.ask("Hello there", logit_bias=((eos, 100.0),)).wait()
         assert [(event.token_id, event.finish_reason) for event in ended.events] == [(eos, FinishReason.EOS)]
-        assert ended.num_wakes >= 1 or ended.is_over
+        wait_until(lambda: ended.num_wakes, "the reader is woken after the step's last event")
 
     def test_an_answer_ends_where_its_reader_wants(self, contender: Contender) -> None:
         """A reader can end its answer, as at a stop sequence: no event follows, and the engine has no work left."""

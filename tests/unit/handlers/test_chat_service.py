@@ -341,7 +341,7 @@ def test_too_many_waiting_turns_are_overload(make_client: Any, endless_llava: An
 def test_client_that_leaves_frees_the_session_and_leaves_no_trace(
     make_client: Any, endless_llava: Any, red: Any, blue: Any
 ) -> None:
-    """A stream whose reader disconnected ends within a step; the conversation is as before the question."""
+    """A stream whose reader disconnected ends; the conversation is as before the question."""
     client = make_client(endless_llava)
     sid = client.open(data_url(red))
     client.answer(sid, "one", **SHORT)

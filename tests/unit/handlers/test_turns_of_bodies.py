@@ -9,6 +9,7 @@ from PIL import Image
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import data_url
+from tests.waiting import wait_until
 
 SESSION = "x-amzn-sagemaker-session-id"
 OPENED = "x-amzn-sagemaker-new-session-id"
@@ -190,7 +191,7 @@ def test_a_client_that_leaves_its_opening_leaves_no_session(make_client: Any, en
 
     sid = streamed.headers[OPENED].partition(";")[0]
     assert client.call({"inputs": "two", "parameters": SHORT}, {SESSION: sid}).status == 200
-    assert [session.id.text for session in client.service.store.snapshot()] == [sid]
+    wait_until(lambda: client.service.store.session_ids() == [sid], "the opening of the client that left is undone")
 
 
 @pytest.mark.parametrize(
