@@ -12,7 +12,7 @@ from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
-from tests.unit.handlers.test_chat_service import features_bytes
+from tests.unit.handlers.test_chat_service import Hold, features_bytes
 from torchmoor.wire import headers as wire
 from torchmoor.wire.session_row import SESSION_FIELDS
 
@@ -143,13 +143,14 @@ def test_question_that_makes_no_sense_is_refused(client: Any, body: dict[str, An
 
 def test_close_ends_a_running_turn_as_the_clients_own_close_does(make_client: Any, endless_llava: Any) -> None:
     """The running turn gets SessionClosed, its resources are free, and the next question gets the same error."""
-    client = make_client(endless_llava)
+    client, hold = make_client(endless_llava), Hold(endless_llava, num_steps=3)
     sid = client.open()
     turn = client.ask(sid, "and on and on", stream=True, headers={"accept": "text/event-stream"})
     turn.wait_until(lambda exchange: bool(exchange.pieces))
     assert [row["is_running"] for row in listed(client)] == [True]
 
     answer = operate(client, action="close", session=hash_of(sid))
+    hold.release()
 
     assert answer.status == 200
     assert b"this session was closed" in turn.wait().body

@@ -144,16 +144,20 @@ def test_a_full_budget_writes_nothing(make_worker: Any, red: Any, tmp_path: Path
 def test_a_full_share_of_one_caller_leaves_room_for_others(make_worker: Any, red: Any, tmp_path: Path) -> None:
     """A caller's next part beyond its share is not written and counts as limited; another caller's is written."""
     client = make_worker(journal_settings={"max_caller_kv_bytes": 1000})
-    alice, anyone = {"x-torchmoor-endpoint": "llava", "x-torchmoor-principal": "alice"}, {}
-    for headers in (alice, anyone):
+
+    def ask(**headers: str) -> str:
         opening = {"type": "start_session", "images": [data_url(red)]}
-        sid = client.call(opening, headers).json["session_id"]
+        sid = str(client.call(opening, headers).json["session_id"])
         assert client.ask(sid, QUESTION, headers=headers, **SHORT).wait().status == 200
+        return sid
 
-        wait_until(lambda: count(client, "limited") == 1, "the refusal is counted")
-        assert bool(parts(tmp_path)) == bool(count(client, "written"))
-
+    ask(**{"x-torchmoor-endpoint": "llava", "x-torchmoor-principal": "alice"})
+    wait_until(lambda: count(client, "limited") == 1, "the refusal is counted")
+    assert parts(tmp_path) == []
+    sid = ask()
     wait_until(lambda: count(client, "written") == 2, "the other cache is written")
+
+    assert count(client, "limited") == 1
     assert {part.parent.name for part in parts(tmp_path)} == {sid}
 
 
