@@ -93,7 +93,7 @@ def respond(fleet: Fleet) -> list[Response]:
 
 
 def wait_until_some(answers: list[dict[str, Any]], fraction: float) -> None:
-    """Wait until some of the results exist, but not all."""
+    """Wait until this fraction of the results exists."""
     wait_until(
         lambda: sum(path_of(each["OutputLocation"]).exists() for each in answers) >= fraction * len(answers),
         f"{fraction:.0%} of the results are there",
