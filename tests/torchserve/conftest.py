@@ -209,7 +209,7 @@ def run_small(folder: Path, log: str) -> Iterator[Fleet]:
     """Run the small fleet with a journal and keys that the next fleet in the same folder continues with."""
     handler = {
         "SESSION_KV_BYTES": SMALL_KV_BYTES,
-        "SESSION_FEATURES_BYTES": 1 << 19,  # of 13 pictures
+        "SESSION_FEATURES_BYTES": 1 << 19,  # of 13 images
         "SESSION_MAX_SESSIONS": 2048,
         "PUMP_MAX_IN_FLIGHT": SMALL_IN_FLIGHT,
         "INTAKE_NUM_THREADS": 1,
@@ -250,7 +250,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def picture_server() -> Iterator[str]:
-    """Serve a picture and a text; other paths are 404."""
+    """Serve an image and a text; other paths are 404."""
     files = {"/circle.png": draw("circle", "red"), "/text.png": b"no picture at all"}
 
     class Files(QuietHandler):

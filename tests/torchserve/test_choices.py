@@ -23,7 +23,7 @@ def count(fleet: Fleet, group: str, name: str) -> int:
     return sum(fleet.status(i["name"])[group][name] for i in fleet.instances())
 
 
-def test_choices_share_their_prompt_and_its_picture(fleet: Fleet, gpt: openai.OpenAI) -> None:
+def test_choices_share_their_prompt_and_its_image(fleet: Fleet, gpt: openai.OpenAI) -> None:
     """The usage and the engine count the prompt once, except for its last block in each further choice."""
     words = [{"type": "text", "text": f"{gpt.base_url} " * 20}]
     messages: Any = [{"role": "user", "content": [*words, *MESSAGES[0]["content"]]}]

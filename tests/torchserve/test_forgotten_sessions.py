@@ -29,7 +29,7 @@ NUM_SESSIONS = 40
 COLOURS = ("red", "blue", "green", "yellow")
 KEYS = {"AKIAONE": secrets.token_hex(20), "AKIATWO": secrets.token_hex(20)}
 MAX_JOURNALED = 120  # of which the tests before need about half
-NUM_SHARED = 3  # large pictures that fill one caller's share of the journal
+NUM_SHARED = 3  # large images that fill one caller's share of the journal
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_forgotten_sessions_block_no_opening_and_can_be_asked_again(crowded: Fle
 
 
 def test_another_instance_adopts_a_session_that_its_own_has_evicted(crowded: Fleet) -> None:
-    """The session's instance is drained, so that the other one gets the picture from the journal."""
+    """The session's instance is drained, so that the other one gets the image from the journal."""
     user = User(crowded.runtime)
     forgotten = user.open("yellow")
     (home,) = crowded.holders(forgotten)
@@ -181,7 +181,7 @@ def test_boto3_repeats_a_close_whose_answer_was_lost(crowded: Fleet) -> None:
 
 
 def noise(number: int) -> str:
-    """Return the address of a unique picture of about a megabyte."""
+    """Return the address of a unique image of about a megabyte."""
     picture = io.BytesIO()
     Image.frombytes("RGB", (600, 600), random.Random(number).randbytes(600 * 600 * 3)).save(picture, "PNG")
     return data_url(picture.getvalue())
@@ -190,7 +190,7 @@ def noise(number: int) -> str:
 def test_a_caller_cannot_fill_the_journal_for_others(crowded: Fleet) -> None:
     """A caller's openings are refused when its share is full, with the time until there is room. A close makes room.
 
-    Sessions with the same pictures need no more room, and turns continue.
+    Sessions with the same images need no more room, and turns continue.
     """
     user, greedy = User(crowded.runtime), User(crowded.runtime, "AKIATWO")
     ids = [greedy.open_with(noise(0)) for _ in range(2 * NUM_SHARED)]

@@ -81,7 +81,7 @@ def openai_client(fleet: Fleet) -> Iterator[openai.OpenAI]:
 
 
 def respond(fleet: Fleet) -> list[Response]:
-    """Create a chain of responses about a picture."""
+    """Create a chain of responses about an image."""
     picture = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
     asked: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What color is it?"}, picture]}]
     with openai_client(fleet) as gpt:
@@ -136,7 +136,7 @@ def test_sessions_survive_a_restart_of_the_whole_fleet(restarted: Restarted) -> 
 
 
 def test_every_response_survives_a_restart_of_the_whole_fleet(restarted: Restarted) -> None:
-    """Responses survive with their picture, and the chain continues."""
+    """Responses survive with their image, and the chain continues."""
     with openai_client(restarted.fleet) as gpt:
         assert [gpt.responses.retrieve(each.id) for each in restarted.responses] == restarted.responses
         last = restarted.responses[-1].id

@@ -152,7 +152,7 @@ class Contender:
 def place(
     prompts: PromptFormat, messages: Sequence[dict[str, Any]], pictures: Sequence[ImageFeatures], keys: Iterator[int]
 ) -> tuple[list[int], list[PlacedImage]]:
-    """Return the keys of a conversation's positions, and its pictures; each picture gets a key of its own."""
+    """Return the keys of a conversation's positions, and its images; each image gets a key of its own."""
     prompt = prompts.render(messages, [len(features) for features in pictures])
     placed: list[PlacedImage] = []
     for features in pictures:
@@ -174,7 +174,7 @@ def _messages(text: Question, pictures: Sequence[Image.Image]) -> list[dict[str,
 
 
 def draw(shape: str, colour: str) -> Image.Image:
-    """Return a picture of one coloured shape on white."""
+    """Return an image of one coloured shape on white."""
     picture = Image.new("RGB", (96, 96), "white")
     getattr(ImageDraw.Draw(picture), shape)((24, 24, 72, 72), fill=colour)
     return picture
@@ -194,7 +194,7 @@ class EngineContract:
         return draw("rectangle", "blue") if self.can_see else None
 
     def test_greedy_answers_are_those_of_generate(self, contender: Contender, red: Any, blue: Any) -> None:
-        """Greedy answers equal those of transformers, alone and beside others, with pictures and without."""
+        """Greedy answers equal those of transformers, alone and beside others, with images and without."""
         questions = [("What colour is it?", red), ("Which shape is this?", blue), ("Hello there", None)]
         expected = [contender.generate(text, picture, 16) for text, picture in questions]
 

@@ -232,7 +232,7 @@ def test_a_session_that_comes_home_catches_up(two_workers: Any, reference: Any, 
 
 
 def test_images_that_wait_for_a_question_move_along(two_workers: Any, reference: Any, red: Any, blue: Any) -> None:
-    """A picture added on one worker belongs to the next question on another."""
+    """An image added on one worker belongs to the next question on another."""
     first, second = two_workers
     sid = first.open(data_url(red))
     first.call({"type": "add_images", "session_id": sid, "image": data_url(blue)})
@@ -718,7 +718,7 @@ def known_sessions(two_workers: Any) -> list[Any]:
 def test_an_opening_that_is_sent_again_is_one_session(two_workers: Any, red: Any) -> None:
     """A repeated opening gets the session that any instance recorded first.
 
-    Another caller, endpoint, request or picture is another opening, and so is one without an invocation id.
+    Another caller, endpoint, request or image is another opening, and so is one without an invocation id.
     """
     first, second = known_sessions(two_workers)
     sids = [client.open(data_url(red)) for client in two_workers]

@@ -663,12 +663,14 @@ def test_answer_that_is_ready_at_its_deadline_is_delivered(
 
 
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "soon", "9" * 40])
-def test_deadline_that_is_no_number_is_refused(front: FrontEnd, value: str) -> None:
+def test_deadline_that_is_no_number_is_refused(front: FrontEnd, service: FakeService, value: str) -> None:
     """An invalid deadline is a 400 before the request begins."""
     front.send("a", {}, X_Torchmoor_Timeout_Ms=value)
     front.run()
 
     assert front.error("a") == "InvalidRequest"
+    assert front.over["a"].status == 400
+    assert service.asked == []
 
 
 def test_service_that_raises_fails_its_own_row(front: FrontEnd, service: FakeService) -> None:

@@ -74,13 +74,13 @@ def test_session_is_told_by_its_hash_with_what_it_holds(client: Any, clock: Any,
 def test_tier_is_where_the_next_turn_finds_what_it_needs(
     make_client: Any, tiny_llava: Any, red: Any, blue: Any, tmp_path: Path
 ) -> None:
-    """The tier is that of the blocks, else the farthest of the session's pictures."""
+    """The tier is that of the blocks, else the farthest of the session's images."""
     limits = {"host_bytes": 1, "features_bytes": features_bytes(tiny_llava)}
     client = make_client(session=limits, journal=DirectoryJournal(tmp_path, JournalSettings()))
     sid = client.open(data_url(red))
     assert [row["tier"] for row in listed(client)] == ["device"]
 
-    other = client.open(data_url(blue))  # takes the memory of the first picture's features
+    other = client.open(data_url(blue))  # takes the memory of the first image's features
     client.call({"type": "close_session", "session_id": other})
     assert [row["tier"] for row in listed(client)] == ["journal"]
 

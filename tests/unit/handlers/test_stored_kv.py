@@ -170,8 +170,8 @@ def test_a_closed_session_leaves_no_part(make_worker: Any, red: Any, tmp_path: P
     assert parts(tmp_path) == []
 
 
-def test_names_stand_for_model_tokens_and_pictures() -> None:
-    """Names depend on the model, tokens and pictures, but not on picture keys, which differ between workers."""
+def test_names_stand_for_model_tokens_and_images() -> None:
+    """Names depend on the model, tokens and images, but not on image keys, which differ between workers."""
     keys = [1] * BLOCK + [-7] * BLOCK + [2] * (BLOCK + 3)
     names = block_names("model", keys, {-7: "red"})
 
@@ -214,10 +214,10 @@ def test_the_codec_returns_what_it_was_given() -> None:
                 codec.decode(spoiled, sid, number)
 
 
-def test_a_picture_of_the_journal_is_encoded_when_a_prompt_needs_it(
+def test_an_image_of_the_journal_is_encoded_when_a_prompt_needs_it(
     make_worker: Any, red: Any, blue: Any, tmp_path: Path
 ) -> None:
-    """Without the stored parts, a picture whose encoding was deferred is encoded when a prompt needs it."""
+    """Without the stored parts, an image whose encoding was deferred is encoded when a prompt needs it."""
     first, second, alone = make_worker(), make_worker(), make_worker(journal_settings={"max_kv_bytes": 0})
     sid, same = talk(first, red, 2), talk(first, red, 4)
     talk(second, blue, 2)
