@@ -24,6 +24,8 @@ from torchmoor.fleet.archives import with_model, write_archive
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_KV_BYTES = 24 << 20  # 244 blocks of the demo model: twelve turns at once, or the caches of some sixty sessions
 SMALL_IN_FLIGHT = 24
+# Fetches of images end when a test ends them, however busy the machine is.
+PATIENT_INTAKE = {f"TORCHMOOR_HANDLER_INTAKE_{name}_TIMEOUT_S": "300" for name in ("READ", "TOTAL", "FETCHING")}
 SCRIPTED_NAME = "scripted-gpt-5"  # llm-comply asks only models of such names to reason
 
 
@@ -166,7 +168,10 @@ def fleet(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Run two instances that may fetch images from this machine."""
     folder = tmp_path_factory.mktemp("fleet")
     with run_fleet(
-        "--instances", "2", "--allow-image-host", "127.0.0.1", run_dir=folder / "run", log=folder / "up.log"
+        *("--instances", "2", "--allow-image-host", "127.0.0.1"),
+        run_dir=folder / "run",
+        log=folder / "up.log",
+        environment=PATIENT_INTAKE,
     ) as running:
         yield running
 
@@ -204,12 +209,10 @@ def run_small(folder: Path, log: str) -> Iterator[Fleet]:
     """Run the small fleet with a journal and keys that the next fleet in the same folder continues with."""
     handler = {
         "SESSION_KV_BYTES": SMALL_KV_BYTES,
-        "SESSION_FEATURES_BYTES": 1 << 19,  # of 13 pictures
+        "SESSION_FEATURES_BYTES": 1 << 19,  # of 13 images
         "SESSION_MAX_SESSIONS": 2048,
         "PUMP_MAX_IN_FLIGHT": SMALL_IN_FLIGHT,
         "INTAKE_NUM_THREADS": 1,
-        "INTAKE_READ_TIMEOUT_S": 300,
-        "INTAKE_TOTAL_TIMEOUT_S": 300,
         "JOURNAL_MAX_KV_BYTES": 1 << 30,
         "JOURNAL_KV_IDLE_S": 0,
     }
@@ -219,7 +222,7 @@ def run_small(folder: Path, log: str) -> Iterator[Fleet]:
         *(*arguments, "--journal", (folder / "journal").as_uri()),
         run_dir=folder / "run",
         log=folder / log,
-        environment={**environment, "TORCHMOOR_SESSION_KEYS": "k1:" + "5a" * 32},
+        environment={**environment, **PATIENT_INTAKE, "TORCHMOOR_SESSION_KEYS": "k1:" + "5a" * 32},
     ) as running:
         yield running
 
@@ -247,7 +250,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def picture_server() -> Iterator[str]:
-    """Serve a picture and a text; other paths are 404."""
+    """Serve an image and a text; other paths are 404."""
     files = {"/circle.png": draw("circle", "red"), "/text.png": b"no picture at all"}
 
     class Files(QuietHandler):

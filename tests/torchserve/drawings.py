@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw
 
 
 def draw(shape: str, color: str, size: tuple[int, int] = (320, 240), form: str = "PNG") -> bytes:
-    """Return an encoded picture of one filled shape in the middle of a white background."""
+    """Return an encoded image of one filled shape in the middle of a white background."""
     image = Image.new("RGB", size, "white")
     canvas = ImageDraw.Draw(image)
     radius = min(size) * 0.3

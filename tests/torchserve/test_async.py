@@ -18,7 +18,7 @@ PATIENTLY = {"deadline_s": 120.0, "interval_s": 0.1}
 
 
 def question(color: str) -> bytes:
-    """Return a body with a picture of a circle and the question for its color."""
+    """Return a body with an image of a circle and the question for its color."""
     picture = {"type": "image_url", "image_url": {"url": data_url(draw("circle", color))}}
     text = {"type": "text", "text": "What color is the circle?"}
     return json.dumps({"messages": [{"role": "user", "content": [picture, text]}], "max_tokens": 8}).encode()

@@ -92,7 +92,7 @@ def test_sagemaker_sdk_predicts_asynchronously(s3_proxy: str, s3_server: S3Serve
 
 
 def test_a_session_is_opened_by_an_asynchronous_request(fleet: Fleet, s3_proxy: str, s3_server: S3Server) -> None:
-    """A picture in S3 is the input of an opening without a session id; the result contains the id."""
+    """An image in S3 is the input of an opening without a session id; the result contains the id."""
     s3_server.client().put_object(Bucket=BUCKET, Key="inputs/circle.png", Body=draw("circle", "red"))
     submitted = (
         replace(fleet, runtime=s3_proxy)

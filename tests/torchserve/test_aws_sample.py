@@ -53,7 +53,7 @@ def notebook(fleet: Fleet) -> Notebook:
 
 
 def test_notebook_runs_from_start_to_close(notebook: Notebook, picture_server: str) -> None:
-    """The id from the body serves as the session's in header and body; the picture is sent once, as an address."""
+    """The id from the body serves as the session's in header and body; the image is sent once, as an address."""
     session_id = notebook.start(f"{picture_server}/circle.png")
 
     assert session_id.startswith("ts-seq-")

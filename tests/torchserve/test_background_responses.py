@@ -51,7 +51,7 @@ def read_some(events: Iterator[Any], num_events: int) -> list[dict[str, Any]]:
 
 @at_both_bases
 def test_a_response_is_generated_while_no_client_is_connected(gpt: openai.OpenAI) -> None:
-    """A response is queued and completed without a client; then it is shown with its picture and can be continued."""
+    """A response is queued and completed without a client; then it is shown with its image and can be continued."""
     queued = begin(gpt, FIRST, metadata={"who": "me"}, instructions="Be brief.")
 
     assert (queued.status, queued.background, queued.output, queued.metadata) == ("queued", True, [], {"who": "me"})
@@ -129,7 +129,7 @@ def test_a_response_that_cannot_be_generated_has_failed(gpt: openai.OpenAI) -> N
 
 
 def test_a_response_joins_its_conversation_when_it_is_complete(gpt: openai.OpenAI) -> None:
-    """The turn is added once with its picture and the answer of a waiting request; the next turn sees both."""
+    """The turn is added once with its image and the answer of a waiting request; the next turn sees both."""
     talk, direct = gpt.conversations.create(), gpt.conversations.create()
     queued = begin(gpt, FIRST, conversation=talk.id)
     assert queued.conversation is not None

@@ -96,7 +96,7 @@ def test_rows_of_clients_that_left_are_free(small: Fleet) -> None:
 
 
 def test_stream_is_cancelled_by_its_closed_connection(small: Fleet) -> None:
-    """TorchServe detects a disconnected client at the next piece, without a cancel request."""
+    """A stream's turn ends when its client closes the connection."""
     before = turns(small)
     session = open_session(small)
     with slowed_worker(small.run_dir, "llava-0"):

@@ -54,7 +54,7 @@ def tab(fleet: Fleet, browser: Browser) -> Iterator[Tab]:
 
 
 def picture(name: str, data: bytes) -> dict[str, Any]:
-    """Return a picture in Playwright's form of a file."""
+    """Return an image in Playwright's form of a file."""
     return {"name": name, "mimeType": "image/png", "buffer": data}
 
 
@@ -75,10 +75,10 @@ def lengthen(route: Route) -> None:
     route.continue_(post_data=json.dumps(body))
 
 
-def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab) -> None:
-    """Two sessions with pictures stream right answers token by token.
+def test_two_sessions_two_images_and_streams_that_grow(tab: Tab) -> None:
+    """Two sessions with images stream right answers token by token.
 
-    The test follows a user from the first sample to a second picture in another session. The second question computes a
+    The test follows a user from the first sample to a second image in another session. The second question computes a
     fraction of its context.
     """
     page = tab.page
@@ -162,7 +162,7 @@ def repeat(fleet: Fleet, session: str, talk: list[str]) -> requests.Response:
 
 
 def test_an_expired_session_is_opened_again_on_a_phone_in_the_dark(fleet: Fleet, browser: Browser) -> None:
-    """The page warns before a session expires and reopens it, with its picture, on one press."""
+    """The page warns before a session expires and reopens it, with its image, on one press."""
     with open_tab(browser, fleet.runtime, scheme="dark", size=PHONE, refusals=REFUSALS) as tab:
         page = tab.page
         page.clock.install()
@@ -181,7 +181,7 @@ def test_an_expired_session_is_opened_again_on_a_phone_in_the_dark(fleet: Fleet,
 
 
 def encoded(image: Image.Image) -> bytes:
-    """Return a picture as PNG."""
+    """Return an image as PNG."""
     data = io.BytesIO()
     image.save(data, "PNG")
     return data.getvalue()

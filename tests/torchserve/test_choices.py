@@ -23,7 +23,7 @@ def count(fleet: Fleet, group: str, name: str) -> int:
     return sum(fleet.status(i["name"])[group][name] for i in fleet.instances())
 
 
-def test_choices_share_their_prompt_and_its_picture(fleet: Fleet, gpt: openai.OpenAI) -> None:
+def test_choices_share_their_prompt_and_its_image(fleet: Fleet, gpt: openai.OpenAI) -> None:
     """The usage and the engine count the prompt once, except for its last block in each further choice."""
     words = [{"type": "text", "text": f"{gpt.base_url} " * 20}]
     messages: Any = [{"role": "user", "content": [*words, *MESSAGES[0]["content"]]}]
@@ -46,12 +46,13 @@ def test_each_choice_has_its_own_seed_and_repeats_with_the_request(gpt: openai.O
 
     A repetition gives the same.
     """
-    whole = [choice.message.content for choice in gpt.chat.completions.create(**SAMPLED).choices]
-    alone = gpt.chat.completions.create(**{**SAMPLED, "n": 1}).choices[0].message.content
+    asked = {**SAMPLED, "max_tokens": 100}  # so long that a busy machine does not send each choice in one part
+    whole = [choice.message.content for choice in gpt.chat.completions.create(**asked).choices]
+    alone = gpt.chat.completions.create(**{**asked, "n": 1}).choices[0].message.content
     texts = ["", "", ""]
     order: list[int] = []
     usage = None
-    for chunk in gpt.chat.completions.create(**SAMPLED, stream=True, stream_options={"include_usage": True}):
+    for chunk in gpt.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             order.append(choice.index)
@@ -63,7 +64,7 @@ def test_each_choice_has_its_own_seed_and_repeats_with_the_request(gpt: openai.O
     assert order != sorted(order)
     assert usage is not None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-    with gpt.chat.completions.stream(**SAMPLED) as stream:
+    with gpt.chat.completions.stream(**asked) as stream:
         snapshots = [event.snapshot for event in stream if event.type == "chunk"]
     assert [choice.message.content for choice in snapshots[-1].choices] == whole
 

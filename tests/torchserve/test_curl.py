@@ -28,7 +28,7 @@ def curl(*arguments: str) -> tuple[int, dict[str, str], str]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_session_by_curl(fleet: Fleet, tmp_path: Path, path: str) -> None:
-    """A picture file opens a session on each of the proxy's paths; its id in the header continues it."""
+    """An image file opens a session on each of the proxy's paths; its id in the header continues it."""
     picture = tmp_path / "circle.jpg"
     picture.write_bytes(draw("circle", "red", form="JPEG"))
     url = fleet.runtime + path

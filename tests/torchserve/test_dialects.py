@@ -71,7 +71,7 @@ def test_openai_client_sees_a_telephones_photo(gpt: openai.OpenAI) -> None:
 
 
 @at_both_bases
-def test_openai_client_sees_a_picture(gpt: openai.OpenAI) -> None:
+def test_openai_client_sees_an_image(gpt: openai.OpenAI) -> None:
     """A whole answer has its counts and the endpoint's name as the model."""
     [model] = gpt.models.list()
 

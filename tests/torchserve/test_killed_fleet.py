@@ -81,7 +81,7 @@ def openai_client(fleet: Fleet) -> Iterator[openai.OpenAI]:
 
 
 def respond(fleet: Fleet) -> list[Response]:
-    """Create a chain of responses about a picture."""
+    """Create a chain of responses about an image."""
     picture = {"type": "input_image", "image_url": data_url(draw("circle", "red")), "detail": "auto"}
     asked: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What color is it?"}, picture]}]
     with openai_client(fleet) as gpt:
@@ -93,7 +93,7 @@ def respond(fleet: Fleet) -> list[Response]:
 
 
 def wait_until_some(answers: list[dict[str, Any]], fraction: float) -> None:
-    """Wait until some of the results exist, but not all."""
+    """Wait until this fraction of the results exists."""
     wait_until(
         lambda: sum(path_of(each["OutputLocation"]).exists() for each in answers) >= fraction * len(answers),
         f"{fraction:.0%} of the results are there",
@@ -136,7 +136,7 @@ def test_sessions_survive_a_restart_of_the_whole_fleet(restarted: Restarted) -> 
 
 
 def test_every_response_survives_a_restart_of_the_whole_fleet(restarted: Restarted) -> None:
-    """Responses survive with their picture, and the chain continues."""
+    """Responses survive with their image, and the chain continues."""
     with openai_client(restarted.fleet) as gpt:
         assert [gpt.responses.retrieve(each.id) for each in restarted.responses] == restarted.responses
         last = restarted.responses[-1].id

@@ -25,7 +25,7 @@ MAX_IN_FLIGHT = 112  # handlers/configs/chat.yaml
 
 
 class SlowPictures(ThreadingHTTPServer):
-    """Serve no picture before `gate` is open."""
+    """Serve no image before `gate` is open."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -87,7 +87,7 @@ def test_past_the_in_flight_limit_is_429_at_once(fleet: Fleet, slow_pictures: Sl
 
 
 def test_large_image_opens_beside_a_stream(fleet: Fleet) -> None:
-    """A 10 MB picture is opened, and a stream at the same time has the same text as alone."""
+    """A 10 MB image is opened, and a stream at the same time has the same text as alone."""
     instance = fleet.instances()[0]
     url = f"http://{instance['host']}:{instance['port']}/predictions/llava"
 

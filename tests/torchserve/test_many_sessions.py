@@ -45,7 +45,7 @@ class Caller:
 
 @pytest.mark.parametrize("num_sessions", [200, pytest.param(1000, marks=pytest.mark.long)])
 def test_many_sessions_are_open_at_once_and_all_answer_rightly(small: Fleet, num_sessions: int) -> None:
-    """Each session answers about its picture, also after its cache or its picture's features were evicted."""
+    """Each session answers about its image, also after its cache or its image's features were evicted."""
     caller = Caller(small)
     before = small.status("llava-0")
     pictures = [data_url(draw(*subject)) for subject in SUBJECTS]

@@ -81,7 +81,7 @@ def texts(notebook: Path) -> list[str]:
     ]
 
 
-def test_a_session_stays_where_its_picture_is(execute: Execute) -> None:
+def test_a_session_stays_where_its_image_is(execute: Execute) -> None:
     _, created, opened, asked, streamed, closed, expiring, refused, deleted = execute("sticky_session.ipynb")
 
     assert created == "InService\n"

@@ -1,4 +1,4 @@
-"""A user's own checkpoints under their own names, in one fleet: an archive of `torchmoor package`, which sees pictures,
+"""A user's own checkpoints under their own names, in one fleet: an archive of `torchmoor package`, which sees images,
 SmolLM2-135M-Instruct with its real weights in a directory, and a checkpoint in S3.
 
 Each has one instance, which runs one request at a time and has a queue.
@@ -96,7 +96,7 @@ def ask(client: Any, endpoint: str, session: str, question: str) -> list[str]:
 
 
 def test_a_model_answers_boto3_under_its_name(own: Fleet) -> None:
-    """A session with a picture is opened, and a question about it is answered."""
+    """A session with an image is opened, and a question about it is answered."""
     client = own.client()
     opened = client.invoke_endpoint(
         EndpointName=PACKAGED, SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
@@ -183,8 +183,8 @@ def test_a_text_model_streams_a_right_answer(own: Fleet) -> None:
     assert "France" in "".join(followed)
 
 
-def test_a_text_model_refuses_a_picture(own: Fleet) -> None:
-    """A picture is refused with the reason, and no session is opened."""
+def test_a_text_model_refuses_an_image(own: Fleet) -> None:
+    """An image is refused with the reason, and no session is opened."""
     with pytest.raises(ClientError, match="text only"):
         open_session(own.client(), TEXT, {"type": "start_session", "image": "aGk="})
 
@@ -201,7 +201,7 @@ def test_sessions_belong_to_their_endpoint(own: Fleet) -> None:
 
 
 def test_openai_client_reaches_models_by_their_names(own: Fleet, gpt: openai.OpenAI) -> None:
-    """One base URL serves the models by name, with pictures, streams, text and a list; llava is not served here."""
+    """One base URL serves the models by name, with images, streams, text and a list; llava is not served here."""
     see = [{"type": "image_url", "image_url": {"url": data_url(draw("circle", "red"))}}]
     seeing: Any = [{"role": "user", "content": [*see, {"type": "text", "text": "What color is the circle?"}]}]
     asking: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -261,7 +261,7 @@ def test_requests_beyond_the_capacity_wait_for_the_instance(own: Fleet) -> None:
 
 
 def test_the_command_line_talks_to_a_text_model(own: Fleet) -> None:
-    """`torchmoor chat` works without a picture."""
+    """`torchmoor chat` works without an image."""
     command = [str(TORCHMOOR), "chat", "--endpoint", TEXT]
     question = ("--ask", "What is the capital of France?")
 

@@ -28,9 +28,10 @@ def proxies_of(fleet_pid: int) -> list[int]:
     """Return the proxy processes of a fleet."""
     found = []
     for pid in processes_below(Path("torchmoor.run.processes.child")):
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if stat[1] == str(fleet_pid) and stat[0] != "Z":
-            found.append(pid)
+        with suppress(OSError):  # it has ended
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if stat[1] == str(fleet_pid) and stat[0] != "Z":
+                found.append(pid)
     return found
 
 

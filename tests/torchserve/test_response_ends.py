@@ -2,10 +2,12 @@
 
 import json
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -14,6 +16,7 @@ from websockets.sync.client import connect
 from tests.torchserve.configured_proxy import serve_configured
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import draw
+from tests.torchserve.test_faults import slowed_workers
 from tests.torchserve.test_response_sockets import LONG, create
 from tests.torchserve.test_responses import COLOR, FIRST
 from tests.waiting import DEADLINE_S, wait_until
@@ -53,12 +56,12 @@ def serve_without_keys(fleet: Fleet, folder: Path) -> Iterator[str]:
         yield served.runtime
 
 
-def test_a_proxy_without_the_key_routes_by_the_journal(short_lived: Fleet, tmp_path: Path) -> None:
+def test_a_proxy_without_the_key_routes_by_the_journal(fleet: Fleet, tmp_path: Path) -> None:
     """Without keys the proxy cannot find a response's instance; the instances verify the id, and refuse a forged one.
 
     An instance that lacks an answer of the other one refuses the next request with 409, which OpenAI's client repeats.
     """
-    with client_of(short_lived.runtime) as gpt, serve_without_keys(short_lived, tmp_path) as address:
+    with client_of(fleet.runtime) as gpt, serve_without_keys(fleet, tmp_path) as address:
         first = gpt.responses.create(model="llava", input=FIRST)
         with client_of(address, max_retries=2) as other:
             wait_until(lambda: other.models.list().data != [], "the endpoint is there")
@@ -104,16 +107,27 @@ def test_what_has_expired_is_not_found(short_lived: Fleet) -> None:
         assert gpt.files.list().data == []
 
 
+def takes_no_connection(fleet: Fleet) -> bool:
+    address = urlsplit(fleet.runtime)
+    try:
+        socket.create_connection((address.hostname, address.port), timeout=60).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def test_a_stopping_fleet_closes_connections_between_two_responses(short_lived: Fleet) -> None:
     """The running response ends whole, and a waiting message is not begun."""
     address = short_lived.runtime.replace("http://", "ws://") + "/v1/responses"
     with connect(address, open_timeout=60) as client:
-        client.send(create("Count", **LONG, max_output_tokens=60))
-        client.send(create("Hello"))
-        events: list[dict[str, Any]] = [json.loads(client.recv(timeout=60))]
-        while events[-1]["type"] != "response.output_text.delta":
-            events.append(json.loads(client.recv(timeout=60)))
-        short_lived.process.send_signal(signal.SIGINT)
+        with slowed_workers(short_lived):
+            client.send(create("Count", **LONG, max_output_tokens=60))
+            client.send(create("Hello"))
+            events: list[dict[str, Any]] = [json.loads(client.recv(timeout=60))]
+            while events[-1]["type"] != "response.output_text.delta":
+                events.append(json.loads(client.recv(timeout=60)))
+            short_lived.process.send_signal(signal.SIGINT)
+            wait_until(lambda: takes_no_connection(short_lived), "the proxy is stopping")
         events += map(json.loads, client)
 
     assert client.close_code == 1001

@@ -77,7 +77,7 @@ def test_a_connection_has_the_events_of_http(gpt: openai.OpenAI) -> None:
 
 
 def test_an_unstored_response_continues_on_its_connection_only(gpt: openai.OpenAI) -> None:
-    """Only the new input is sent; the first turn's picture and the cache are used."""
+    """Only the new input is sent; the first turn's image and the cache are used."""
     with connected(gpt) as connection, connected(gpt) as other:
         first = ask(connection, input=FIRST, store=False)
         second = ask(connection, input=SHAPE, store=False, previous_response_id=first.id)

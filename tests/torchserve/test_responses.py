@@ -42,8 +42,8 @@ def cached(response: Response) -> int:
     return response.usage.input_tokens_details.cached_tokens
 
 
-def test_a_chain_sends_its_picture_once(gpt: openai.OpenAI) -> None:
-    """Each turn sees the first one's picture and reports its cached tokens; stored responses can be shown."""
+def test_a_chain_sends_its_image_once(gpt: openai.OpenAI) -> None:
+    """Each turn sees the first one's image and reports its cached tokens; stored responses can be shown."""
     first = gpt.responses.create(model="llava", input=FIRST, metadata={"who": "me"})
     second = ask(gpt, SHAPE, first)
     third = ask(gpt, COLOR, second, temperature=0.5, top_p=0.9, max_output_tokens=64)
@@ -93,7 +93,7 @@ def test_answers_equal_those_of_the_whole_conversation(gpt: openai.OpenAI) -> No
 
 
 def test_branches_of_one_response(gpt: openai.OpenAI) -> None:
-    """Concurrent branches of one response, and of an earlier one, stay separate, and share the picture's cache."""
+    """Concurrent branches of one response, and of an earlier one, stay separate, and share the image's cache."""
     first = gpt.responses.create(model="llava", input=FIRST)
     questions = [COLOR, SHAPE, NUMBER]
     with ThreadPoolExecutor(3) as pool:
@@ -219,7 +219,7 @@ def test_deleted_and_cut_responses(gpt: openai.OpenAI) -> None:
 
 @at_both_bases
 def test_conversation_has_items_of_clients_and_answers(gpt: openai.OpenAI) -> None:
-    """The model reads added items, with a picture; each can be shown, and text items can be deleted."""
+    """The model reads added items, with an image; each can be shown, and text items can be deleted."""
     talk = gpt.conversations.create(items=FIRST, metadata={"topic": "shapes"})
     first = gpt.responses.create(model="llava", input=COLOR, conversation=talk.id)
     gpt.conversations.items.create(talk.id, items=[{"role": "user", "content": NUMBER}])
@@ -293,7 +293,7 @@ def test_listed_items_are_sent_again_with_their_images(gpt: openai.OpenAI) -> No
 
 
 def test_tokens_are_counted_as_usage_counts_them(gpt: openai.OpenAI) -> None:
-    """The count equals the usage, with a picture and after a response."""
+    """The count equals the usage, with an image and after a response."""
     first = gpt.responses.create(model="llava", input=FIRST)
     second = ask(gpt, SHAPE, first)
 
@@ -303,7 +303,7 @@ def test_tokens_are_counted_as_usage_counts_them(gpt: openai.OpenAI) -> None:
 
 
 def test_compaction_stands_for_a_conversation(gpt: openai.OpenAI) -> None:
-    """The client's system messages return unchanged; one short item stands for the rest, with its picture."""
+    """The client's system messages return unchanged; one short item stands for the rest, with its image."""
     first = gpt.responses.create(model="llava", input=FIRST)
     system: Any = {"role": "developer", "content": "Answer."}
     compacted = gpt.responses.compact(
@@ -329,7 +329,7 @@ def test_compaction_stands_for_a_conversation(gpt: openai.OpenAI) -> None:
 
 
 def test_file_is_sent_once_and_named_by_many(gpt: openai.OpenAI) -> None:
-    """An uploaded picture is a file until it is deleted; responses that use it keep it."""
+    """An uploaded image is a file until it is deleted; responses that use it keep it."""
     picture = draw("circle", "red")
     file = gpt.files.create(file=("circle.png", picture, "image/png"), purpose="vision")
     see: Any = [{"role": "user", "content": [{"type": "input_text", "text": COLOR}, {**PICTURE, "image_url": None}]}]
@@ -377,7 +377,7 @@ def test_files_are_listed_in_pages(gpt: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(("content", "purpose"), [(b"no picture", "vision"), (draw("circle", "red"), "batch")])
-def test_only_pictures_are_files(gpt: openai.OpenAI, content: bytes, purpose: Any) -> None:
+def test_only_images_are_files(gpt: openai.OpenAI, content: bytes, purpose: Any) -> None:
     """Files of other purposes and contents are refused."""
     with pytest.raises(openai.BadRequestError):
         gpt.files.create(file=content, purpose=purpose)

@@ -79,7 +79,7 @@ def test_langchain_completes_and_streams(fleet: Fleet) -> None:
 
 
 def test_langchain_chat_model_streams_and_keeps_sessions(fleet: Fleet) -> None:
-    """ChatSagemakerEndpoint supports whole, streamed and asynchronous answers, pictures, stop, errors and sessions."""
+    """ChatSagemakerEndpoint supports whole, streamed and asynchronous answers, images, stop, errors and sessions."""
     told = run("langchain_chat.py", fleet.runtime, str(SAMPLES / "red_circle.png"))
 
     assert told["whole"] == "The circle is red."

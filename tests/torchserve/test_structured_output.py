@@ -20,7 +20,7 @@ COLOUR = {"type": "regex", "value": "(red|green|blue)"}
 
 
 class Shape(BaseModel):
-    """The answer's properties of a picture."""
+    """The answer's properties of an image."""
 
     kind: Literal["circle", "square"]
     colour: Literal["red", "green", "blue"]

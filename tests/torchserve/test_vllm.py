@@ -112,7 +112,7 @@ def home_of(chat: Chat) -> str:
 
 
 def test_a_session_on_vllm_answers_and_streams(two: Fleet) -> None:
-    """A picture is sent once; later questions reuse vLLM's cache, as their receipts state."""
+    """An image is sent once; later questions reuse vLLM's cache, as their receipts state."""
     chat = open_session(two.client(), path=data_url(draw("circle", "red")))
 
     assert chat.ask(QUESTION) == "The circle is red."
@@ -208,7 +208,7 @@ def test_a_greedy_stream_continues_when_vllm_dies(two: Fleet) -> None:
 
 
 def test_another_instance_adopts_the_session_of_a_killed_one(two: Fleet) -> None:
-    """After kill -9 of TorchServe and its worker vLLM ends, too, and the other instance has the picture."""
+    """After kill -9 of TorchServe and its worker vLLM ends, too, and the other instance has the image."""
     chat = open_session(two.client(), path=data_url(draw("circle", "red")))
     assert chat.ask(QUESTION) == "The circle is red."
     home = home_of(chat)

@@ -157,8 +157,8 @@ def test_the_client_needs_little_and_pins_nothing(metadata: Message) -> None:
     assert [each for each in requirements if each.startswith("torch<") and 'extra == "serve"' in each]
 
 
-def test_the_description_shows_no_picture_that_an_index_lacks(metadata: Message) -> None:
-    """Pictures of the README are files of the checkout."""
+def test_the_description_shows_no_image_that_an_index_lacks(metadata: Message) -> None:
+    """Images of the README are files of the checkout."""
     text = str(metadata.get_payload())
 
     assert "boto3" in text
@@ -166,7 +166,7 @@ def test_the_description_shows_no_picture_that_an_index_lacks(metadata: Message)
 
 
 def test_the_wheel_serves_the_demo_model_in_an_empty_folder(installed: Fleet, empty: Path) -> None:
-    """boto3 asks about a picture; nothing is written to the folder."""
+    """boto3 asks about an image; nothing is written to the folder."""
     client = installed.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")

@@ -28,7 +28,7 @@ def from_s3(in_s3: FleetInS3) -> Fleet:
 
 
 def test_a_checkpoint_in_s3_serves_by_configuration_alone(from_s3: Fleet) -> None:
-    """The model sees pictures and answers rightly."""
+    """The model sees images and answers rightly."""
     client = from_s3.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")

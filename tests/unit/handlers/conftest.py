@@ -202,7 +202,7 @@ class Client:
 
 
 def draw(shape: str, colour: str, size: int = 96) -> Image.Image:
-    """Return a picture of one coloured shape on white."""
+    """Return an image of one coloured shape on white."""
     image = Image.new("RGB", (size, size), "white")
     box = (size // 4, size // 4, size * 3 // 4, size * 3 // 4)
     getattr(ImageDraw.Draw(image), shape)(box, fill=colour)
@@ -230,7 +230,7 @@ def tiny_llava(one_thread: None, checkpoint: Path) -> LlavaModel:
 
 @pytest.fixture(scope="session")
 def demo_llava(one_thread: None) -> LlavaModel:
-    """Load the whole demo checkpoint, whose answers are about the picture."""
+    """Load the whole demo checkpoint, whose answers are about the image."""
     model = load_model(DEMO, torch.device("cpu"), "float32")
     assert isinstance(model, LlavaModel)
     return model
@@ -288,8 +288,12 @@ ServiceFactory = Callable[..., Client]
 
 
 @pytest.fixture
-def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFactory]:
-    """Build clients with their own services; at the end nothing may be pinned, running or miscounted."""
+def make_client(tiny_llava: LlavaModel, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceFactory]:
+    """Build clients with their own services; at the end nothing may be pinned, running or miscounted.
+
+    Sessions expire, and journals are swept, when a test or a request causes it, not every second.
+    """
+    monkeypatch.setattr("handlers.chat.sessions.expiry.INTERVAL_S", 3600.0)
     clients: list[Client] = []
 
     def make(
@@ -368,7 +372,7 @@ def drawing() -> Callable[..., Image.Image]:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the demo checkpoint with two layers of each of its models, which halves the cost of a step.
 
-    Its answers do not describe pictures; the tests compare them with those of transformers.
+    Its answers do not describe images; the tests compare them with those of transformers.
     """
     folder = tmp_path_factory.mktemp("checkpoint")
     copy_with_two_layers(DEMO, folder)

@@ -18,6 +18,7 @@ from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET, RedisServer, S3Server
 
 TOMBSTONE_S = 3600
+PATIENT = {"timeout_s": 60.0}  # of one operation: a sweep that took longer would go on while the test looks
 CLOSE = Event(kind="close")
 HOURS_S = 10_000
 KINDS = (
@@ -40,7 +41,7 @@ class Store:
 
     def reopened(self, **limits: Any) -> Journal:
         """Open the journal again, as another instance does."""
-        journal = open_journal(JournalSettings(url=self.url, **limits), TOMBSTONE_S)
+        journal = open_journal(JournalSettings(url=self.url, **PATIENT, **limits), TOMBSTONE_S)
         assert journal is not None
         return journal
 
@@ -67,7 +68,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             client.flushall()
         url, dump, pass_time = valkey.url, lambda: dump_keys(valkey), partial(age_keys, valkey)
         poison = partial(poison_keys, valkey)
-    journal = open_journal(JournalSettings(url=url), TOMBSTONE_S)
+    journal = open_journal(JournalSettings(url=url, **PATIENT), TOMBSTONE_S)
     assert journal is not None
     yield Store(url, journal, dump, pass_time, poison)
     assert repr(journal) == "<BoundedJournal answering 0/32 in flight>"

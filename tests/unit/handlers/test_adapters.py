@@ -117,8 +117,8 @@ def test_rows_of_different_adapters_and_of_none_share_steps_and_answer_as_merged
     engine: BuiltinEngine, adapters: list[Adapter], expected: list[list[int]]
 ) -> None:
     before = engine.numbers().steps
-    rows = [Row(engine, prompt, adapter) for prompt, adapter in zip(PROMPTS, adapters, strict=True)]
-    rows.append(Row(engine, PROMPTS[0], None))
+    asked = [*zip(PROMPTS, adapters, strict=True), (PROMPTS[0], None)]
+    rows = engine._engine.call(lambda: [Row(engine, *each) for each in asked]).result(60)  # so that all begin together
     assert [row.wait().tokens for row in rows] == expected
     assert len({tuple(tokens) for tokens in expected}) > NUM_ADAPTERS  # each adapter has answers of its own
     assert engine.numbers().steps - before < 3 * NUM_TOKENS

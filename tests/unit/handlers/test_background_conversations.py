@@ -72,7 +72,7 @@ class Talk:
 
 
 def about(picture: Any) -> list[dict[str, Any]]:
-    """Return an input with a text and a picture."""
+    """Return an input with a text and an image."""
     shown = {"type": "input_image", "image_url": data_url(picture)}
     return [{"role": "user", "content": [{"type": "input_text", "text": "what?"}, shown]}]
 
@@ -132,7 +132,7 @@ def test_turns_are_in_the_order_in_which_they_begin(make_client: Any, endless_ll
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_what_ends_without_an_answer_adds_nothing(make_client: Any, red: Any, *, is_cancelled: bool) -> None:
-    """Neither input nor pictures; the conversation goes on, and the response shows why it ended."""
+    """Neither input nor images; the conversation goes on, and the response shows why it ended."""
     talk, direct = Talk(make_client()), Talk(make_client())
     picture = {"type": "input_image", "image_url": data_url(red)}
     response_id = talk.queue([{"role": "user", "content": [{"type": "input_text", "text": "what?"}, picture]}])
@@ -151,8 +151,8 @@ def test_what_ends_without_an_answer_adds_nothing(make_client: Any, red: Any, *,
     assert (session.pending_images, session.images) == ([], [])
 
 
-def test_a_picture_waits_for_its_own_question(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
-    """Only the response's own turn gets its picture, also at a worker that takes the conversation over."""
+def test_an_image_waits_for_its_own_question(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
+    """Only the response's own turn gets its image, also at a worker that takes the conversation over."""
     first = make_client(instance="llava-0", journal=journal)
     talk, direct = Talk(first), Talk(make_client())
     asked = about(red)
@@ -171,8 +171,8 @@ def test_a_picture_waits_for_its_own_question(make_client: Any, journal: Directo
     assert (len(session.pending_images), len(session.images)) == (0, 1)
 
 
-def test_a_turn_about_the_same_picture_has_its_own(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
-    """A worker that takes the conversation over gives the response its picture, although a turn has the same one."""
+def test_a_turn_about_the_same_image_has_its_own(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
+    """A worker that takes the conversation over gives the response its image, although a turn has the same one."""
     talk = Talk(make_client(instance="llava-0", journal=journal))
     response_id = talk.queue(about(red))
     assert talk.ask(about(red)).wait().status == 200
@@ -185,10 +185,10 @@ def test_a_turn_about_the_same_picture_has_its_own(make_client: Any, journal: Di
     assert (len(session.pending_images), len(session.images)) == (0, 2)
 
 
-def test_a_turn_that_another_worker_answers_leaves_a_response_its_picture(
+def test_a_turn_that_another_worker_answers_leaves_a_response_its_image(
     make_client: Any, endless_llava: Any, journal: DirectoryJournal, red: Any
 ) -> None:
-    """If another worker answers a turn, the response keeps its own picture, even if both sent the same one."""
+    """If another worker answers a turn, the response keeps its own image, even if both sent the same one."""
     talk = Talk(make_client(endless_llava, instance="llava-0", journal=journal))
     elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
     response_id = talk.queue(about(red))
@@ -261,10 +261,8 @@ def test_a_cancel_before_its_turn_waits_ends_it_too(
     assert (asked.wait().status, talk.said()) == (200, ["two"])
 
 
-def test_a_cancel_before_its_picture_is_used_ends_it(
-    make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The picture stays as long as the turn needs it, although the conversation has forgotten it."""
+def test_a_cancel_before_its_image_is_used_ends_it(make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image stays as long as the turn needs it, although the conversation has forgotten it."""
     talk = Talk(make_client())
     response_id = talk.queue(about(red))
     pin = PlacedImages.pin
@@ -282,10 +280,10 @@ def test_a_cancel_before_its_picture_is_used_ends_it(
     assert len(talk.client.service.images) == 0
 
 
-def test_a_conversation_that_is_deleted_while_its_picture_is_read_is_not_known(
+def test_a_conversation_that_is_deleted_while_its_image_is_read_is_not_known(
     make_client: Any, journal: DirectoryJournal, red: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker has read that the conversation has the picture, but not yet the picture itself."""
+    """A worker has read that the conversation has the image, but not yet the image itself."""
     talk = Talk(make_client(instance="llava-0", journal=journal))
     assert talk.ask(about(red)).wait().status == 200
     elsewhere = talk.on(make_client(instance="llava-1", journal=journal))
@@ -306,7 +304,7 @@ def test_a_conversation_that_is_deleted_while_its_picture_is_read_is_not_known(
 def test_items_that_come_as_an_operator_closes_their_conversation_are_refused(
     make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch, *, has_queued: bool
 ) -> None:
-    """Without a journal, too, where the close frees the pictures that they bring, and those of other requests."""
+    """Without a journal, too, where the close frees the images that they bring, and those of other requests."""
     talk = Talk(make_client())
     (session,) = talk.client.service.store.snapshot()
     close = {operations.ACTION: operations.CLOSE, operations.SESSION: session.hash}

@@ -24,7 +24,7 @@ def picture_of(sid: str) -> bytes:
 
 
 def noise() -> str:
-    """Return the address of a picture of about 19,000 bytes."""
+    """Return the address of an image of about 19,000 bytes."""
     return data_url(Image.frombytes("RGB", (80, 80), random.Random(0).randbytes(80 * 80 * 3)))
 
 
@@ -60,8 +60,8 @@ def test_a_caller_has_room_up_to_its_share(store: Store) -> None:
     journal.check_room(ALICE)
 
 
-def test_a_shared_picture_counts_once(store: Store) -> None:
-    """A shared picture counts once, also after a measurement, until its last session closes."""
+def test_a_shared_image_counts_once(store: Store) -> None:
+    """A shared image counts once, also after a measurement, until its last session closes."""
     journal, other = store.reopened(max_caller_bytes=SHARE), store.reopened(max_caller_bytes=SHARE)
     sessions = [open_session(journal, ALICE, picture_of("all")) for _ in range(4)]
     more = picture_of("more")

@@ -21,6 +21,7 @@ from scripts.make_adapters import make_adapters
 from tests.servers import BUCKET, S3Server
 from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, Reference, ServiceFactory
 from tests.unit.handlers.merged import add_adapter
+from tests.unit.handlers.test_chat_service import Hold
 from tests.unit.handlers.test_continued_answers import Shown, pieces_of, rest_of
 from tests.unit.handlers.test_continued_answers import begin as begin_stream
 from tests.waiting import wait_until
@@ -128,6 +129,11 @@ def num_leases(client: Client) -> int:
 def in_memory(client: Client) -> set[str]:
     status: Any = client.service.status()
     return {model["name"] for model in status["models"] if model["tier"] == "device"}
+
+
+def progress_of(client: Client, name: str) -> str:
+    status: Any = client.service.status()
+    return next((str(model["progress"]) for model in status["models"] if model["name"] == name), "")
 
 
 def test_requests_name_their_adapters_and_run_beside_each_other(
@@ -253,13 +259,16 @@ def test_an_adapter_stays_while_an_answer_uses_it_and_others_wait_for_room(
 ) -> None:
     client = start()
     text_of(complete(client, NAMES[0]))
-    small = start(EndlessModel(adapted_llava), max_bytes=int(1.5 * used_bytes(client)))
+    model = EndlessModel(adapted_llava)
+    small = start(model, max_bytes=int(1.5 * used_bytes(client)))
+    hold = Hold(model)
     endless = complete(small, NAMES[0], max_tokens=400, stream=True)
-    endless.wait_until(lambda exchange: len(exchange.pieces) > 1)
+    hold.wait()
     waiting = complete(small, NAMES[1])
+    wait_until(lambda: progress_of(small, NAMES[1]).startswith("room"), "the other adapter waits for room")
     assert in_memory(small) == {NAMES[0]}
     endless.reply.cancel(ClientGone("the client has gone"))
-    endless.wait()
+    hold.release()
     assert waiting.wait().status == 200, waiting.body
     assert in_memory(small) == {NAMES[1]}
 

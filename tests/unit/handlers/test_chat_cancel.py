@@ -37,12 +37,14 @@ def silent() -> Iterator[SilentServer]:
         yield server
 
 
-# One thread for images; the intake's own time-outs are longer than the test.
+# One thread for downloads and one for other images; the intake's own time-outs are longer than the test.
 PATIENT = {
     "num_threads": 1,
+    "fetch_threads": 1,
     "allowed_hosts": ("127.0.0.1",),
     "read_timeout_s": 300.0,
     "total_timeout_s": 300.0,
+    "fetching_timeout_s": 300.0,
 }
 
 
@@ -57,32 +59,34 @@ def test_client_that_leaves_cuts_the_fetch_of_its_image(make_client: Any, red: A
     """When the client disconnects, the connection to a silent server closes, and thread and session are free."""
     client = make_client(intake=PATIENT)
     sid = client.open()
-    left = client.ask(sid, "and this?", images=[silent.url], **SHORT)
-    connection = silent.accept()
 
-    left.reply.cancel()
+    for _ in range(2):
+        left = client.ask(sid, "and this?", images=[silent.url], **SHORT)
+        connection = silent.accept()
+        left.reply.cancel()
+        until_hung_up(connection)
 
-    until_hung_up(connection)
     assert client.ask(sid, "this one?", images=[data_url(red)], **SHORT).wait().status == 200
     turns = settled(client)["turns"]
-    assert (turns["cancelled"], turns["failed"], turns["in_progress"]) == (1, 0, 0)
+    assert (turns["cancelled"], turns["failed"], turns["in_progress"]) == (2, 0, 0)
 
 
-def test_opening_that_nobody_waits_for_ends_its_fetch(make_client: Any, red: Any, silent: SilentServer) -> None:
+def test_opening_whose_client_leaves_ends_its_fetch(make_client: Any, red: Any, silent: SilentServer) -> None:
     """A cancelled opening creates no session and frees its thread."""
     client = make_client(intake=PATIENT)
-    left = client.send({"type": "start_session", "path": silent.url})
-    connection = silent.accept()
 
-    left.reply.cancel()
+    for _ in range(2):
+        left = client.send({"type": "start_session", "path": silent.url})
+        connection = silent.accept()
+        left.reply.cancel()
+        until_hung_up(connection)
 
-    until_hung_up(connection)
     client.open(data_url(red))
     assert settled(client)["sessions"]["opened"] == 1
 
 
 def test_question_that_waits_for_a_thread_is_cancelled_at_once(make_client: Any, silent: SilentServer) -> None:
-    """A question that waits for an image thread is cancelled while another still uses that thread."""
+    """A question that waits for a thread of downloads is cancelled while another still uses that thread."""
     client = make_client(intake=PATIENT)
     sid = client.open()
     slow = client.ask(client.open(), "and this?", images=[silent.url], **SHORT)
@@ -92,6 +96,8 @@ def test_question_that_waits_for_a_thread_is_cancelled_at_once(make_client: Any,
     queued.reply.cancel()
 
     assert queued.wait().status == 499
+    turns = settled(client)["turns"]
+    assert (turns["cancelled"], turns["in_progress"]) == (1, 1)
     assert client.ask(sid, "hello", **SHORT).wait().status == 200
     slow.reply.cancel()
     until_hung_up(connection)
@@ -103,7 +109,7 @@ def test_turn_that_is_cancelled_while_it_begins_ends(
     make_client: Any, endless_llava: Any, silent: SilentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its client leaves after the turn before it has ended, and its image still waits for a thread."""
-    client = make_client(endless_llava, intake={**PATIENT, "fetch_threads": 1})
+    client = make_client(endless_llava, intake=PATIENT)
     sid, queues = client.open(), client.service.queues
     slow = client.ask(client.open(), "and this?", images=[silent.url], **SHORT)
     connection = silent.accept()
@@ -138,15 +144,18 @@ def test_turn_past_its_deadline_ends_wherever_it_is(
     hold = Hold(endless_llava)
     earlier = client.ask(sid, "first", **SHORT) if where == "waiting" else None
     images = [silent.url] if where == "fetching" else []
+    asked_at = time.monotonic()
     late = client.ask(sid, "late", images=images, parameters={"max_new_tokens": 1500})
     if where == "fetching":
         connection = silent.accept()
     else:
         hold.wait()
 
-    late.reply.expire(time.monotonic() + 299)
+    deadline = late.reply.deadline
+    assert asked_at + 300 <= deadline <= time.monotonic() + 300
+    late.reply.expire(deadline - 0.001)
     assert not late.reply.is_cancelled
-    late.reply.expire(time.monotonic() + 301)
+    late.reply.expire(deadline)
     hold.release()
 
     assert (late.wait().status, late.error) == (504, "TurnTimedOut")
@@ -182,7 +191,7 @@ def test_cancelled_answer_gives_its_memory_back(make_client: Any, endless_llava:
     assert all(cache.capacity - cache.length < BLOCK for cache in caches)
 
 
-def test_completion_that_nobody_waits_for_ends_with_its_fetch(make_client: Any, silent: SilentServer) -> None:
+def test_completion_whose_client_leaves_ends_with_its_fetch(make_client: Any, silent: SilentServer) -> None:
     """A request without a session is cancelled in the same way."""
     client = make_client(intake=PATIENT)
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": silent.url}}]}]

@@ -273,18 +273,18 @@ def test_conversation_sent_again_costs_what_is_new(client: Any, reference: Any, 
 
 
 def test_completion_after_a_session_shares_with_it(client: Any, red: Any) -> None:
-    """A caller's completion shares blocks with its session about the same picture, in any dialect."""
+    """A caller's completion shares blocks with its session about the same image, in any dialect."""
     client.answer(client.open(data_url(red)), "what is it?", **SHORT)
 
     shared = client.call(chat(user("what colour?", red))).headers
 
     reused = int(shared["x-torchmoor-context-tokens"]) - int(shared["x-torchmoor-prefill-tokens"])
-    assert reused == 48  # the whole blocks of the picture and of the text before it
+    assert reused == 48  # the whole blocks of the image and of the text before it
     assert settled(client)["images"]["encoded"] == 1
 
 
 def test_callers_share_nothing(client: Any, red: Any) -> None:
-    """Response times do not reveal whether another principal has sent the same picture."""
+    """Response times do not reveal whether another principal has sent the same image."""
     mine, theirs = ({"x-torchmoor-endpoint": "e", "x-torchmoor-principal": name} for name in ("mine", "theirs"))
     client.call(chat(user("what is it?", red)), mine)
 
@@ -309,10 +309,10 @@ def test_images_and_blocks_are_left_for_whoever_needs_them(make_client: Any, tin
     client.service.store.check_integrity()
 
 
-def test_session_on_a_picture_of_a_completion_outlives_its_features(
+def test_session_on_an_image_of_a_completion_outlives_its_features(
     make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
-    """The session keeps the picture's bytes, although a completion without them had loaded it first."""
+    """The session keeps the image's bytes, although a completion without them had loaded it first."""
     client = make_client(session={"features_bytes": features_bytes(tiny_llava), "kv_bytes": kv_bytes(tiny_llava, 100)})
     client.call(chat(user("what is it?", red)))
     sid = client.open(data_url(red))

@@ -17,12 +17,12 @@ from handlers.chat.images.store import MAX_ENCODINGS, Image, ImageStore, ImageTi
 from handlers.errors import JournalUnavailable, NotAnImage, OutOfMemory
 from handlers.worker.counters import Counters
 
-ONE = 2 * 4 * 4  # bytes of a picture's features here
+ONE = 2 * 4 * 4  # bytes of an image's features here
 SCOPE = "endpoint|caller"
 
 
 class Pictures:
-    """Decode and encode fake pictures, whose bytes are the colour and a variable rest."""
+    """Decode and encode fake images, whose bytes are the colour and a variable rest."""
 
     def __init__(self) -> None:
         self.counters = Counters()
@@ -41,7 +41,7 @@ class Pictures:
         return torch.full((2, 4), float(colour[0]))
 
     def store(self, features: int = 100, host_bytes: int = 1000, is_durable: bool = False) -> ImageStore:
-        """Create a store. features: how many pictures' features fit."""
+        """Create a store. features: how many images' features fit."""
         return ImageStore(features * ONE, host_bytes, is_durable, self.decoded, self.encode, self.counters)
 
 
@@ -55,7 +55,7 @@ def no_journal() -> bytes:
 
 
 def features_of(store: ImageStore, image: Image, fetch: Callable[[], bytes] = no_journal) -> tuple[float, ImageTier]:
-    """Pin and unpin a picture's features; return their colour and location."""
+    """Pin and unpin an image's features; return their colour and location."""
     features, tier = store.pin(image, fetch)
     assert len(features) == image.num_tokens
     colour = float(features[0, 0])
@@ -63,8 +63,8 @@ def features_of(store: ImageStore, image: Image, fetch: Callable[[], bytes] = no
     return colour, tier
 
 
-def test_a_picture_is_encoded_once_for_all_who_hold_it(pictures: Pictures) -> None:
-    """The second holder gets the same key at no cost, and keeps the picture when the first releases it."""
+def test_an_image_is_encoded_once_for_all_who_hold_it(pictures: Pictures) -> None:
+    """The second holder gets the same key at no cost, and keeps the image when the first releases it."""
     store = pictures.store()
 
     first, second = store.take_in(SCOPE, b"\x05"), store.take_in(SCOPE, b"\x05")
@@ -78,8 +78,8 @@ def test_a_picture_is_encoded_once_for_all_who_hold_it(pictures: Pictures) -> No
     assert (store.features_bytes, store.host_bytes, len(store)) == (0, 0, 0)
 
 
-def test_another_encoding_of_the_same_pixels_is_the_same_picture(pictures: Pictures) -> None:
-    """Pictures are encoded once per content; each encoding keeps the name of its own bytes."""
+def test_another_encoding_of_the_same_pixels_is_the_same_image(pictures: Pictures) -> None:
+    """Images are encoded once per content; each encoding keeps the name of its own bytes."""
     store = pictures.store()
 
     first, second = store.take_in(SCOPE, b"\x05png"), store.take_in(SCOPE, b"\x05another")
@@ -91,7 +91,7 @@ def test_another_encoding_of_the_same_pixels_is_the_same_picture(pictures: Pictu
 
 
 def test_known_bytes_are_not_decoded_again(pictures: Pictures) -> None:
-    """A picture that is sent repeatedly is decoded once, and forgotten when its last holder releases it."""
+    """An image that is sent repeatedly is decoded once, and forgotten when its last holder releases it."""
     store = pictures.store()
     held = [store.take_in(SCOPE, b"\x05")]
 
@@ -110,7 +110,7 @@ def test_known_bytes_are_not_decoded_again(pictures: Pictures) -> None:
 
 
 def test_other_scopes_share_nothing(pictures: Pictures) -> None:
-    """The same bytes of two callers are two pictures, so that neither detects the other's."""
+    """The same bytes of two callers are two images, so that neither detects the other's."""
     store = pictures.store()
 
     mine, theirs = store.take_in("e|mine", b"\x05"), store.take_in("e|theirs", b"\x05")
@@ -151,7 +151,7 @@ def test_features_that_nobody_used_for_longest_are_given_up(pictures: Pictures) 
 
 
 def test_pinned_features_stay_and_who_needs_their_room_is_refused(pictures: Pictures) -> None:
-    """A turn without memory gets OutOfMemory and evicts nothing; loading a picture needs no device memory yet."""
+    """A turn without memory gets OutOfMemory and evicts nothing; loading an image needs no device memory yet."""
     store = pictures.store(features=2)
     idle, pinned = store.take_in(SCOPE, b"\x01"), store.take_in(SCOPE, b"\x02")
     store.pin(idle, no_journal)
@@ -169,8 +169,8 @@ def test_pinned_features_stay_and_who_needs_their_room_is_refused(pictures: Pict
     store.check_integrity(3)
 
 
-def test_a_picture_larger_than_the_device_may_hold_is_refused(pictures: Pictures) -> None:
-    """A picture that exceeds the device memory is refused when it arrives, since no turn could use it."""
+def test_an_image_larger_than_the_device_may_hold_is_refused(pictures: Pictures) -> None:
+    """An image that exceeds the device memory is refused when it arrives, since no turn could use it."""
     store = pictures.store(features=0)
 
     with pytest.raises(OutOfMemory):
@@ -180,8 +180,8 @@ def test_a_picture_larger_than_the_device_may_hold_is_refused(pictures: Pictures
     store.check_integrity(0)
 
 
-def test_a_picture_in_ever_new_encodings_takes_no_more_memory(pictures: Pictures) -> None:
-    """Only a few encodings of the same picture are remembered."""
+def test_an_image_in_ever_new_encodings_takes_no_more_memory(pictures: Pictures) -> None:
+    """Only a few encodings of the same image are remembered."""
     store = pictures.store()
 
     images = [store.take_in(SCOPE, bytes([1, number])) for number in range(100)]
@@ -202,7 +202,7 @@ def test_a_picture_in_ever_new_encodings_takes_no_more_memory(pictures: Pictures
 
 
 def test_without_a_journal_bytes_are_never_given_up(pictures: Pictures) -> None:
-    """A full host memory refuses new pictures and keeps the present ones."""
+    """A full host memory refuses new images and keeps the present ones."""
     store = pictures.store(features=1, host_bytes=20)
     images = [store.take_in(SCOPE, bytes([colour]) + bytes(9)) for colour in (1, 2)]
 
@@ -242,8 +242,8 @@ def test_bytes_larger_than_the_host_may_hold_push_nobody_out(pictures: Pictures)
     assert store.measure([small]) == (ONE + 1, ImageTier.FEATURES)
 
 
-def test_a_picture_that_is_kept_may_go_when_its_room_is_needed(pictures: Pictures) -> None:
-    """A picture of a request without a session is shared until its features are evicted."""
+def test_an_image_that_is_kept_may_go_when_its_room_is_needed(pictures: Pictures) -> None:
+    """An image of a request without a session is shared until its features are evicted."""
     store = pictures.store(features=2)
     store.release(store.take_in(SCOPE, b"\x01"), is_kept=True)
     assert (store.features_bytes, store.host_bytes, len(store)) == (ONE, 0, 1)
@@ -257,8 +257,8 @@ def test_a_picture_that_is_kept_may_go_when_its_room_is_needed(pictures: Picture
     store.check_integrity(2)
 
 
-def test_a_session_that_takes_up_a_kept_picture_keeps_its_bytes(pictures: Pictures) -> None:
-    """A session keeps a picture's bytes even if the request that loaded it did not.
+def test_a_session_that_takes_up_a_kept_image_keeps_its_bytes(pictures: Pictures) -> None:
+    """A session keeps an image's bytes even if the request that loaded it did not.
 
     Otherwise the session's image would be lost with its features.
     """
@@ -271,8 +271,8 @@ def test_a_session_that_takes_up_a_kept_picture_keeps_its_bytes(pictures: Pictur
     assert features_of(store, image) == (1.0, ImageTier.HOST)
 
 
-def test_a_kept_picture_that_finds_no_room_on_the_host_is_not_taken_up(pictures: Pictures) -> None:
-    """A cached picture whose bytes do not fit the host memory is refused and stays as it was."""
+def test_a_kept_image_that_finds_no_room_on_the_host_is_not_taken_up(pictures: Pictures) -> None:
+    """A cached image whose bytes do not fit the host memory is refused and stays as it was."""
     store = pictures.store(host_bytes=10)
     store.release(store.take_in(SCOPE, b"\x01" + bytes(5)), is_kept=True)
     store.take_in(SCOPE, b"\x02" + bytes(5))
@@ -283,8 +283,8 @@ def test_a_kept_picture_that_finds_no_room_on_the_host_is_not_taken_up(pictures:
     store.check_integrity(1)
 
 
-def test_a_picture_that_finds_no_room_is_not_computed_in_vain(pictures: Pictures) -> None:
-    """The size of a known picture is checked first, so that a turn that waits for memory computes nothing."""
+def test_an_image_that_finds_no_room_is_not_computed_in_vain(pictures: Pictures) -> None:
+    """The size of a known image is checked first, so that a turn that waits for memory computes nothing."""
     store = pictures.store(features=1)
     image, other = store.take_in(SCOPE, b"\x01"), store.take_in(SCOPE, b"\x02")
     store.pin(other, no_journal)
@@ -300,7 +300,7 @@ def test_a_picture_that_finds_no_room_is_not_computed_in_vain(pictures: Pictures
 @pytest.mark.parametrize("stage", ["decode", "encode"])
 @pytest.mark.parametrize("failure", [NotAnImage("no"), OutOfMemory("full"), RuntimeError("boom"), KeyboardInterrupt()])
 def test_failure_while_taking_in_leaves_nothing(pictures: Pictures, stage: str, failure: BaseException) -> None:
-    """After a failure the picture is unknown, and can be loaded again."""
+    """After a failure the image is unknown, and can be loaded again."""
     store = pictures.store()
 
     def fail() -> None:
@@ -341,8 +341,8 @@ def test_failure_while_computing_again_leaves_nothing_pinned(pictures: Pictures,
     assert features_of(store, other, lambda: b"\x02") == (2.0, ImageTier.JOURNAL)
 
 
-def test_eight_at_once_encode_a_picture_once(pictures: Pictures) -> None:
-    """Seven of eight concurrent callers wait for the first; all hold the picture."""
+def test_eight_at_once_encode_an_image_once(pictures: Pictures) -> None:
+    """Seven of eight concurrent callers wait for the first; all hold the image."""
     store = pictures.store()
     start, is_first_inside = threading.Barrier(8), threading.Event()
     pictures.on_encode = lambda: assert_only(is_first_inside)
@@ -365,7 +365,7 @@ def assert_only(is_inside: threading.Event) -> None:
 
 
 def test_eight_at_once_compute_given_up_features_once(pictures: Pictures) -> None:
-    """Concurrent turns with one picture share the computation of its evicted features."""
+    """Concurrent turns with one image share the computation of its evicted features."""
     store = pictures.store(features=1)
     image = store.take_in(SCOPE, b"\x01")
     store.take_in(SCOPE, b"\x02")
@@ -387,7 +387,7 @@ def test_eight_at_once_compute_given_up_features_once(pictures: Pictures) -> Non
 
 
 def test_one_who_waited_for_a_failed_encoding_tries_itself(pictures: Pictures) -> None:
-    """After the first caller's failure, a waiting caller encodes the picture itself."""
+    """After the first caller's failure, a waiting caller encodes the image itself."""
     store = pictures.store()
     is_inside, may_fail = threading.Event(), threading.Event()
     failures: list[BaseException] = []
@@ -421,7 +421,7 @@ def test_one_who_waited_for_a_failed_encoding_tries_itself(pictures: Pictures) -
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_use_by_many_threads_adds_up(pictures: Pictures, seed: int) -> None:
-    """Concurrent loading, pinning and releasing, with memory for two pictures, gives every caller its own picture."""
+    """Concurrent loading, pinning and releasing, with memory for two images, gives every caller its own image."""
     store = pictures.store(features=2, host_bytes=6, is_durable=True)
     refused: list[OutOfMemory] = []
 
@@ -467,7 +467,7 @@ def run_all(actions: list[Callable[[], None]]) -> None:
 
 
 class ImageLives(RuleBasedStateMachine):
-    """Invariants under any operations: held pictures are available, counts are right, limits hold."""
+    """Invariants under any operations: held images are available, counts are right, limits hold."""
 
     is_durable = False
 
@@ -491,7 +491,7 @@ class ImageLives(RuleBasedStateMachine):
     def let_go(self, data: st.DataObject, is_kept: bool) -> None:
         index = data.draw(st.integers(0, len(self.held) - 1))
         image = self.held[index][0]
-        if image not in self.pinned:  # a turn pins its session's pictures
+        if image not in self.pinned:  # a turn pins its session's images
             del self.held[index]
             self.store.release(image, is_kept=is_kept)
 

@@ -119,7 +119,7 @@ def web() -> Iterator[WebServer]:
 
 
 def decode(loader: ImageLoader, data: bytes) -> Image.Image:
-    """Return a copy of the decoded picture, which outlives its share of the account."""
+    """Return a copy of the decoded image, which outlives its share of the budget."""
     with loader.decoded(data, lambda: None) as picture:
         return picture.copy()
 
@@ -642,7 +642,7 @@ def test_refused_connection_is_unreachable() -> None:
 
 
 def test_data_urls_and_base64() -> None:
-    """Data URL, percent-encoded data URL and base64 with white space give the same picture."""
+    """Data URL, percent-encoded data URL and base64 with white space give the same image."""
     text = base64.b64encode(PNG).decode()
     percent = "".join(f"%{byte:02x}" for byte in PNG)
 
@@ -705,7 +705,7 @@ def test_text_beyond_the_limit_is_too_large(form: str) -> None:
         read(intake(max_bytes=1000), bytes(1001))
 
 
-# Pictures
+# Images
 
 RED, BLUE = (254, 0, 0), (0, 0, 254)
 
@@ -716,7 +716,7 @@ def near(pixel: Any, wanted: tuple[int, int, int]) -> bool:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_each_format_is_decoded(form: str) -> None:
-    """Every accepted format gives RGB of the picture's own size."""
+    """Every accepted format gives RGB of the image's own size."""
     image = decode(intake(), encoded(Image.new("RGB", (16, 8), RED), form))
 
     assert image.mode == "RGB"
@@ -742,7 +742,7 @@ def test_palette_grey_and_bilevel_become_rgb() -> None:
 
 @pytest.mark.parametrize("alphas", [(0,), (255,), (1,), (0, 128, 255)])
 def test_every_transparency_is_composed_as_pillow_does(alphas: tuple[int, ...]) -> None:
-    """Every kind of transparency is composed as Pillow does; wholly transparent and opaque pictures take a shortcut."""
+    """Every kind of transparency is composed as Pillow does; wholly transparent and opaque images take a shortcut."""
     picture = Image.new("RGBA", (30, 4))
     picture.putdata([(8 * i % 256, i, 255 - i, alphas[i % len(alphas)]) for i in range(120)])
     expected = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
@@ -781,7 +781,7 @@ def test_exif_rotation_is_applied() -> None:
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
 def test_a_damaged_exif_is_ignored(form: str) -> None:
-    """A damaged EXIF block does not prevent the decoding of an intact picture."""
+    """A damaged EXIF block does not prevent the decoding of an intact image."""
     found = decode(intake(), encoded(Image.new("RGB", (8, 8), RED), form, exif=b"Exif\0\0garbage"))
 
     assert near(found.getpixel((4, 4)), RED)
@@ -918,7 +918,7 @@ def png_header(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize(("width", "height"), [(10_000, 10_001), (60_000, 60_000), (1 << 30, 1 << 30)])
 def test_decompression_bombs_are_refused_by_their_header(width: int, height: int) -> None:
-    """A small file that claims a huge picture is refused without decoding."""
+    """A small file that claims a huge image is refused without decoding."""
     with pytest.raises(ImageTooLarge) as caught:
         decode(intake(), png_header(width, height))
 
@@ -926,7 +926,7 @@ def test_decompression_bombs_are_refused_by_their_header(width: int, height: int
 
 
 def test_pixels_are_limited() -> None:
-    """A picture with one pixel more than max_pixels is refused."""
+    """An image with one pixel more than max_pixels is refused."""
     assert load(intake(max_pixels=12), PNG).size == (4, 3)
     with pytest.raises(ImageTooLarge):
         load(intake(max_pixels=11), PNG)
@@ -958,7 +958,7 @@ SEEDS = [encoded(Image.new("RGB", (9, 7), RED), form) for form in FORMATS] + [
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_mutated_images_give_a_picture_or_a_bad_image(data: st.DataObject) -> None:
+def test_mutated_images_give_an_image_or_a_bad_image_error(data: st.DataObject) -> None:
     """The decoder raises no exception outside the BadImage family, whatever the bytes."""
     raw = bytearray(data.draw(st.sampled_from(SEEDS)))
     for _ in range(data.draw(st.integers(0, 6))):
@@ -975,7 +975,7 @@ def test_mutated_images_give_a_picture_or_a_bad_image(data: st.DataObject) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(reference=st.binary(max_size=200) | st.text(max_size=100) | st.text(max_size=60).map("data:{}".format))
-def test_any_reference_gives_a_picture_or_a_bad_image(reference: bytes | str) -> None:
+def test_any_reference_gives_an_image_or_a_bad_image_error(reference: bytes | str) -> None:
     """The intake raises no exception outside the BadImage family, whatever the reference."""
 
     def unknown(host: str, port: int) -> list[str]:

@@ -160,7 +160,7 @@ def holds_nothing(client: Any) -> bool:
 def test_session_that_lost_its_cache_answers_the_same(
     make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
-    """Evicted keys and values are computed again from the image's features, not from the picture."""
+    """Evicted keys and values are computed again from the image's features, not from the image."""
     client = make_client(session={"kv_bytes": kv_bytes(tiny_llava, 150)})
     first, second = client.open(data_url(red)), client.open(data_url(blue))
     longer = {"max_new_tokens": 50}  # two sessions do not fit in memory at once
@@ -341,7 +341,7 @@ def test_too_many_waiting_turns_are_overload(make_client: Any, endless_llava: An
 def test_client_that_leaves_frees_the_session_and_leaves_no_trace(
     make_client: Any, endless_llava: Any, red: Any, blue: Any
 ) -> None:
-    """A stream whose reader disconnected ends within a step; the conversation is as before the question."""
+    """A stream whose reader disconnected ends; the conversation is as before the question."""
     client = make_client(endless_llava)
     sid = client.open(data_url(red))
     client.answer(sid, "one", **SHORT)
@@ -592,7 +592,7 @@ def test_opening_that_does_not_fit_leaves_no_session(make_client: Any, red: Any,
 
 
 def test_opening_beyond_the_limit_is_overload(make_client: Any, red: Any) -> None:
-    """An opening beyond max_sessions is 429 and releases its picture; closing a session allows another."""
+    """An opening beyond max_sessions is 429 and releases its image; closing a session allows another."""
     client = make_client(session={"max_sessions": 1})
     sid = client.open()
     opening = {"type": "start_session", "path": data_url(red)}
@@ -766,7 +766,7 @@ def test_random_use_leaks_nothing(
     """Random operations in any order leave the other clients' answers right and no resources held.
 
     Opens, questions, closes, expiries, completions and disconnects are mixed. Memory suffices for three conversations
-    and three pictures, so eviction and waiting occur all the time.
+    and three images, so eviction and waiting occur all the time.
     """
     rng = random.Random(seed)
     images = [data_url(picture) for picture in (red, blue, red.rotate(90), blue.resize((90, 90)))]
@@ -970,7 +970,7 @@ def stop(client: Any, sid: str) -> bool:
 
 
 def test_branch_begins_with_the_first_turns(client: Any, reference: Any, red: Any, blue: Any) -> None:
-    """Pictures and KV blocks of these turns are shared; session and branch do not affect each other."""
+    """Images and KV blocks of these turns are shared; session and branch do not affect each other."""
     sid = client.open(data_url(red))
     first = client.answer(sid, "what is it?", **SHORT)
     client.answer(sid, "and this?", images=[data_url(blue)], **SHORT)

@@ -1,4 +1,4 @@
-"""The session store: lifetimes, turns, and the blocks and pictures that sessions hold."""
+"""The session store: lifetimes, turns, and the blocks and images that sessions hold."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -100,7 +100,7 @@ def get(store: SessionStore, session: Session) -> Session:
 
 
 def image(store: SessionStore, colour: int = 1) -> Image:
-    """Return a picture that is held once, for its session."""
+    """Return an image that is held once, for its session."""
     return store.images.take_in(Caller("e", "p").scope, bytes([colour]))
 
 
@@ -157,7 +157,7 @@ def test_expiry_is_absolute(new_store: Stores, clock: Any) -> None:
 
 
 def test_expired_sessions_go_without_being_asked_for(new_store: Stores, clock: Any) -> None:
-    """The janitor frees expired sessions without a request."""
+    """Expired sessions are freed without a request."""
     store = new_store()
     session = opened(store, 100)
     run_turn(store, session, 10)

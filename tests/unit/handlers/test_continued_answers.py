@@ -17,6 +17,7 @@ from handlers.requests.continuation import read_continuation
 from handlers.requests.incoming import Incoming
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, ServiceFactory
+from tests.unit.handlers.test_chat_service import Hold
 from torchmoor.wire import headers as wire
 from torchmoor.wire.continuation import ContinuationRequest, MarkedPiece, MarkedPieceReader, PieceKind, join_request
 
@@ -267,14 +268,18 @@ def test_a_turn_is_recorded_once(
     if kind == "session":
         body["session_id"] = one.open()
     headers = {wire.INVOCATION_ID: "first"} | (RESPONSE if kind == "response" else {})
+    hold = Hold(endless_llava, num_steps=5)
     begun = begin(one, Incoming(headers, body))
     if is_recorded:
+        hold.release()
         pieces = pieces_of(begun)[:3]
     else:
         begun.wait_until(lambda exchange: len(exchange.pieces) > 3)
+        hold.wait()
         pieces = MarkedPieceReader().take(begun.body)
         assert pieces[-1].kind is PieceKind.PART
         begun.reply.cancel()
+        hold.release()
         begun.wait()
     rest = pieces_of(rest_of(other, body, headers, begun.headers[wire.CONTINUABLE], pieces))
 

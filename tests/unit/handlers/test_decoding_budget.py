@@ -1,4 +1,4 @@
-"""The memory of pictures in decoding: its account, its peak, and its return to the system."""
+"""The memory of images in decoding: its budget, its peak, and its return to the system."""
 
 import io
 import json
@@ -29,7 +29,7 @@ ROTATED[0x0112] = 6  # turn 90 degrees clockwise
 
 
 def go_on() -> None:
-    """Run the event loop, so that a picture that can wait does."""
+    """Run the event loop, so that an image that can wait does."""
 
 
 def png(side: int, mode: str = "RGBA") -> bytes:
@@ -50,7 +50,7 @@ def in_thread(action: Callable[[], object], caught: list[BaseException]) -> thre
     return thread
 
 
-# The account
+# The budget
 
 
 def test_a_share_is_returned_on_success_and_error() -> None:
@@ -65,8 +65,8 @@ def test_a_share_is_returned_on_success_and_error() -> None:
     assert budget.used_bytes == 0
 
 
-def test_a_picture_that_never_fits_is_refused_at_once() -> None:
-    """Waiting would not help, so the picture is too large; the account stays free."""
+def test_an_image_that_never_fits_is_refused_at_once() -> None:
+    """Waiting would not help, so the image is too large; the budget stays free."""
     budget = DecodingBudget(100, max_wait_s=60)
 
     reason = "takes 101 bytes of memory to decode, more than 100"
@@ -76,8 +76,8 @@ def test_a_picture_that_never_fits_is_refused_at_once() -> None:
     assert budget.used_bytes == 0
 
 
-def test_a_picture_waits_for_its_share_to_the_deadline(clock: FakeClock) -> None:
-    """A picture that gets no share by its deadline is refused, may be sent again, and leaves its place in the queue."""
+def test_an_image_waits_for_its_share_to_the_deadline(clock: FakeClock) -> None:
+    """An image that gets no share by its deadline is refused, may be sent again, and leaves its place in the queue."""
     budget = DecodingBudget(100, max_wait_s=60, clock=clock)
 
     with (
@@ -92,7 +92,7 @@ def test_a_picture_waits_for_its_share_to_the_deadline(clock: FakeClock) -> None
 
 
 def test_a_cancelled_request_stops_waiting() -> None:
-    """A client that left takes no share, and the next picture gets it."""
+    """A client that left takes no share, and the next image gets it."""
     budget = DecodingBudget(100, max_wait_s=60)
 
     def leave() -> None:
@@ -105,27 +105,30 @@ def test_a_cancelled_request_stops_waiting() -> None:
         assert budget.used_bytes == 100
 
 
-def test_pictures_are_decoded_in_the_order_of_arrival() -> None:
-    """A small picture waits behind a large one even if it would fit, and follows together with others."""
+def test_images_are_decoded_in_the_order_of_arrival() -> None:
+    """A small image waits behind a large one even if it would fit, and follows together with others."""
     budget = DecodingBudget(100, max_wait_s=60)
     order: list[int] = []
     failures: list[BaseException] = []
+    together = threading.Barrier(2)
 
     def use(num_bytes: int) -> None:
         with budget.lease(num_bytes, go_on):
             order.append(num_bytes)
+            if num_bytes < 90:
+                together.wait(60)
 
     with budget.lease(20, go_on):
         threads = []
-        for waiting, num_bytes in enumerate((90, 10, 11), 1):
+        for waiting, num_bytes in enumerate((90, 11, 12), 1):
             threads.append(in_thread(lambda size=num_bytes: use(size), failures))
             wait_until(lambda count=waiting: f"{count} waiting" in repr(budget), "it waits")
     for thread in threads:
         thread.join(60)
 
     assert failures == []
-    assert order[:2] == [90, 10]
-    assert sorted(order) == [10, 11, 90]
+    assert order[0] == 90
+    assert sorted(order) == [11, 12, 90]
     assert budget.used_bytes == 0
 
 
@@ -166,7 +169,7 @@ def test_held_shares_leave_half_of_the_account_unless_there_is_one_only(clock: F
 # Its users
 
 
-def test_a_picture_counts_until_its_features_are_computed() -> None:
+def test_an_image_counts_until_its_features_are_computed() -> None:
     """The loader counts 14 bytes per pixel, 18 for WebP, up to the end of the block, and nothing afterwards."""
     loader = ImageLoader(IntakeSettings())
     webp = io.BytesIO()
@@ -183,17 +186,17 @@ def test_a_picture_counts_until_its_features_are_computed() -> None:
     assert loader.decoding.describe() == {"bytes": 0, "capacity_bytes": 2 << 30}
 
 
-def test_a_picture_larger_than_the_account_is_refused() -> None:
-    """A picture within max_pixels that the worker's account can never hold gets the error of a large picture."""
+def test_an_image_larger_than_the_budget_is_refused() -> None:
+    """An image within max_pixels that the worker's budget can never hold gets the error of a large image."""
     loader = ImageLoader(IntakeSettings(decoding_bytes=1399))
 
     with pytest.raises(ImageTooLarge), loader.decoded(png(10), go_on):
         raise AssertionError
 
 
-def test_the_same_picture_does_not_wait_for_itself() -> None:
-    """A request that computes features again does not deadlock with one that holds the same picture's memory."""
-    loader = ImageLoader(IntakeSettings(decoding_bytes=2000))  # for one picture of 100 pixels
+def test_the_same_image_does_not_wait_for_itself() -> None:
+    """A request that computes features again does not deadlock with one that holds the same image's memory."""
+    loader = ImageLoader(IntakeSettings(decoding_bytes=2000))  # for one image of 100 pixels
     store = ImageStore(64, 1 << 20, False, loader.decoded, lambda picture: torch.zeros(2, 8), Counters())
     same = io.BytesIO()
     Pillow.open(io.BytesIO(png(10))).save(same, "PNG", compress_level=0)
@@ -274,7 +277,7 @@ def measure(
 
 
 @pytest.mark.slow
-def test_one_large_picture_takes_twice_its_pixels(tmp_path: Path) -> None:
+def test_one_large_image_takes_twice_its_pixels(tmp_path: Path) -> None:
     """A PNG of 100 KB with 25 million pixels takes 10 bytes per pixel while it is decoded, and nothing afterwards."""
     peak, rest = measure(tmp_path, png(5000), num_threads=1, decoding_bytes=400 * MB)
 
@@ -283,8 +286,8 @@ def test_one_large_picture_takes_twice_its_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_eight_pictures_at_once_take_no_more_than_the_account(tmp_path: Path) -> None:
-    """Eight pictures of 9 million pixels take turns within an account for two, and their memory returns."""
+def test_eight_images_at_once_take_no_more_than_the_budget(tmp_path: Path) -> None:
+    """Eight images of 9 million pixels take turns within a budget for two, and their memory returns."""
     peak, rest = measure(tmp_path, png(3000), num_threads=8, decoding_bytes=260 * MB)
 
     assert peak < 260 * MB
@@ -304,19 +307,19 @@ def test_eight_pictures_at_once_take_no_more_than_the_account(tmp_path: Path) ->
         ("PNG", {}, "RGBA", 4),
     ],
 )
-def test_a_reduced_picture_takes_no_more_than_its_share(
+def test_a_reduced_image_takes_no_more_than_its_share(
     form: str, options: dict[str, Any], mode: str, bytes_per_pixel: int, tmp_path: Path
 ) -> None:
-    """A reduced picture stays within its share, although some decoders keep every pixel or its coefficients."""
+    """A reduced image stays within its share, although some decoders keep every pixel or its coefficients."""
     pixels = np.random.default_rng(0).integers(0, 256, (250, 250, 3), dtype=np.uint8)
     photo = Pillow.fromarray(pixels).resize((4000, 4000), Pillow.Resampling.BICUBIC).convert(mode)
     encoded = io.BytesIO()
     photo.save(encoded, form, **options)
-    account = 4000 * 4000 * bytes_per_pixel + 20 * MB
+    budget = 4000 * 4000 * bytes_per_pixel + 20 * MB
 
-    peak, rest = measure(tmp_path, encoded.getvalue(), num_threads=1, decoding_bytes=account, side=100)
+    peak, rest = measure(tmp_path, encoded.getvalue(), num_threads=1, decoding_bytes=budget, side=100)
 
-    assert peak < account + 20 * MB
+    assert peak < budget + 20 * MB
     assert rest < 25 * MB
     loader = ImageLoader(IntakeSettings(decoding_bytes=max(peak - 25 * MB, 1)))
     with pytest.raises(ImageTooLarge), loader.decoded(encoded.getvalue(), go_on, 100):

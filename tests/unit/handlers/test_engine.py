@@ -985,7 +985,7 @@ def test_rows_that_join_and_leave_write_to_their_own_blocks(still_engine: Engine
 
 
 def test_calls_take_turns_with_steps(model: Any) -> None:
-    """Several queued pictures delay an answer by at most one of them per step."""
+    """Several queued images delay an answer by at most one of them per step."""
     engine = make_engine(model)
     engine.start()
     generation = Generation(engine, prompts(1)[0], max_new_tokens=1500)

@@ -20,7 +20,13 @@ from tests.unit.handlers.test_chat_intake import PNG, WebServer, answer
 from tests.waiting import wait_until
 
 ALICE, BOB = ({"x-torchmoor-endpoint": "e", "x-torchmoor-principal": name} for name in ("alice", "bob"))
-ALLOWED = {"allowed_hosts": ("127.0.0.1", "::1")}
+# The intake's own time-outs are longer than the test.
+ALLOWED = {
+    "allowed_hosts": ("127.0.0.1", "::1"),
+    "read_timeout_s": 300.0,
+    "total_timeout_s": 300.0,
+    "fetching_timeout_s": 300.0,
+}
 
 
 class Tarpit(WebServer):
@@ -64,7 +70,7 @@ def data_url(picture: Any) -> str:
 
 
 def test_callers_with_slow_addresses_delay_nobody_else(make_client: Any, tarpit: Tarpit, red: Any) -> None:
-    """While one caller's fetches wait for slow hosts, others open, ask, close and fetch pictures without delay."""
+    """While one caller's fetches wait for slow hosts, others open, ask, close and fetch images without delay."""
     client = make_client(intake={**ALLOWED, "fetch_threads": 4, "num_threads": 1})
     slow = [client.send(opening(tarpit.url("/slow.png")), ALICE) for _ in range(9)]
     tarpit.await_arrivals(2)
@@ -87,7 +93,7 @@ def test_callers_with_slow_addresses_delay_nobody_else(make_client: Any, tarpit:
 
 
 def test_without_a_name_of_the_caller_a_slow_host_delays_itself(make_client: Any, tarpit: Tarpit) -> None:
-    """Without a caller's name, pictures of other hosts are fetched while one host is slow."""
+    """Without a caller's name, images of other hosts are fetched while one host is slow."""
     other = WebServer()
     client = make_client(intake={**ALLOWED, "fetch_threads": 2})
     slow = [client.send(opening(tarpit.url("/slow.png"))) for _ in range(3)]

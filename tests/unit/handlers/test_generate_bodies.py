@@ -171,7 +171,7 @@ def test_wrong_inputs_are_invalid(body: Any) -> None:
     [{"inputs": f"![]({URL})x"}, {"messages": [{"role": "user", "content": [SEE, {"type": "text", "text": "x"}]}]}],
 )
 def test_a_session_header_makes_a_turn(body: Any) -> None:
-    """With a session header, `inputs` becomes a turn with the body's pictures and form of answer.
+    """With a session header, `inputs` becomes a turn with the body's images and form of answer.
 
     NEW_SESSION opens a session.
     """

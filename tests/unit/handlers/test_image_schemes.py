@@ -1,4 +1,4 @@
-"""Schemes of pictures' addresses: one list for the dialects, the fetch pool and the loader."""
+"""Schemes of images' addresses: one list for the dialects, the fetch pool and the loader."""
 
 import pytest
 
@@ -27,6 +27,6 @@ def test_text_without_a_scheme(text: str) -> None:
 
 
 def test_other_schemes_and_bytes() -> None:
-    """Any other scheme is recognised, so that an error can name it; bytes are a picture."""
+    """Any other scheme is recognised, so that an error can name it; bytes are an image."""
     assert (find_scheme("FTP://a/b"), is_address("ftp://a/b"), is_fetched("ftp://a/b")) == ("ftp", False, False)
     assert not is_fetched(b"http://a/b")

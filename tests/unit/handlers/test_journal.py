@@ -272,7 +272,7 @@ def test_a_session_that_comes_home_catches_up(two_workers: Any, reference: Any, 
 
 
 def test_images_that_wait_for_a_question_move_along(two_workers: Any, reference: Any, red: Any, blue: Any) -> None:
-    """A picture added on one worker belongs to the next question on another."""
+    """An image added on one worker belongs to the next question on another."""
     first, second = two_workers
     sid = first.open(data_url(red))
     first.call({"type": "add_images", "session_id": sid, "image": data_url(blue)})
@@ -284,21 +284,14 @@ def test_two_workers_cannot_both_answer_a_turn(
     make_client: Any, journal: DirectoryJournal, endless_llava: Any, red: Any
 ) -> None:
     """Of two concurrent turns on two workers one gets 409, and the conversation contains the other."""
-    gates = {"llava-0": threading.Event(), "llava-1": threading.Event()}
     first = make_client(endless_llava, instance="llava-0", journal=journal)
     second = make_client(instance="llava-1", journal=journal)
     sid = first.open(data_url(red))
-    reached = threading.Event()
-
-    def hold(embeds: Any, parts: Any) -> None:
-        reached.set()
-        gates["llava-0"].wait(20)
-
-    endless_llava.before_step = hold
+    hold = Hold(endless_llava)
     slow = first.ask(sid, "what is it?", **SHORT)
-    assert reached.wait(20)
+    hold.wait()
     won = second.answer(sid, "what color?", **SHORT)
-    gates["llava-0"].set()
+    hold.release()
 
     lost = slow.wait()
 
@@ -312,21 +305,15 @@ def test_a_question_sent_again_while_it_runs_elsewhere_gets_the_one_answer(
     make_client: Any, journal: DirectoryJournal, endless_llava: Any, red: Any
 ) -> None:
     """The slower of two equal requests gets the answer instead of a conflict."""
-    may_go_on, reached = threading.Event(), threading.Event()
     first = make_client(endless_llava, instance="llava-0", journal=journal)
     second = make_client(instance="llava-1", journal=journal)
     sid = first.open(data_url(red))
     again = {"amz-sdk-invocation-id": "one"}
-
-    def hold(embeds: Any, batch: Any) -> None:
-        reached.set()
-        may_go_on.wait(20)
-
-    endless_llava.before_step = hold
+    hold = Hold(endless_llava)
     slow = first.ask(sid, "what color?", headers=again, **SHORT)
-    assert reached.wait(20)
+    hold.wait()
     fast = second.ask(sid, "what color?", headers=again, **SHORT).wait()
-    may_go_on.set()
+    hold.release()
 
     assert slow.wait().json == fast.json
     assert slow.headers["x-torchmoor-cache-tier"] == "answer"
@@ -567,8 +554,8 @@ def test_a_session_that_finds_no_room_is_rebuilt_later(
     assert answer == reference(messages, [red, blue], 12)
 
 
-def test_two_requests_at_once_take_a_session_over_once(two_workers: Any, journal: DirectoryJournal, red: Any) -> None:
-    """Two concurrent requests rebuild a session once, and both are answered in order."""
+def test_requests_at_once_take_a_session_over_once(two_workers: Any, journal: DirectoryJournal, red: Any) -> None:
+    """Concurrent requests rebuild a session once, and all are answered."""
     first, second = two_workers
     sid = first.open(data_url(red))
 
@@ -783,7 +770,7 @@ def known_sessions(two_workers: Any) -> list[Any]:
 def test_an_opening_that_is_sent_again_is_one_session(two_workers: Any, red: Any) -> None:
     """A repeated opening gets the session that any instance recorded first.
 
-    Another caller, endpoint, request or picture is another opening, and so is one without an invocation id.
+    Another caller, endpoint, request or image is another opening, and so is one without an invocation id.
     """
     first, second = known_sessions(two_workers)
     sids = [client.open(data_url(red)) for client in two_workers]

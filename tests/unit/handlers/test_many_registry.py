@@ -323,7 +323,7 @@ def test_a_failed_load_keeps_nothing_in_memory(error: Exception, root: Path, sta
     try:
         with pytest.raises(HandlerError):
             ask(registry, "bad.tar.gz")
-        wait_until(lambda: read[0]() is None, "the failed load's memory is free", deadline_s=10)
+        wait_until(lambda: read[0]() is None, "the failed load's memory is free")
     finally:
         gc.enable()
 

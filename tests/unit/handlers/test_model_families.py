@@ -136,7 +136,7 @@ def test_other_model_without_a_template_reads_raw_prompts_only(tmp_path: Path, c
 
 
 def test_llava_without_a_template_speaks_llava(tmp_path: Path, checkpoint: Path) -> None:
-    """The prompt has USER and ASSISTANT, the picture first, and one beginning of sequence."""
+    """The prompt has USER and ASSISTANT, the image first, and one beginning of sequence."""
     save(seeing_config("llava", WORKING["llama"](), checkpoint), tmp_path, checkpoint)
     (tmp_path / "chat_template.jinja").unlink()
 

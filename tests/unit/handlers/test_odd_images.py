@@ -47,7 +47,7 @@ def one_scan_per_component() -> bytes:
 
 
 def two_pictures() -> bytes:
-    """Return a progressive JPEG with a second picture behind it, as some cameras write."""
+    """Return a progressive JPEG with a second image behind it, as some cameras write."""
     picture = Image.new("RGB", (SIDE, SIDE))
     return encoded(picture, "MPO", save_all=True, append_images=[picture], progressive=True)
 

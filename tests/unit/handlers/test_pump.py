@@ -3,6 +3,7 @@
 import json
 import struct
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from handlers.torchserve import pump as pump_module
 from handlers.torchserve.pump import MAX_EARLY, Pump, read_row, read_timeout_s
 from handlers.worker.counters import Counters
 from tests.unit.handlers.conftest import FakeClock
+from tests.waiting import DEADLINE_S
 from torchmoor.wire import headers as wire
 
 with warnings.catch_warnings():
@@ -124,11 +126,10 @@ class FrontEnd:
 
     def run(self) -> None:
         """Step until every request is complete."""
-        for _ in range(200):
-            if not self.active:
-                return
+        deadline = time.monotonic() + DEADLINE_S
+        while self.active:
+            assert time.monotonic() < deadline, f"never answered: {list(self.active)}"
             self.step()
-        raise AssertionError(f"never answered: {list(self.active)}")
 
     def cancel(self, *request_ids: str, row: str = "cancel") -> int:
         """Send the proxy's cancellation of these requests; return how many were cancelled."""
@@ -662,12 +663,14 @@ def test_answer_that_is_ready_at_its_deadline_is_delivered(
 
 
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "soon", "9" * 40])
-def test_deadline_that_is_no_number_is_refused(front: FrontEnd, value: str) -> None:
+def test_deadline_that_is_no_number_is_refused(front: FrontEnd, service: FakeService, value: str) -> None:
     """An invalid deadline is a 400 before the request begins."""
     front.send("a", {}, X_Torchmoor_Timeout_Ms=value)
     front.run()
 
     assert front.error("a") == "InvalidRequest"
+    assert front.over["a"].status == 400
+    assert service.asked == []
 
 
 def test_service_that_raises_fails_its_own_row(front: FrontEnd, service: FakeService) -> None:
@@ -798,24 +801,30 @@ def test_large_pieces_are_spread_over_steps(make_front: Callable[..., FrontEnd],
     assert front.bodies["a"] == data
 
 
-def test_news_end_the_wait(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
-    """A step returns as soon as one answer is ready, however long its wait may last."""
-    front = make_front(omitted_wait_s=20.0, resend_bytes_per_s=1)
-    answering = threading.Event()
+def test_news_end_the_wait(front: FrontEnd, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that waits returns as soon as one answer is ready."""
+    is_waiting, were_woken = threading.Event(), []
+    news = front.pump._news
+    wait = news.wait
+
+    def wait_for_news(timeout: float) -> None:
+        is_waiting.set()
+        were_woken.append(wait(60))
 
     def answer() -> None:
-        answering.wait(10)
+        assert is_waiting.wait(60)
         service.replies[0].finish({}, b"fine")
 
+    monkeypatch.setattr(news, "wait", wait_for_news)
     thread = threading.Thread(target=answer)
     thread.start()
-    service.on_start = lambda incoming, reply: answering.set()
     front.send("a", {})
 
-    front.run()
+    frames = front.step()
     thread.join()
 
-    assert front.bodies["a"] == b"fine"
+    assert frames["a"].body == b"fine"
+    assert were_woken == [True]
 
 
 def test_many_writers_lose_nothing(front: FrontEnd, service: FakeService) -> None:

@@ -118,8 +118,8 @@ def test_more_files_than_a_conversation_may_have_are_not_read(make_client: Servi
     assert answered.status == 200
 
 
-def test_kept_pictures_are_read_when_their_request_has_its_turn(make_client: ServiceFactory, tmp_path: Path) -> None:
-    """Pictures of files, stored responses and compacted conversations are read when the turn begins.
+def test_kept_images_are_read_when_their_request_has_its_turn(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """Images of files, stored responses and compacted conversations are read when the turn begins.
 
     Deleted ones give an error.
     """

@@ -1,4 +1,4 @@
-"""Pictures from S3: allowed buckets, sizes, and scaling of large ones."""
+"""Images from S3: allowed buckets, sizes, and scaling of large ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SETTINGS = IntakeSettings(scaled_pixels=10_000)
 
 
 def drawing(mode: str = "RGB", size: tuple[int, int] = (800, 400)) -> Image.Image:
-    """Return a picture that is red on the left and blue on the right."""
+    """Return an image that is red on the left and blue on the right."""
     image = Image.new("RGB", size, (220, 0, 0))
     ImageDraw.Draw(image).rectangle((size[0] // 2, 0, *size), fill=(0, 0, 220))
     if mode == "I;16":
@@ -75,8 +75,8 @@ def scaled(data: bytes, settings: IntakeSettings = SETTINGS) -> Image.Image:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_large_pictures_of_every_format_are_scaled_down(form: str) -> None:
-    """A scaled picture shows the same content at the requested size."""
+def test_large_images_of_every_format_are_scaled_down(form: str) -> None:
+    """A scaled image shows the same content at the requested size."""
     picture = scaled(encoded(drawing(), form))
 
     assert 9_000 < picture.width * picture.height <= 10_000
@@ -86,8 +86,8 @@ def test_large_pictures_of_every_format_are_scaled_down(form: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "LA", "I;16"])
-def test_pictures_of_every_mode_are_scaled_down(mode: str) -> None:
-    """Palettes, greys of 8 and 16 bits and transparency look as in small pictures."""
+def test_images_of_every_mode_are_scaled_down(mode: str) -> None:
+    """Palettes, greys of 8 and 16 bits and transparency look as in small images."""
     small = decode(encoded(drawing(mode, (140, 70))))
 
     picture = scaled(encoded(drawing(mode)))
@@ -97,7 +97,7 @@ def test_pictures_of_every_mode_are_scaled_down(mode: str) -> None:
         assert picture.getpixel(at) == pytest.approx(near, abs=12)
 
 
-def test_a_picture_is_scaled_upright() -> None:
+def test_an_image_is_scaled_upright() -> None:
     """The orientation is applied once."""
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
@@ -114,8 +114,8 @@ def test_a_jpeg_counts_as_it_is_decoded() -> None:
         scaled(encoded(drawing()), settings)
 
 
-def test_scaling_counts_against_the_account_of_decoding() -> None:
-    """A large picture is scaled within the worker's account; transparency needs twice the memory."""
+def test_scaling_counts_against_the_budget_of_decoding() -> None:
+    """A large image is scaled within the worker's budget; transparency needs twice the memory."""
     plain, clear = encoded(drawing()), encoded(drawing("RGBA"))  # of 320,000 pixels
 
     assert shrink(plain, SETTINGS, max_bytes=1_300_000)
@@ -124,7 +124,7 @@ def test_scaling_counts_against_the_account_of_decoding() -> None:
         shrink(clear, SETTINGS, max_bytes=2_500_000)
 
 
-def test_what_is_left_is_within_the_limits_of_any_picture() -> None:
+def test_what_is_left_is_within_the_limits_of_any_image() -> None:
     """Noise, which cannot be compressed, stays within the limits, whatever size the setting requests."""
     noise = Image.effect_noise((600, 600), 200).convert("RGB")
     settings = IntakeSettings(max_bytes=50_000, max_pixels=400_000)
@@ -132,8 +132,8 @@ def test_what_is_left_is_within_the_limits_of_any_picture() -> None:
     assert len(shrink(encoded(noise), settings)) <= 50_000
 
 
-def test_broken_and_odd_pictures_are_refused() -> None:
-    """Broken large pictures give the same errors as small ones."""
+def test_broken_and_odd_images_are_refused() -> None:
+    """Broken large images give the same errors as small ones."""
     with pytest.raises(NotAnImage):
         scaled(b"no picture")
     with pytest.raises(NotAnImage):
@@ -182,13 +182,13 @@ def door(bucket: Any) -> ImageLoader:
     return intake(max_bytes=1_000_000, large_bytes=7_000_000)
 
 
-def test_a_picture_is_read_as_it_is(door: ImageLoader) -> None:
-    """A small picture keeps its bytes."""
+def test_an_image_is_read_as_it_is(door: ImageLoader) -> None:
+    """A small image keeps its bytes."""
     assert read(door, URL) == PICTURES["open/red blue.png"]
 
 
-def test_a_large_picture_goes_through_a_file(door: ImageLoader) -> None:
-    """Larger pictures are scaled down through a file, also several at once."""
+def test_a_large_image_goes_through_a_file(door: ImageLoader) -> None:
+    """Larger images are scaled down through a file, also several at once."""
     found: list[bytes] = []
     threads = [
         threading.Thread(target=lambda: found.append(read(door, f"s3://{BUCKET}/big.tif")), daemon=True)
@@ -204,8 +204,8 @@ def test_a_large_picture_goes_through_a_file(door: ImageLoader) -> None:
     assert decode(found[0]).size == (140, 70)
 
 
-def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callable[..., Any], demo_llava: Any) -> None:
-    """The model sees the picture, and the host keeps the scaled version instead of 9 MB."""
+def test_a_session_is_opened_on_a_large_image(bucket: Any, make_client: Callable[..., Any], demo_llava: Any) -> None:
+    """The model sees the image, and the host keeps the scaled version instead of 9 MB."""
     client = make_client(
         demo_llava, intake={"allowed_buckets": (BUCKET,), "max_bytes": 1_000_000, "scaled_pixels": 300_000}
     )
@@ -282,7 +282,7 @@ def test_a_broken_connection_goes_on_where_it_stood() -> None:
 
 
 def test_a_client_that_left_ends_the_reading(door: ImageLoader) -> None:
-    """A picture whose client disconnected is not scaled."""
+    """An image whose client disconnected is not scaled."""
     reply = PendingReply(lambda: None)
     reply.cancel(ClientGone("left"))
 
@@ -291,7 +291,7 @@ def test_a_client_that_left_ends_the_reading(door: ImageLoader) -> None:
 
 
 def test_a_disk_without_room_is_told(door: ImageLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large picture needs temporary disk space; here every write to it fails."""
+    """A large image needs temporary disk space; here every write to it fails."""
     full = Path("/dev/full")
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: io.FileIO(full, "r+"))
 

@@ -101,7 +101,7 @@ def test_an_object_that_cannot_be_deleted_stops_no_count(bucket: Bucket, monkeyp
 
 
 def test_an_opening_costs_the_same_after_many_releases(bucket: Bucket) -> None:
-    """Closes of sessions with a picture leave marks for an hour.
+    """Closes of sessions with an image leave marks for an hour.
 
     An opening costs the same because it does not list them.
     """
@@ -115,7 +115,7 @@ def test_an_opening_costs_the_same_after_many_releases(bucket: Bucket) -> None:
 
     assert counts == [counts[0]] * 6
     sid = bucket.open_session(PICTURE)
-    assert bucket.count(lambda: bucket.open_session(PICTURE)) == 2  # the picture and the last mark
+    assert bucket.count(lambda: bucket.open_session(PICTURE)) == 2  # the image and the last mark
     assert bucket.journal.get_image(sid, bucket.journal.read(sid)[0].images[0]) == PICTURE
 
 
@@ -141,7 +141,7 @@ def test_a_sweep_measures_a_part_of_the_store(bucket: Bucket, folder: str, monke
 
 
 def test_clients_do_not_wait_for_a_sweep(bucket: Bucket) -> None:
-    """A sweep that releases many pictures at once, and waits for the store, leaves threads to a client's request."""
+    """A sweep that releases many images at once, and waits for the store, leaves threads to a client's request."""
     for number in range(2 * s3_objects.PARALLEL):
         bucket.open_session(b"picture %d" % number, lives_s=600)
     sid = bucket.open_session()

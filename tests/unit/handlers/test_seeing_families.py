@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of vision families: pictures and text give transformers' answers."""
+"""Tiny random checkpoints of vision families: images and text give transformers' answers."""
 
 import base64
 import io
@@ -27,7 +27,7 @@ def qwen2() -> Any:
 
 
 def use_any_resolution(where: Path, family: str) -> None:
-    """Convert the demo's image processor to the family's form, which cuts pictures into patches."""
+    """Convert the demo's image processor to the family's form, which cuts images into patches."""
     config = json.loads((where / "processor_config.json").read_text())
     (where / "processor_config.json").unlink()
     own = config["image_processor"]
@@ -41,7 +41,7 @@ def use_any_resolution(where: Path, family: str) -> None:
 
 
 def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
-    """Compare batched prompts with one picture, both or none with transformers on each alone."""
+    """Compare batched prompts with one image, both or none with transformers on each alone."""
     pixels = [model.preprocess(picture) for picture in pictures]
     features = [model.encode_image(p) for p in pixels]
     start, middle, end = [1, 50, 51], [70, 71], [60, 61, 62, 63]
@@ -63,7 +63,7 @@ def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
     found, num_shared = generate(model, prompts, spans, 8, num_blocks=256)
 
     assert found[0] != found[1]
-    assert num_shared <= (3 + len(features[0])) // BLOCK * BLOCK  # the same picture's blocks alone
+    assert num_shared <= (3 + len(features[0])) // BLOCK * BLOCK  # the same image's blocks alone
     for prompt, output, shown in zip(prompts, found, [pixels[:1], pixels[1:], pixels, []], strict=True):
         inputs = {"input_ids": torch.tensor([[model.image_token_id if token < 0 else token for token in prompt]])}
         if shown:
@@ -74,7 +74,7 @@ def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
 
 
 def as_transformers_takes(shown: list[Any]) -> dict[str, Any]:
-    """Stack several pictures of a prompt as transformers does, padding those with fewer patches."""
+    """Stack several images of a prompt as transformers does, padding those with fewer patches."""
     if not isinstance(shown[0], Pixels):
         return {"pixel_values": torch.cat(shown)}
     longest = max(p.values.shape[1] for p in shown)
@@ -86,7 +86,7 @@ def as_transformers_takes(shown: list[Any]) -> dict[str, Any]:
 def test_family_that_sees_answers_as_in_transformers(
     family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
 ) -> None:
-    """A wide and a tall picture, cut into patches according to their shape, work alone and together."""
+    """A wide and a tall image, cut into patches according to their shape, work alone and together."""
     own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
     if family in ("llava_next", "llava_onevision"):
         use_any_resolution(tmp_path, family)
@@ -163,10 +163,10 @@ def test_older_forms_of_the_chat_template_are_read(form: str, tmp_path: Path, ch
 
 
 @pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
-def test_a_session_on_a_picture_of_any_shape(
+def test_a_session_on_an_image_of_any_shape(
     family: str, tmp_path: Path, checkpoint: Path, drawing: Any, make_client: Any
 ) -> None:
-    """A session on a picture of any shape answers as transformers does."""
+    """A session on an image of any shape answers as transformers does."""
     own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
     use_any_resolution(tmp_path, family)
     model: Any = load_model(tmp_path, CPU, "float32")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
-from tests.unit.handlers.test_chat_service import features_bytes
+from tests.unit.handlers.test_chat_service import Hold, features_bytes
 from torchmoor.wire import headers as wire
 from torchmoor.wire.session_row import SESSION_FIELDS
 
@@ -74,13 +74,13 @@ def test_session_is_told_by_its_hash_with_what_it_holds(client: Any, clock: Any,
 def test_tier_is_where_the_next_turn_finds_what_it_needs(
     make_client: Any, tiny_llava: Any, red: Any, blue: Any, tmp_path: Path
 ) -> None:
-    """The tier is that of the blocks, else the farthest of the session's pictures."""
+    """The tier is that of the blocks, else the farthest of the session's images."""
     limits = {"host_bytes": 1, "features_bytes": features_bytes(tiny_llava)}
     client = make_client(session=limits, journal=DirectoryJournal(tmp_path, JournalSettings()))
     sid = client.open(data_url(red))
     assert [row["tier"] for row in listed(client)] == ["device"]
 
-    other = client.open(data_url(blue))  # takes the memory of the first picture's features
+    other = client.open(data_url(blue))  # takes the memory of the first image's features
     client.call({"type": "close_session", "session_id": other})
     assert [row["tier"] for row in listed(client)] == ["journal"]
 
@@ -143,13 +143,14 @@ def test_question_that_makes_no_sense_is_refused(client: Any, body: dict[str, An
 
 def test_close_ends_a_running_turn_as_the_clients_own_close_does(make_client: Any, endless_llava: Any) -> None:
     """The running turn gets SessionClosed, its resources are free, and the next question gets the same error."""
-    client = make_client(endless_llava)
+    client, hold = make_client(endless_llava), Hold(endless_llava, num_steps=3)
     sid = client.open()
     turn = client.ask(sid, "and on and on", stream=True, headers={"accept": "text/event-stream"})
     turn.wait_until(lambda exchange: bool(exchange.pieces))
     assert [row["is_running"] for row in listed(client)] == [True]
 
     answer = operate(client, action="close", session=hash_of(sid))
+    hold.release()
 
     assert answer.status == 200
     assert b"this session was closed" in turn.wait().body

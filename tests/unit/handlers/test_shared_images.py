@@ -1,4 +1,4 @@
-"""Pictures in a journal: each once for all sessions of an owner, for as long as one of them is there."""
+"""Images in a journal: each once for all sessions of an owner, for as long as one of them is there."""
 
 import errno
 import os
@@ -27,15 +27,15 @@ def new_picture() -> bytes:
 
 
 def open_session(journal: Journal, owner: str, *pictures: bytes, lives_s: int = 3600) -> str:
-    """Record a session with these pictures as a worker does."""
+    """Record a session with these images as a worker does."""
     sid = new_id(lives_s)
     names = tuple(journal.put_image(sid, data, owner) for data in pictures)
     journal.append(sid, 0, Event(kind="open", images=names), owner)
     return sid
 
 
-def test_a_picture_is_stored_once_for_an_owner(store: Store) -> None:
-    """An owner's sessions share a picture, whichever instance opens them; another owner has a separate copy."""
+def test_an_image_is_stored_once_for_an_owner(store: Store) -> None:
+    """An owner's sessions share an image, whichever instance opens them; another owner has a separate copy."""
     data = new_picture()
     sessions = [open_session(journal, ALICE, data) for journal in (store.journal, store.reopened(), store.journal)]
     other = open_session(store.journal, BOB, data)
@@ -45,8 +45,8 @@ def test_a_picture_is_stored_once_for_an_owner(store: Store) -> None:
         assert store.reopened().get_image(sid, image_hash(data)) == data
 
 
-def test_a_picture_goes_with_its_last_session(store: Store) -> None:
-    """A close leaves a picture to other sessions; the last close deletes it, and a later session stores it again."""
+def test_an_image_goes_with_its_last_session(store: Store) -> None:
+    """A close leaves an image to other sessions; the last close deletes it, and a later session stores it again."""
     data = new_picture()
     first, second, third = (open_session(store.journal, ALICE, data) for _ in range(3))
 
@@ -64,8 +64,8 @@ def test_a_picture_goes_with_its_last_session(store: Store) -> None:
     assert store.dump().count(data) == 1
 
 
-def test_a_picture_outlives_the_session_that_brought_it(store: Store) -> None:
-    """A picture stays after its first session expires, and is deleted without a full sweep after the last one."""
+def test_an_image_outlives_the_session_that_brought_it(store: Store) -> None:
+    """An image stays after its first session expires, and is deleted without a full sweep after the last one."""
     data, now = new_picture(), int(time.time())
     open_session(store.journal, ALICE, data, lives_s=600)
     longer = open_session(store.reopened(), ALICE, data, lives_s=7200)
@@ -87,8 +87,8 @@ def test_a_picture_outlives_the_session_that_brought_it(store: Store) -> None:
     assert store.dump().count(data) == 0
 
 
-def test_sessions_with_one_picture_come_and_go_at_once(store: Store) -> None:
-    """During concurrent openings and closes on four instances, open sessions keep their picture.
+def test_sessions_with_one_image_come_and_go_at_once(store: Store) -> None:
+    """During concurrent openings and closes on four instances, open sessions keep their image.
 
     At the end none is left.
     """
@@ -113,7 +113,7 @@ def test_sessions_with_one_picture_come_and_go_at_once(store: Store) -> None:
 
 
 def test_no_request_reads_what_other_sessions_have(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An opening, a turn and a close list names of the session itself and of its picture only."""
+    """An opening, a turn and a close list names of the session itself and of its image only."""
     data, places = new_picture(), []
 
     def noting(list_names: Any, number: int) -> Any:
@@ -139,7 +139,7 @@ def test_no_request_reads_what_other_sessions_have(store: Store, monkeypatch: py
 
 
 def test_a_directory_on_a_file_system_with_few_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a file has reached its limit of links, the next session's picture is a new file for later sessions."""
+    """When a file has reached its limit of links, the next session's image is a new file for later sessions."""
     journal = DirectoryJournal(tmp_path, JournalSettings())
     link, data = os.link, new_picture()
 
@@ -215,8 +215,8 @@ for line in sys.stdin:
     ],
     indirect=True,
 )
-def test_a_worker_that_is_killed_loses_no_picture(store: Store) -> None:
-    """A worker killed at any step of an opening or a close leaves other sessions their picture.
+def test_a_worker_that_is_killed_loses_no_image(store: Store) -> None:
+    """A worker killed at any step of an opening or a close leaves other sessions their image.
 
     What killed workers leave is deleted when their sessions expire.
     """

@@ -1,11 +1,13 @@
-"""When the journals of expired sessions are deleted."""
+"""When sessions expire, and when the journals of expired sessions are deleted."""
 
 from itertools import pairwise
 
 import pytest
 
-from handlers.chat.sessions.expiry import Sweep, SweepSchedule
+from handlers.chat.sessions import expiry
+from handlers.chat.sessions.expiry import ExpiryThread, Sweep, SweepSchedule
 from handlers.journal.journal import REMOVED_WITHIN_S
+from tests.waiting import wait_until
 
 START = 1_800_000_000
 
@@ -71,3 +73,27 @@ def test_clock_that_is_set_back_is_believed_at_once(clocks: Clocks) -> None:
     clocks.ahead_s = -3600
 
     assert clocks.run(1)[0].expired_before == START + 100 - 3600 - 30
+
+
+def test_thread_expires_and_sweeps_again_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(expiry, "INTERVAL_S", 0.001)
+    expiries: list[int] = []
+    sweeps: list[Sweep] = []
+
+    def expire() -> None:
+        expiries.append(len(expiries))
+        if len(expiries) == 1:
+            raise KeyError("session")
+
+    def sweep(expired_before: int, *, is_full: bool) -> None:
+        sweeps.append(Sweep(expired_before, is_full))
+
+    thread = ExpiryThread(expire, sweep, lambda: START)
+    wait_until(lambda: len(expiries) > 2, "sessions are expired again")
+    thread.stop()
+
+    assert sweeps[0].is_full
+    assert sweeps[0].expired_before == pytest.approx(START - 30, abs=1)
+    assert "sessions could not be expired" in caplog.text

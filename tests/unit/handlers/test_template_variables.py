@@ -20,6 +20,7 @@ from handlers.requests.incoming import Incoming
 from handlers.settings.journal import JournalSettings
 from scripts.tiny_llava.build import CHAT_TEMPLATE
 from tests.unit.handlers.conftest import EndlessModel, Exchange, ServiceFactory
+from tests.unit.handlers.test_chat_service import Hold
 from tests.unit.handlers.test_continued_answers import Shown, begin, pieces_of, places_to_cut, rest_of
 from tests.unit.handlers.test_generate_bodies import chat, command
 from tests.unit.handlers.test_response_form import read as read_response
@@ -385,14 +386,18 @@ def test_a_turn_that_moves_goes_on_as_it_began(
         headers |= CREATE
         body = {"model": "llava", "input": "hello", "max_output_tokens": 40}
     body |= {"stream": True, **SAMPLED, **fields}
+    hold = Hold(thinking, num_steps=6)
     begun = begin(one, Incoming(headers, body))
     if is_recorded:
+        hold.release()
         pieces = pieces_of(begun)[:4]
     else:
         begun.wait_until(lambda exchange: len(exchange.pieces) > 4)
+        hold.wait()
         pieces = MarkedPieceReader().take(begun.body)
         assert pieces[-1].kind is PieceKind.PART
         begun.reply.cancel()
+        hold.release()
         begun.wait()
 
     rest = pieces_of(rest_of(other, body, headers, begun.headers[wire.CONTINUABLE], pieces))

@@ -26,7 +26,7 @@ def detokenize(client: Any, tokens: Any, **more: Any) -> Any:
 
 
 def test_tokens_are_those_that_an_answer_is_made_from(client: Any, red: Any) -> None:
-    """Tokens equal those of an answer: messages are rendered, a raw prompt is not, and positions of pictures count."""
+    """Tokens equal those of an answer: messages are rendered, a raw prompt is not, and positions of images count."""
     context = "x-torchmoor-context-tokens"
     for shown, asked in (
         (tokenize(client, messages=[user(QUESTION)]), chat(user(QUESTION))),

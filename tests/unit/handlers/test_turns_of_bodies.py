@@ -12,6 +12,7 @@ from handlers.journal.directory import DirectoryJournal
 from handlers.models.loader import load_model
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import data_url
+from tests.waiting import wait_until
 
 SESSION = "x-amzn-sagemaker-session-id"
 OPENED = "x-amzn-sagemaker-new-session-id"
@@ -218,7 +219,7 @@ def test_a_client_that_leaves_its_opening_leaves_no_session(make_client: Any, en
 
     sid = streamed.headers[OPENED].partition(";")[0]
     assert client.call({"inputs": "two", "parameters": SHORT}, {SESSION: sid}).status == 200
-    assert [session.id.text for session in client.service.store.snapshot()] == [sid]
+    wait_until(lambda: client.service.store.session_ids() == [sid], "the opening of the client that left is undone")
 
 
 @pytest.mark.parametrize(

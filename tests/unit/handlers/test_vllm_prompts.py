@@ -26,8 +26,8 @@ def settings(**environ: str) -> HandlerSettings:
     return load_settings({}, {f"TORCHMOOR_HANDLER_{name}": value for name, value in environ.items()})
 
 
-def test_each_picture_has_one_placeholder_and_its_key() -> None:
-    """Neighbouring pictures, the same picture twice, and pictures at either end each have one placeholder and a key."""
+def test_each_image_has_one_placeholder_and_its_key() -> None:
+    """Neighbouring images, the same image twice, and images at either end each have one placeholder and a key."""
     first, second = picture(3), picture(2)
     keys = [-7, -7, -7, 11, -9, -9, -7, -7, -7]
     placed = [PlacedImage(0, first), PlacedImage(4, second), PlacedImage(6, first)]
@@ -40,11 +40,11 @@ def test_each_picture_has_one_placeholder_and_its_key() -> None:
     assert prompt["cache_salt"] == "scope"
 
 
-def test_a_prompt_without_pictures_has_none() -> None:
+def test_a_prompt_without_images_has_none() -> None:
     assert make_prompt([5, 6], [], None, "scope") == {"prompt_token_ids": [5, 6], "cache_salt": "scope"}
 
 
-def test_a_pictures_memory_is_that_of_its_pixels() -> None:
+def test_an_images_memory_is_that_of_its_pixels() -> None:
     assert (picture(5).nbytes, len(picture(5))) == (8 * 4 * 3, 5)
 
 

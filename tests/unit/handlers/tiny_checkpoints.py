@@ -219,7 +219,7 @@ def generate(
 
 
 def vision_config(checkpoint: Path) -> Any:
-    """Return a configuration for the demo checkpoint's pictures, whose processor it uses."""
+    """Return a configuration for the demo checkpoint's images, whose processor it uses."""
     demo = hf.AutoConfig.from_pretrained(checkpoint)
     return hf.CLIPVisionConfig(
         hidden_size=32,
