@@ -101,7 +101,7 @@ def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
     """Provide an empty account, with its credentials in the environment instead of the developer's."""
 
     def empty() -> None:
-        requests.post(f"{moto_url}/moto-api/reset", timeout=10).raise_for_status()
+        requests.post(f"{moto_url}/moto-api/reset", timeout=60).raise_for_status()
 
     for name in ("PROFILE", "SESSION_TOKEN", "REGION"):
         monkeypatch.delenv(f"AWS_{name}", raising=False)

@@ -60,7 +60,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
         yield address
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def test_shell_scripts_are_sound() -> None:
@@ -90,9 +90,9 @@ def test_builds_and_pushes_what_sagemaker_can_pull(registry: str, tmp_path: Path
 
     assert (done.returncode, done.stdout) == (0, f"{registry}/team/torchmoor:v1\n"), done.stderr
     api = f"http://{registry}/v2/team/torchmoor"
-    manifest = requests.get(f"{api}/manifests/v1", headers={"Accept": V2}, timeout=10)
+    manifest = requests.get(f"{api}/manifests/v1", headers={"Accept": V2}, timeout=60)
     assert manifest.headers["Content-Type"] == V2
-    config = requests.get(f"{api}/blobs/{manifest.json()['config']['digest']}", timeout=10).json()
+    config = requests.get(f"{api}/blobs/{manifest.json()['config']['digest']}", timeout=60).json()
     assert config["config"]["Labels"]["torch"] == "base"
 
 

@@ -167,17 +167,17 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(tmp_path: Path)
 
 def test_an_endpoint_at_zero_is_woken_by_the_request(tmp_path: Path) -> None:
     """Waiting for an endpoint at zero has its own limit; without it, the error names the output location."""
-    queue = FakeQueue(tmp_path, b'{"generated_text": "awake"}', after_s=0.2)
-    cold = {"sagemaker_client": queue, "max_wait": 0.001, "cold_start": 60.0}
+    asleep, waking = FakeQueue(tmp_path), FakeQueue(tmp_path, b'{"generated_text": "awake"}', after_s=0.2)
+    cold = {"sagemaker_client": asleep, "max_wait": 0.001, "cold_start": 60.0}
 
     with pytest.raises(EndpointAsleep, match="has woken it") as caught:
-        endpoint(queue, on_cold_start="raise", **cold).invoke("?")
+        endpoint(asleep, on_cold_start="raise", **cold).invoke("?")
     assert caught.value.output_location.endswith(".out")
-    assert len(queue.asked) == 1
-    assert endpoint(queue, on_cold_start="wait", **cold).invoke("?") == "awake"
+    assert len(asleep.asked) == 1
+    assert endpoint(waking, on_cold_start="wait", **cold).invoke("?") == "awake"
 
-    queue.num_instances = 1
-    assert endpoint(queue, on_cold_start="raise", sagemaker_client=queue).invoke("?") == "awake"
+    waking.num_instances = 1
+    assert endpoint(waking, on_cold_start="raise", sagemaker_client=waking).invoke("?") == "awake"
 
 
 def test_inputs_go_through_s3_where_that_is_asked_for(tmp_path: Path) -> None:

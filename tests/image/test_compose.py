@@ -60,7 +60,7 @@ class Composed:
     def get(self, path: str) -> Any:
         """Read from the admin plane."""
         headers = {"Authorization": f"Bearer {self.keys['TORCHMOOR_ADMIN_TOKEN']}"}
-        return requests.get(self.admin + path, headers=headers, timeout=10).json()
+        return requests.get(self.admin + path, headers=headers, timeout=60).json()
 
     def states(self) -> list[str]:
         with suppress(requests.RequestException, ValueError):
@@ -198,12 +198,12 @@ def test_prometheus_scrapes_the_proxy(ready: Composed) -> None:
 
     def query(expression: str) -> list[dict[str, Any]]:
         with suppress(requests.RequestException):
-            answer = requests.get(f"{ready.prometheus}/api/v1/query", params={"query": expression}, timeout=10).json()
+            answer = requests.get(f"{ready.prometheus}/api/v1/query", params={"query": expression}, timeout=60).json()
             return list(answer["data"]["result"])
         return []
 
     wait_until(lambda: len(query('up{job="torchmoor"} == 1')) == 1, "a scrape", interval_s=1.0)
-    rules = requests.get(f"{ready.prometheus}/api/v1/rules", timeout=10).json()
+    rules = requests.get(f"{ready.prometheus}/api/v1/rules", timeout=60).json()
     assert rules["data"]["groups"]
 
 

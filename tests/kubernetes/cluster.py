@@ -88,7 +88,7 @@ class Cluster:
     def __exit__(self, *error: object) -> None:
         for server in self._dns.values():
             server.kill()
-            server.wait(timeout=10)
+            server.wait(timeout=60)
         self._clear()
 
     def _clear(self) -> None:
@@ -205,7 +205,7 @@ class Cluster:
         """Start a DNS server and return when it listens."""
         if (old := self._dns.pop(address, None)) is not None:
             old.terminate()
-            old.wait(timeout=10)
+            old.wait(timeout=60)
         elif address != self._dns_addresses[0]:  # the gateway has this address
             add = ("ip", "address", "replace", f"{address}/32", "dev", self._bridge)
             subprocess.run(add, check=True, timeout=30)

@@ -39,7 +39,7 @@ class LastingPodman(Podman):
     ) -> None:
         assert self._holder is not None
         self._holder.kill()
-        self._holder.wait(timeout=10)
+        self._holder.wait(timeout=60)
         self._holder = None
 
     def command(self, *words: str | Path) -> list[str]:

@@ -76,7 +76,7 @@ def states(cluster: Cluster) -> dict[str, str]:
     """Return the states of the instances that the proxy's admin plane reports."""
     (token,) = read_keys(cluster)["admin"]
     url = cluster.pods["torchmoor-0"].url("admin") + "/instances"
-    answer = requests.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=10)
+    answer = requests.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=60)
     return {row["name"]: row["state"] for row in answer.json()["instances"]}
 
 

@@ -81,7 +81,7 @@ def valkey(kubernetes_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield port
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def test_secrets_are_new_each_time_and_their_owner_s_alone(tmp_path: Path) -> None:

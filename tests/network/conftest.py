@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ class Load:
     """Users on a host; see tests.network.load."""
 
     def __init__(self, network: Network, host: str, url: str, folder: Path, users: int = USERS) -> None:
-        self._before: dict[str, int] = {}
+        self._before: Counter[str] = Counter()
         self.process = network.start_python(
             host,
             *("-m", "tests.network.load", url, str(users)),
@@ -154,7 +155,7 @@ class Load:
     def forgive(self) -> None:
         """Ignore earlier failures, which belong to another test."""
         report = self.report()
-        self._before = {kind: len(report[kind]) for kind in ("lost", "failed", "broken")}
+        self._before = Counter({kind: len(report[kind]) for kind in ("lost", "failed", "broken")})
 
     def wrong(self, kind: str) -> list[str]:
         """Return the failures since then: sessions `lost`, requests `failed`, streams `broken`."""

@@ -21,10 +21,11 @@ def test_instances_known_by_addresses_join_a_static_one_and_leave_with_their_ent
     entry = {"dns_name": PODS, "record": "AAAA", "port": PORT, "interval_s": 0.5, "min_interval_s": 0.2}
     stage.zone.name_addresses(PODS, ["fd77::11", "fd77::12"])
     proxy = Proxy(stage.network, "proxy", stage.folder, "--processes", "2", Discovery=[entry], Instances=[static])
-    load = Load(stage.network, "clients", f"http://10.77.0.2:{proxy.port}", stage.folder)
+    load = None
     try:
         proxy.wait_for("llava-0", "llava-1", "llava-2")
-        load.forgive()  # clients that came before an instance was ready
+        proxy.look("decisions")  # each process answers, after all that it was told of the instances
+        load = Load(stage.network, "clients", f"http://10.77.0.2:{proxy.port}", stage.folder)
         load.wait_served("llava-0", "llava-1", "llava-2")
         rows = {row["name"]: (row["source"], row["host"]) for row in proxy.look()["instances"]}
 
@@ -41,5 +42,6 @@ def test_instances_known_by_addresses_join_a_static_one_and_leave_with_their_ent
         }
         assert proxy.look()["discovery"] == []
     finally:
-        stop(load.process)
+        if load is not None:
+            stop(load.process)
         stop(proxy.process)

@@ -162,22 +162,31 @@ def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage
     assert (announced, unannounced[:12]) == (413, b"HTTP/1.1 413")
 
 
-def test_time_out_and_client_that_leaves_are_as_on_the_endpoints_path(make_stage: Callable[..., Stage]) -> None:
-    """A time-out is answered with 504; a disconnect cancels the work at the instance and releases the lease."""
+async def silent(request: Received, wire: Wire) -> None:
+    await wire.until_closed()
+
+
+def test_time_out_is_as_on_the_endpoints_path(make_stage: Callable[..., Stage]) -> None:
+    """A time-out is answered with 504."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02), **TWO)
-
-    async def silent(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     behave(stage, silent)
 
     with pytest.raises(openai.InternalServerError) as caught:
         client(stage).chat.completions.create(model="sees", messages=MESSAGES)
+
     assert caught.value.status_code == 504
+
+
+def test_client_that_leaves_is_as_on_the_endpoints_path(stage: Stage) -> None:
+    """A disconnect cancels the work at the instance and releases the lease."""
+    behave(stage, silent)
+
     with stage.socket() as leaving:
         leaving.sendall(HEAD + b'Content-Length: 18\r\n\r\n{"model": "talks"}')
         stage.until(lambda: stage.b.received, "the request at its instance")
+
     stage.until(lambda: stage.b.cancelled, "the cancel operation")
+    stage.until(lambda: stage.outstanding() == 0, "the lease released")
 
 
 def test_dead_instance_is_replaced_by_another_of_the_endpoint(make_stage: Callable[..., Stage]) -> None:

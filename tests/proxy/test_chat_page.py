@@ -1286,7 +1286,7 @@ def test_a_session_that_is_closed_while_it_opens_again_stays_closed(chat: FakeCh
         expect(ask(page, "four").locator(".text")).to_have_text("The circle is red.")
 
         gate.open()
-        assert chat.asked() == ["one", "two", "four"]
+        assert (chat.num_opened, chat.asked()) == (2, ["one", "two", "four"])
 
 
 def waiting_at(gate: Gate) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
+import requests
 
 from scripts.register_autoscaling import main, register
 from torchmoor.config.application_autoscaling import read_autoscaling, resource_of
@@ -25,7 +26,9 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.delenv("AWS_REGION", raising=False)
-    yield "http://{}:{}".format(*server.get_host_and_port())
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    requests.post(f"{url}/moto-api/reset", timeout=60).raise_for_status()  # moto's state belongs to the process
+    yield url
     server.stop()
 
 

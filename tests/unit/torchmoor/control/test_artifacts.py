@@ -231,7 +231,7 @@ def test_an_object_that_would_leave_the_folder_is_refused(tmp_path: Path, store:
 
 
 def test_a_long_manifest_costs_no_memory(fetch: Fetch, tmp_path: Path) -> None:
-    """A manifest of 1 GB in an archive of 1 MB is refused before the proxy reads it into memory."""
+    """A manifest of 64 MiB in an archive of 64 KiB is refused before the proxy reads it into memory."""
     with zipfile.ZipFile(tmp_path / "bomb.mar", "w", zipfile.ZIP_DEFLATED) as bundle:
         bundle.writestr("MAR-INF/MANIFEST.json", bytes(64 << 20))
     tracemalloc.start()
