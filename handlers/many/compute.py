@@ -17,6 +17,7 @@ import torch
 
 from handlers.engine.builtin.engine import is_device_lost
 from handlers.errors import HandlerError, InternalError, OutOfMemory, Overloaded
+from handlers.models.memory import is_out_of_memory
 from handlers.settings.tasks import TaskSettings
 from handlers.worker.device import use_device
 
@@ -200,7 +201,7 @@ def _deliver(row: TaskRow, outcome: Any) -> None:
 def _translate(exc: Exception) -> HandlerError:
     if isinstance(exc, HandlerError):
         return exc
-    if isinstance(exc, torch.OutOfMemoryError | MemoryError):
+    if is_out_of_memory(exc):
         return OutOfMemory("there was no memory left to compute this answer; send less at once")
     logger.error("batch failed", exc_info=exc)
     return InternalError("the model failed on this input; the worker's log has the reason")

@@ -18,7 +18,7 @@ from handlers.models.llava import LlavaModel
 from handlers.models.memory import check_fits, is_out_of_memory, read_headers, weight_files
 from handlers.models.plain import PlainModel
 from handlers.models.processor import Processor
-from handlers.models.skeleton import build_skeleton
+from handlers.models.skeleton import build_skeleton, making_lock
 from handlers.models.text import TextModel
 from handlers.models.tokenizer import TOKENIZER, load_tokenizer
 from handlers.models.transformers_check import TransformersCheck
@@ -91,8 +91,8 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         raise SettingsError("handler.model.compile must be off for float32 on a CPU, whose weights are packed instead")
     check_fits(path, device, kind)
     loader = AutoModelForImageTextToText if can_see else AutoModelForCausalLM
-    build_skeleton(copy.deepcopy(config), loader, _build_limit(path))
-    with reporting_weights():
+    with making_lock, reporting_weights():
+        build_skeleton(copy.deepcopy(config), loader, _build_limit(path))
         loading: Any = loader.from_pretrained(
             path,
             dtype=kind or "auto",

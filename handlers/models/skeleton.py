@@ -1,6 +1,7 @@
 """Models without weights, as a configuration describes them: on torch's meta device, where tensors take no memory."""
 
 import inspect
+import threading
 from typing import Any
 
 import torch
@@ -8,6 +9,10 @@ from transformers import initialization as init
 
 from handlers.errors import SettingsError
 from handlers.models.declared_size import BuildLimit, check_buffers
+
+# Held by a thread while transformers makes a model: until it is made, the type of floats and functions of torch and
+# transformers are others for the whole process.
+making_lock = threading.Lock()
 
 
 def build_skeleton(config: Any, auto: Any, limit: BuildLimit) -> Any:

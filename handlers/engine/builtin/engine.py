@@ -27,6 +27,7 @@ from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.engine.grammar import GrammarFailed
 from handlers.errors import MODEL_FAILED, STOPPING, InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
+from handlers.models.memory import is_out_of_memory
 from handlers.worker.device import return_gpu_memory, use_device
 
 logger = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ class Engine:
         if is_lost:
             logger.critical("device lost error=%s", error)
             self._guard(self._on_device_lost)
-        has_no_memory = isinstance(error, torch.OutOfMemoryError)
+        has_no_memory = is_out_of_memory(error)
         can_shrink = has_no_memory and len(batch) == 1 and len(batch[0].tokens) > MIN_CHUNK
         if is_lost or (len(batch) == 1 and not can_shrink):
             for share in batch:
@@ -262,7 +263,7 @@ class Engine:
     def _fail(self, sequence: TokenSequence, error: Exception) -> None:
         """End a sequence whose step failed, and log the reason."""
         logger.error("sequence failed error=%s", error, exc_info=error)
-        if isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             answer: Exception = OutOfMemory("the device ran out of memory while computing this answer")
         else:
             answer = InternalError(MODEL_FAILED)
@@ -334,7 +335,9 @@ class Engine:
         """
         try:
             return self.call(lambda: self.runner.encode_image(pixels)).result()
-        except torch.OutOfMemoryError as exc:
+        except Exception as exc:
+            if not is_out_of_memory(exc):
+                raise
             raise OutOfMemory("the device ran out of memory while encoding this image") from exc
 
 

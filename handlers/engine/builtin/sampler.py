@@ -56,7 +56,8 @@ class AnswerPenalties:
         counts = Counter(answer)
         self._places = {token: place for place, token in enumerate(counts)}
         self._tokens = torch.tensor(list(counts), dtype=torch.int64, device=device)
-        self._amounts = torch.tensor([presence + frequency * count for count in counts.values()], device=device)
+        amounts = [presence + frequency * count for count in counts.values()]
+        self._amounts = torch.tensor(amounts, dtype=torch.float32, device=device)
 
     def note(self, token: int) -> None:
         place = self._places.get(token)
@@ -65,7 +66,7 @@ class AnswerPenalties:
             return
         self._places[token] = len(self._places)
         self._tokens = torch.cat((self._tokens, torch.tensor([token], device=self._device)))
-        new = torch.tensor([self._presence + self._frequency], device=self._device)
+        new = torch.tensor([self._presence + self._frequency], dtype=torch.float32, device=self._device)
         self._amounts = torch.cat((self._amounts, new))
 
     def apply(self, logits: Tensor) -> None:
@@ -107,7 +108,8 @@ class Sampler:
         self._bias: tuple[Tensor, Tensor] | None = None
         if params.logit_bias:
             tokens, amounts = zip(*params.logit_bias, strict=True)
-            self._bias = torch.tensor(tokens, device=device), torch.tensor(amounts, device=device)
+            biases = torch.tensor(amounts, dtype=torch.float32, device=device)
+            self._bias = torch.tensor(tokens, device=device), biases
         self._num_endless = max(0, (params.min_tokens or 0) - len(answer))  # next tokens, none of which may be an end
         end_ids = sorted(eos_token_ids) if self._num_endless else []
         self._end_ids = torch.tensor(end_ids, dtype=torch.int64, device=device)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from handlers.models.skeleton import making_lock
 from torchmoor.wire.last_kept import LastKept
 
 T = TypeVar("T")
@@ -21,7 +22,6 @@ class SharedParts:
     def __init__(self, max_parts: int) -> None:
         self._parts: LastKept[tuple[str, ...], object] = LastKept(max_parts)
         self._lock = threading.Lock()
-        self._making = threading.Lock()  # transformers changes process-wide settings while it makes a model
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -31,7 +31,7 @@ class SharedParts:
         found = self._find(key)
         if found is not None:
             return found  # type: ignore[return-value]
-        with self._making:
+        with making_lock:
             found = self._find(key)
             if found is not None:
                 return found  # type: ignore[return-value]
@@ -39,11 +39,6 @@ class SharedParts:
             with self._lock:
                 self._parts.keep(key, made)
         return made
-
-    def alone(self, make: Callable[[], T]) -> T:
-        """Make an object that is not shared, while no other is made."""
-        with self._making:
-            return make()
 
     def _find(self, key: tuple[str, ...]) -> object | None:
         with self._lock:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
@@ -30,12 +30,14 @@ from handlers.many.loading.weights import Weights, read_weights
 from handlers.many.model import LoadProgress
 from handlers.models.declared_size import BuildLimit, check_config
 from handlers.models.memory import is_out_of_memory
-from handlers.models.skeleton import build_skeleton
+from handlers.models.skeleton import build_skeleton, making_lock
 
 logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 MAX_NAMED = 5  # keys that an error names
+# As imported: while another thread makes a model, the class has one that does nothing.
+_tie_weights = PreTrainedModel.tie_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ def load_model(
     progress.check()
     renamed, missing, unread = _match(weights.tensors, template)
     if _needs_conversion(template.model, missing, unread, kind):
-        return Assembled(shared.alone(lambda: _convert(folder, template, kind, weights)))
+        with making_lock:
+            return Assembled(_convert(folder, template, kind, weights))
     return _assemble(template, renamed, weights.is_mapped, kind, unread)
 
 
@@ -157,7 +160,7 @@ def _assemble(
         kept = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
         _put(modules[parent], own, key, kept)
     missing = set(template.keys - found.keys())
-    model.tie_weights(missing_keys=missing, recompute_mapping=False)
+    _tie_weights(model, missing_keys=missing, recompute_mapping=False)
     _check_complete(template, model, missing, unread)
     return Assembled(model, mapped)
 

@@ -19,6 +19,7 @@ from handlers.many.model import Loader
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.download import Downloader
 from handlers.many.residency.model_entries import LoaderStep, ModelEntry
+from handlers.models.memory import is_out_of_memory
 from handlers.settings.many import ManySettings
 from handlers.worker.device import use_device
 from handlers.worker.process_memory import release_memory
@@ -77,16 +78,17 @@ class LoaderThreads:
             return
         except HandlerError as exc:
             error = _named(entry, exc)
-        except (MemoryError, torch.OutOfMemoryError):
-            error = _named(entry, OutOfMemory("there is no memory for it"))
         except OSError as exc:
             logger.warning("model failed name=%s error=%s", entry.name, exc)  # the paths are for operators only
             error = _named(entry, ModelBroken(exc.strerror or type(exc).__name__))
         except ValueError as exc:
             error = _named(entry, ModelBroken(str(exc)))
         except Exception as exc:
-            logger.exception("model failed name=%s", entry.name)
-            error = _named(entry, ModelBroken(f"{type(exc).__name__}; the worker's log has more"))
+            if is_out_of_memory(exc):
+                error = _named(entry, OutOfMemory("there is no memory for it"))
+            else:
+                logger.exception("model failed name=%s", entry.name)
+                error = _named(entry, ModelBroken(f"{type(exc).__name__}; the worker's log has more"))
         self._report(self._cache.failed, entry, error)
 
     def _fetch(self, entry: ModelEntry) -> None:

@@ -609,6 +609,7 @@ def test_opening_beyond_the_limit_is_overload(make_client: Any, red: Any) -> Non
     ("place", "failure", "code"),
     [
         ("encode_image", torch.OutOfMemoryError("CUDA out of memory"), "OutOfMemory"),
+        ("encode_image", RuntimeError("DefaultCPUAllocator: can't allocate memory"), "OutOfMemory"),
         ("encode_image", RuntimeError("secret"), "InternalError"),
         ("preprocess", RuntimeError("secret"), "InternalError"),
     ],

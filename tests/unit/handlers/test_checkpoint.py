@@ -13,6 +13,7 @@ import pytest
 import torch
 from botocore.exceptions import BotoCoreError
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
 
 import handlers.s3
 from handlers.errors import SettingsError
@@ -20,6 +21,7 @@ from handlers.models import memory
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.memory import check_fits, free_bytes, weight_bytes
+from handlers.models.skeleton import making_lock
 from handlers.settings.model import ModelSettings
 from handlers.worker.process_memory import group_limits
 from tests.servers import S3Server, run_s3
@@ -435,6 +437,21 @@ def test_a_checkpoint_without_tokenizer_says_so(family: str, tmp_path: Path, che
 
     with pytest.raises(SettingsError, match=r"cannot be used: .*; there is no tokenizer\.json in it"):
         load_model(folder, torch.device("cpu"), "auto")
+
+
+def test_one_thread_at_a_time_makes_a_model(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers changes settings of the whole process meanwhile, such as the type of floats."""
+    make, held = AutoModelForImageTextToText.from_pretrained, list[bool]()
+
+    def note(*args: Any, **options: Any) -> Any:
+        held.append(making_lock.locked())
+        return make(*args, **options)
+
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", note)
+    load_model(checkpoint, CPU, "auto")
+
+    assert held == [True]
+    assert not making_lock.locked()
 
 
 @pytest.mark.parametrize(

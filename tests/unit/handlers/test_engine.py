@@ -327,6 +327,7 @@ def test_logprobs_are_those_of_the_model(start_engine: EngineFactory, model: Any
         (IndexError("index out of range"), InternalError),
         (ValueError("value"), InternalError),
         (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OutOfMemory),
     ],
 )
 def test_failing_sequence_fails_alone(

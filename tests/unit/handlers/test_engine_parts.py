@@ -21,6 +21,7 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+from transformers.modeling_utils import local_torch_dtype
 
 from handlers.chat.turns.detokenizer import MAX_HELD_TOKENS, REPLACEMENT, Detokenizer
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
@@ -634,6 +635,19 @@ def test_a_bias_moves_logits() -> None:
     assert choose(new_sampler(logit_bias=((2, 100.0),)), row)[0] == 2
     assert choose(new_sampler(logit_bias=((0, -100.0),)), row)[0] == 1
     assert choose(new_sampler(logit_bias=((0, -0.5), (1, 0.6))), row)[0] == 1
+
+
+def test_penalties_and_biases_are_exact_while_a_model_is_made() -> None:
+    """Meanwhile transformers sets another type of floats for the whole process."""
+    params: dict[str, Any] = {"frequency_penalty": 0.3, "presence_penalty": 0.7, "logit_bias": ((2, 0.3),)}
+    row = torch.tensor([1.001, 0.0005, -0.3])
+
+    with local_torch_dtype(torch.bfloat16):
+        sampler = new_sampler(**params)
+        found = [choose(sampler, row)[0] for _ in range(4)]
+
+    again = new_sampler(**params)
+    assert found == [choose(again, row)[0] for _ in range(4)] == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("params", [{}, {"do_sample": True, "seed": 1}, {"repetition_penalty": 2.0}], ids=str)

@@ -276,6 +276,24 @@ def test_a_broken_model_is_not_read_for_each_request(root: Path, start: Open) ->
     assert [each["tier"] for each in registry.status()["models"] if "reason" in each] == ["broken"]
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr)
+def test_a_model_without_memory_is_not_broken(error: Exception, root: Path, start: Open) -> None:
+    """The next request may load it. torch has no class for a failed allocation on a CPU."""
+    put(root, "large.tar.gz", "large")
+    errors = [error]
+
+    def load(folder: Path, progress: LoadProgress) -> ResidentModel:
+        if errors:
+            raise errors.pop()
+        return load_tiny(folder, progress)
+
+    registry = start(load)
+    with pytest.raises(OutOfMemory, match="there is no memory for it"):
+        ask(registry, "large.tar.gz")
+
+    ask(registry, "large.tar.gz").release()
+
+
 @pytest.mark.parametrize(
     ("make_error", "reason"),
     [

@@ -106,7 +106,12 @@ def test_rows_that_nobody_wants_are_not_computed(compute: Compute) -> None:
 
 @pytest.mark.parametrize(
     ("error", "answer"),
-    [(ValueError("x"), InternalError), (MemoryError(), OutOfMemory), (InvalidRequest("x"), InvalidRequest)],
+    [
+        (ValueError("x"), InternalError),
+        (MemoryError(), OutOfMemory),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), OutOfMemory),
+        (InvalidRequest("x"), InvalidRequest),
+    ],
 )
 def test_a_row_that_fails_fails_alone(error: Exception, answer: type[HandlerError], compute: Compute) -> None:
     """After a failed batch its rows run one by one, and only the faulty one is refused."""

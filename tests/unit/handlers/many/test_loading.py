@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
+from transformers.initialization import no_tie_weights
 
 from handlers.errors import ModelBroken
 from handlers.many.loading.shared import SharedParts
@@ -67,6 +68,20 @@ def assert_same(found: Any, expected: Any) -> None:
     assert not found.training
     if "pooler" not in dict(expected.named_children()):
         assert torch.equal(answer(found), answer(expected))
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "BertForMaskedLM"])
+def test_weights_are_tied_while_another_thread_makes_a_model(
+    architecture: str, tmp_path: Path, shared: SharedParts
+) -> None:
+    """from_pretrained replaces the function that ties weights, for the whole process, until its model is made."""
+    auto = head_of(architecture)
+    load(save_checkpoint(tmp_path, architecture), auto, shared)
+
+    with no_tie_weights():
+        found = load(tmp_path, auto, shared)
+
+    assert_same(found.model, auto.from_pretrained(tmp_path, dtype="auto").eval())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
