@@ -145,6 +145,21 @@ def test_an_input_that_cannot_be_used_is_a_bad_request(stage: Stage, status: int
     assert len(stage.a.received + stage.b.received) == 1
 
 
+def test_a_response_that_cannot_be_continued_is_a_bad_request(stage: Stage) -> None:
+    """One that cannot be retrieved is not found."""
+
+    def create(code: str) -> None:
+        body = json.dumps({"error": {"code": code, "message": "m", "param": "previous_response_id"}}).encode()
+        behave(stage, answering(404, {"X-Torchmoor-Error": "ResponseUnknown"}, body))
+        client(stage).responses.create(model="llava", input="x", previous_response_id="resp_x")
+
+    with pytest.raises(openai.BadRequestError) as caught:
+        create("previous_response_not_found")
+    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+    with pytest.raises(openai.NotFoundError):
+        create("not_found")
+
+
 def test_param_of_a_handlers_error_is_kept(stage: Stage) -> None:
     """The handler's `param` and Retry-After reach the client."""
     body = json.dumps({"error": {"code": "Overloaded", "message": "m", "param": "n"}}).encode()

@@ -113,7 +113,7 @@ def test_responses_belong_to_their_callers(guarded: Fleet, certificate: tuple[Pa
         for use in (bob.responses.retrieve, bob.responses.delete, bob.responses.input_items.list):
             with pytest.raises(openai.NotFoundError, match="not found"):
                 use(first.id)
-        with pytest.raises(openai.NotFoundError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             bob.responses.create(model="llava", input="And this?", previous_response_id=first.id)
         assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
         assert alice.responses.retrieve(first.id) == first

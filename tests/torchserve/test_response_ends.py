@@ -71,7 +71,7 @@ def test_a_proxy_without_the_key_routes_by_the_journal(fleet: Fleet, tmp_path: P
                 assert "red" in following.output_text
             session, number = first.id.rsplit("_", 1)
             forged = f"{session[:-1]}{'a' if session[-1] != 'a' else 'b'}_{number}"
-            with pytest.raises(openai.NotFoundError) as caught:
+            with pytest.raises(openai.BadRequestError) as caught:
                 other.responses.create(model="llava", input=COLOR, previous_response_id=forged)
     assert caught.value.code == "previous_response_not_found"
 
@@ -101,7 +101,7 @@ def test_what_has_expired_is_not_found(short_lived: Fleet) -> None:
         ):
             with pytest.raises(openai.NotFoundError):
                 use()
-        with pytest.raises(openai.NotFoundError) as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             gpt.responses.create(model="llava", input=COLOR, previous_response_id=first.id)
         assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
         assert gpt.files.list().data == []

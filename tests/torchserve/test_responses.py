@@ -211,7 +211,7 @@ def test_deleted_and_cut_responses(gpt: openai.OpenAI) -> None:
     for use in (gpt.responses.retrieve, gpt.responses.delete, gpt.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
             use(second.id)
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         ask(gpt, SHAPE, second)
     assert caught.value.code == "previous_response_not_found"
     assert "circle" in ask(gpt, SHAPE, third).output_text

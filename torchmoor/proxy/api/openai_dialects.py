@@ -49,6 +49,10 @@ _BAD_INPUTS = {
 }
 
 
+# OpenAI's code of a response that cannot be continued: a bad request, too, although the handler's status is 404.
+_PREVIOUS_UNKNOWN = "previous_response_not_found"
+
+
 def is_openai(path: bytes) -> bool:
     """Return whether a path is one of OpenAI's API, of an endpoint or of all."""
     return path.startswith(_PREFIX) or path in _UNPREFIXED or (path.startswith(_OF_ENDPOINT) and _INFIX in path)
@@ -136,6 +140,8 @@ class _HandlerRefusal(ApiError):
         status = _STATUS_SHOWN_AS.get(head.status, head.status)
         if kind in _BAD_INPUTS:
             status, self.code = 400, _BAD_INPUTS[kind]
+        elif self.code == _PREVIOUS_UNKNOWN:
+            status = 400
         super().__init__(message, status=status, retry_after_s=head.retry_after_s)
 
 
