@@ -8,8 +8,9 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -448,6 +449,53 @@ def test_stopping_cuts_no_answer_that_is_written() -> None:
     assert len(answers) % num_bytes == 0
 
 
+class SlowClients:
+    """Clients of a stage whose answers wait in the proxy, because neither side's system buffers much."""
+
+    def __init__(self, make_stage: Callable[..., Stage], folder: Path, *, has_tls: bool) -> None:
+        listen, self._context = LISTEN, None
+        if has_tls:
+            certificate, key = make_certificate(folder, "tls")
+            listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
+            self._context = ssl.create_default_context(cafile=certificate)
+        self.stage = make_stage(listen=listen)
+        self.stage.a.behave = self.stage.b.behave = answering(body=bytes(60_000))
+        self.server = self.stage.proxy.data.server
+
+    @contextmanager
+    def ask(self, more_fields: bytes = b"") -> Iterator[socket.socket]:
+        """Send a request, and yield the connection once the proxy has written its answer."""
+        with ExitStack() as stack:
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.settimeout(DEADLINE_S)
+            sock.connect(("127.0.0.1", self.stage.proxy.port))
+            if self._context is not None:
+                sock = stack.enter_context(self._context.wrap_socket(sock, server_hostname="127.0.0.1"))
+            sock.sendall(POST[:10])
+            self.stage.until(lambda: self.server.connections, "the connection")
+            [connection] = self.server.connections
+            with socket.socket(fileno=os.dup(connection.transport.get_extra_info("socket").fileno())) as own:
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            num_answered = self.num_answered
+            sock.sendall(POST[10:-4] + more_fields + POST[-4:])
+            self.stage.until(lambda: self.num_answered > num_answered, "the answer written")
+            yield sock
+
+    @property
+    def num_answered(self) -> int:
+        return self.stage.proxy.data.dispatchers.all()[0].metrics.num_sent
+
+    def until_gone(self) -> None:
+        self.stage.until(lambda: not self.server.connections, "the connection ended")
+
+    def begin_stop(self) -> Future[None]:
+        """Begin to stop the server, which may take as long as it wants."""
+        stopping = asyncio.run_coroutine_threadsafe(self.server.stop(grace_s=10 * DEADLINE_S), self.stage.loop)
+        self.stage.until(lambda: self.server.is_stopping, "the server stops")
+        return stopping
+
+
 @pytest.mark.parametrize("has_tls", [False, True])
 def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
     make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool
@@ -456,53 +504,37 @@ def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
 
     A stop does not wait for it as long.
     """
-    listen, context = LISTEN, ssl.create_default_context()
-    if has_tls:
-        certificate, key = make_certificate(tmp_path, "tls")
-        listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
-        context.load_verify_locations(certificate)
-    stage = make_stage(listen=listen)
-    stage.a.behave = stage.b.behave = answering(body=bytes(60_000))
-    server = stage.proxy.data.server
+    clients, closing = SlowClients(make_stage, tmp_path, has_tls=has_tls), b"Connection: close\r\n"
 
-    def ask(sock: socket.socket) -> None:
-        """Send a request whose answer waits in the proxy, which is to close the connection after it."""
-        sock.sendall(POST[:10])
-        stage.until(lambda: server.connections, "the connection")
-        [connection] = server.connections
-        with socket.socket(fileno=os.dup(connection.transport.get_extra_info("socket").fileno())) as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        sock.sendall(POST[10:-4] + b"Connection: close\r\n\r\n{}")
-        stage.until(connection.transport.is_closing, "the answer written")
-        assert connection in server.connections
-
-    def connect(stack: ExitStack) -> socket.socket:
-        plain = stack.enter_context(socket.socket())
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        plain.settimeout(DEADLINE_S)
-        plain.connect(("127.0.0.1", stage.proxy.port))
-        return stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1")) if has_tls else plain
-
-    with ExitStack() as stack:
-        slow = connect(stack)
-        ask(slow)
-        stage.pass_time(30)
+    with clients.ask(closing) as slow:
+        clients.stage.pass_time(30)
         assert read_answer(slow, to_end=True).endswith(bytes(60_000))
-    stage.until(lambda: not server.connections, "the first client forgotten")
-    with ExitStack() as stack:
-        ask(connect(stack))
-        stage.pass_time(90)
-        stage.until(lambda: not server.connections, "the silent client cut off")
-    with ExitStack() as stack:
-        ask(connect(stack))
-        stopping = asyncio.run_coroutine_threadsafe(server.stop(grace_s=10 * DEADLINE_S), stage.loop)
+    clients.until_gone()
+    with clients.ask(closing):
+        clients.stage.pass_time(90)
+        clients.until_gone()
+    with clients.ask(closing):
+        stopping = clients.begin_stop()
 
         def is_cut_off() -> bool:
-            stage.pass_time(10)
-            return not server.connections
+            clients.stage.pass_time(10)
+            return not clients.server.connections
 
         wait_until(is_cut_off, "the silent client cut off by the stop")
         stopping.result(DEADLINE_S)
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_stopping_cuts_no_answer_that_waits_for_its_client(
+    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool
+) -> None:
+    """A transport with TLS does not say that bytes wait."""
+    clients = SlowClients(make_stage, tmp_path, has_tls=has_tls)
+
+    with clients.ask() as slow:
+        stopping = clients.begin_stop()
+        assert read_answer(slow, to_end=True).endswith(bytes(60_000))
+    stopping.result(DEADLINE_S)
 
 
 def test_stopping_ends_with_its_grace() -> None:

@@ -18,7 +18,7 @@ from torchmoor.proxy.http.half_closed import HalfClosedProbe
 from torchmoor.proxy.http.message import CONTINUE, Reply, Request
 from torchmoor.proxy.http.message_exchange import SocketServer
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
-from torchmoor.proxy.http.sweeper import LINGER_S
+from torchmoor.proxy.http.sweeper import LINGER_S, NEVER
 from torchmoor.proxy.http.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class ClientConnection(asyncio.Protocol):
         self._reply: tuple[Request, Reply] | None = None  # sent at the end of the request
         self.is_reading_paused = self._is_deaf = self._is_lingering = False
         self._is_upgraded = False
+        self._answered_at = -NEVER
         self._num_ignored = 0
         self._probe: HalfClosedProbe | None = None
 
@@ -285,7 +286,8 @@ class ClientConnection(asyncio.Protocol):
             self.resume_reading()
         if self.keep_alive and not self._server.is_stopping:
             self._has_begun = False
-            self.deadline = monotonic() + self._server.parts.limits.keep_alive_timeout_s
+            self._answered_at = monotonic()
+            self.deadline = self._answered_at + self._server.parts.limits.keep_alive_timeout_s
             if self.is_write_paused:  # the client has not read its answers: serve no more until it has
                 self._hold()
             else:
@@ -312,9 +314,15 @@ class ClientConnection(asyncio.Protocol):
     def stop(self) -> None:
         """Close, unless a request is being answered; what was written is still sent, within LINGER_S."""
         self.begin_awaited()
-        if self.exchange is None and not self.transport.get_write_buffer_size():
+        if self.exchange is not None:
+            return
+        has_tls = not self.transport.can_write_eof()
+        may_have_more = has_tls and monotonic() - self._answered_at < LINGER_S  # it does not count encrypted bytes
+        if not (self.transport.get_write_buffer_size() or may_have_more):
             self.transport.abort()
-        elif self.exchange is None:
+        elif has_tls:
+            self._close(LINGER_S)
+        else:
             self._linger()
 
     def expire(self) -> None:
