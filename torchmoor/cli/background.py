@@ -17,6 +17,7 @@ import click
 from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.running_fleets import is_unlocked, state_folder
 from torchmoor.errors import TorchmoorError
+from torchmoor.fleet.instance_log import describe_exit
 
 POLL_S = 0.1
 NUM_LOGS = 5  # logs kept of fleets that have ended
@@ -100,6 +101,8 @@ def _follow_start(pid: int, announced: int, log: Path) -> NoReturn:
         if has_ended:
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             click.echo(messages.read(), nl=False, err=True)
-            raise click.exceptions.Exit(status if status > 0 else ExitStatus.FAILED)
+            if status < 0:
+                raise click.ClickException(f"the fleet {describe_exit(status)} while it started; its log: {log}")
+            raise click.exceptions.Exit(status or ExitStatus.FAILED)
     click.echo(said, nl=False)
     raise click.exceptions.Exit(0)

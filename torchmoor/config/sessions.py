@@ -8,7 +8,7 @@ from pydantic import Field
 
 from torchmoor.config.group import SettingsGroup
 from torchmoor.errors import ConfigError
-from torchmoor.wire.session_ids import parse_session_keys
+from torchmoor.wire.session_ids import KEYS_VARIABLE, parse_session_keys
 
 
 class SessionIdSettings(SettingsGroup, title="session"):
@@ -29,4 +29,4 @@ class SessionIdSettings(SettingsGroup, title="session"):
         try:
             return cls(keys=parse_session_keys(given) if given else {}, are_journaled=are_journaled)
         except ValueError as error:
-            raise ConfigError(f"session.keys {error}") from error
+            raise ConfigError(f"{KEYS_VARIABLE} {error}") from error

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -47,23 +49,29 @@ def test_signal_ends_the_fleet_that_is_not_ready(tmp_path: Path, number: signal.
     pytest.fail("the fleet goes on")
 
 
+@contextmanager
+def starting_fleet(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield the command `up -d` while its fleet waits for an earlier one to end."""
+    run_dir.mkdir()
+    options = ("--port", "0", "--admin-port", "0", "--min-instances", "0", "--run-dir", str(run_dir))
+    with (run_dir / LOCK_FILE).open("wb") as earlier:
+        fcntl.flock(earlier, fcntl.LOCK_EX)
+        started = [sys.executable, "-m", "torchmoor", "up", "-d", *options]
+        with subprocess.Popen(started, stderr=subprocess.PIPE, text=True) as command:
+            assert command.stderr is not None
+            assert "waiting for the earlier fleet" in command.stderr.readline()
+            yield command
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_fleet_serves_although_its_command_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """A terminal that is closed during the start, which may take minutes, does not end the fleet."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    (tmp_path / "run").mkdir()
-    options = ("--port", "0", "--admin-port", "0", "--min-instances", "0", "--run-dir", str(tmp_path / "run"))
-    with (tmp_path / "run" / LOCK_FILE).open("wb") as earlier:
-        fcntl.flock(earlier, fcntl.LOCK_EX)
-        started = [sys.executable, "-m", "torchmoor", "up", "-d", *options]
-        with subprocess.Popen(started, stderr=subprocess.PIPE, text=True) as command:
-            assert command.stderr is not None
-            assert "waiting for the earlier fleet" in command.stderr.readline()
-
-            command.send_signal(number)
-            command.wait(60)
+    with starting_fleet(tmp_path / "run") as command:
+        command.send_signal(number)
+        command.wait(60)
 
     wait_until(lambda: len(running_fleets()) == 1, "the fleet is ready")
     [log] = (tmp_path / "torchmoor").glob("*.log")
@@ -71,6 +79,19 @@ def test_fleet_serves_although_its_command_has_ended(
     stopped = [sys.executable, "-m", "torchmoor", "stop"]
     assert subprocess.run(stopped, capture_output=True, text=True, timeout=60).returncode == 0
     assert log.read_text().endswith("torchmoor: stopping\n")
+
+
+def test_fleet_that_is_killed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet that is killed, as by a lack of memory, writes no error itself."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with starting_fleet(tmp_path / "run") as command:
+        [fleet] = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
+        os.kill(int(fleet), signal.SIGKILL)
+        _, said = command.communicate(timeout=60)
+
+    [log] = (tmp_path / "torchmoor").glob("*.log")
+    assert command.returncode == 1
+    assert said.endswith(f"Error: the fleet was killed by SIGKILL while it started; its log: {log}\n")
 
 
 def test_logs_of_fleets_that_start_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
