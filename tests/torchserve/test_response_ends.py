@@ -1,4 +1,4 @@
-"""The ends of responses and of their connections: expiry, a proxy without the keys, a fleet that stops."""
+"""The ends of responses and of their connections: expiry, a proxy without the keys, a proxy that stops."""
 
 import json
 import signal
@@ -45,15 +45,17 @@ def client_of(runtime: str, max_retries: int = 0) -> Iterator[openai.OpenAI]:
 
 
 @contextmanager
-def serve_without_keys(fleet: Fleet, folder: Path) -> Iterator[str]:
-    """Run a proxy in front of the fleet's instances that cannot verify their ids. Yield its address."""
+def serve_without_keys(fleet: Fleet, folder: Path, **settings: Any) -> Iterator[Fleet]:
+    """Run a proxy in front of the fleet's instances that cannot verify their ids."""
     variants = [{"VariantName": "AllTraffic", "ModelName": "llava"}]
     content = {
         "Endpoints": [{"EndpointConfig": {"EndpointConfigName": "llava", "ProductionVariants": variants}}],
         "Instances": [{name: each[name] for name in ("name", "host", "port")} for each in fleet.instances()],
+        **settings,
     }
-    with serve_configured(fleet, folder, content) as served:
-        yield served.runtime
+    with serve_configured(fleet, folder, content) as served, client_of(served.runtime) as gpt:
+        wait_until(lambda: gpt.models.list().data != [], "the endpoint is there")
+        yield served
 
 
 def test_a_proxy_without_the_key_routes_by_the_journal(fleet: Fleet, tmp_path: Path) -> None:
@@ -61,10 +63,9 @@ def test_a_proxy_without_the_key_routes_by_the_journal(fleet: Fleet, tmp_path: P
 
     An instance that lacks an answer of the other one refuses the next request with 409, which OpenAI's client repeats.
     """
-    with client_of(fleet.runtime) as gpt, serve_without_keys(fleet, tmp_path) as address:
+    with client_of(fleet.runtime) as gpt, serve_without_keys(fleet, tmp_path) as served:
         first = gpt.responses.create(model="llava", input=FIRST)
-        with client_of(address, max_retries=2) as other:
-            wait_until(lambda: other.models.list().data != [], "the endpoint is there")
+        with client_of(served.runtime, max_retries=2) as other:
             for _ in range(4):
                 assert other.responses.retrieve(first.id) == first
                 following = other.responses.create(model="llava", input=COLOR, previous_response_id=first.id)
@@ -116,19 +117,21 @@ def takes_no_connection(fleet: Fleet) -> bool:
     return False
 
 
-def test_a_stopping_fleet_closes_connections_between_two_responses(short_lived: Fleet) -> None:
+def test_a_stopping_proxy_closes_connections_between_two_responses(fleet: Fleet, tmp_path: Path) -> None:
     """The running response ends whole, and a waiting message is not begun."""
-    address = short_lived.runtime.replace("http://", "ws://") + "/v1/responses"
-    with connect(address, open_timeout=60) as client:
-        with slowed_workers(short_lived):
-            client.send(create("Count", **LONG, max_output_tokens=60))
-            client.send(create("Hello"))
-            events: list[dict[str, Any]] = [json.loads(client.recv(timeout=60))]
-            while events[-1]["type"] != "response.output_text.delta":
-                events.append(json.loads(client.recv(timeout=60)))
-            short_lived.process.send_signal(signal.SIGINT)
-            wait_until(lambda: takes_no_connection(short_lived), "the proxy is stopping")
-        events += map(json.loads, client)
+    with serve_without_keys(fleet, tmp_path, timeouts={"stop_grace_s": DEADLINE_S}) as served:
+        address = served.runtime.replace("http://", "ws://") + "/v1/responses"
+        with connect(address, open_timeout=60) as client:
+            with slowed_workers(fleet):
+                client.send(create("Count", **LONG, max_output_tokens=60))
+                client.send(create("Hello"))
+                events: list[dict[str, Any]] = [json.loads(client.recv(timeout=60))]
+                while events[-1]["type"] != "response.output_text.delta":
+                    events.append(json.loads(client.recv(timeout=60)))
+                served.process.send_signal(signal.SIGTERM)
+                wait_until(lambda: takes_no_connection(served), "the proxy is stopping")
+            events += map(json.loads, client)
+        served.process.wait(DEADLINE_S)
 
     assert client.close_code == 1001
     assert events[-1]["type"] == "response.incomplete"

@@ -174,14 +174,18 @@ def test_cancelled_answer_gives_its_memory_back(make_client: Any, endless_llava:
     sessions = [client.open() for _ in range(2)]
     caches = [client.session(sid).cache for sid in sessions]
     long = {"parameters": {"max_new_tokens": 1500}}
+    hold = Hold(endless_llava, num_steps=3)
+    hold_now = endless_llava.before_step
+    endless_llava.before_step = lambda *step: client.service.numbers()["engine"]["queued"] and hold_now(*step)
     running = client.ask(sessions[0], "one", stream=True, **long)
-    running.wait_until(lambda exchange: len(exchange.pieces) > 2)
+    running.wait_until(lambda exchange: bool(exchange.headers))
     queued = client.ask(sessions[1], "two", **long)
-    wait_until(lambda: client.service.numbers()["engine"]["queued"] == 1, "the second is queued")
+    hold.wait()
     assert caches[0].capacity >= 1500
 
     queued.reply.cancel()
     running.reply.cancel()
+    hold.release()
     settled(client)
 
     numbers = client.service.numbers()

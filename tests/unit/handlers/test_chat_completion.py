@@ -18,6 +18,7 @@ from handlers.models.loader import load_model
 from tests.unit.handlers.conftest import DEMO, Reference
 from tests.unit.handlers.test_chat_service import (
     SHORT,
+    Hold,
     data_url,
     features_bytes,
     kv_bytes,
@@ -458,14 +459,14 @@ def test_failure_in_a_stream_ends_it_in_its_form(make_client: Any, endless_llava
 
 def test_client_that_leaves_ends_its_completion(make_client: Any, endless_llava: Any, red: Any) -> None:
     """A completion ends within a step of its client's disconnect and releases its images; its blocks are shared."""
-    client = make_client(endless_llava)
+    client, hold = make_client(endless_llava), Hold(endless_llava, num_steps=20)
     left = client.send(chat(user("what is it?", red), stream=True, max_tokens=1500))
-    left.wait_until(lambda exchange: len(exchange.pieces) > 2)
-    running = client.call(None, {"x-torchmoor-operation": "status"}).json["turns"]["running"]
+    hold.wait()
+    assert client.call(None, {"x-torchmoor-operation": "status"}).json["turns"]["running"] == 1
 
     left.reply.cancel()
+    hold.release()
 
-    assert running == 1
     again = client.call(chat(user("what is it?", red))).headers
     assert int(again["x-torchmoor-prefill-tokens"]) <= 16
     turns = settled(client)["turns"]

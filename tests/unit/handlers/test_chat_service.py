@@ -347,9 +347,12 @@ def test_client_that_leaves_frees_the_session_and_leaves_no_trace(
     client.answer(sid, "one", **SHORT)
     before = list(client.session(sid).messages)
 
+    hold = Hold(endless_llava, num_steps=20)
     left = client.ask(sid, "two", stream=True, images=[data_url(blue)], parameters={"max_new_tokens": 1500})
-    left.wait_until(lambda exchange: len(exchange.pieces) > 2)
+    hold.wait()
+    left.wait_until(lambda exchange: bool(exchange.body))
     left.reply.cancel()
+    hold.release()
     after = client.answer(sid, "three", **SHORT)
 
     session = client.session(sid)
@@ -381,12 +384,13 @@ def test_client_that_leaves_while_waiting_gives_up_its_place(make_client: Any, e
 def test_close_ends_a_running_stream_with_its_reason(make_client: Any, endless_llava: Any, red: Any) -> None:
     """The stream ends with the separator and the error; waiting turns get the error alone; the memory is free."""
     client = make_client(endless_llava)
-    sid = client.open(data_url(red))
+    sid, hold = client.open(data_url(red)), Hold(endless_llava, num_steps=20)
     running = client.ask(sid, "one", stream=True, parameters={"max_new_tokens": 1500})
     waiting = client.ask(sid, "two", **SHORT)
-    running.wait_until(lambda exchange: len(exchange.pieces) > 2)
+    hold.wait()
 
     closed = client.call({"type": "close_session", "session_id": sid})
+    hold.release()
 
     assert closed.json == {"success": True}
     assert closed.headers["x-amzn-sagemaker-closed-session-id"] == sid
@@ -403,13 +407,14 @@ def test_close_ends_a_running_stream_with_its_reason(make_client: Any, endless_l
 def test_errors_in_other_streams_keep_their_form(make_client: Any, endless_llava: Any, form: str) -> None:
     """The last event or line of each stream form is the error."""
     client = make_client(endless_llava)
-    sid = client.open()
+    sid, hold = client.open(), Hold(endless_llava, num_steps=20)
     running = client.ask(
         sid, "one", stream=True, headers={"accept": STREAMS[form]}, parameters={"max_new_tokens": 1500}
     )
-    running.wait_until(lambda exchange: len(exchange.pieces) > 2)
+    hold.wait()
 
     client.call({"type": "close_session", "session_id": sid})
+    hold.release()
 
     last = running.wait().body.decode().strip().split("\n")[-1].removeprefix("data:")
     assert "closed" in json.loads(last)["error"]

@@ -11,7 +11,7 @@ from PIL import Image
 from handlers.journal.directory import DirectoryJournal
 from handlers.models.loader import load_model
 from handlers.settings.journal import JournalSettings
-from tests.unit.handlers.test_chat_service import data_url
+from tests.unit.handlers.test_chat_service import Hold, data_url
 from tests.waiting import wait_until
 
 SESSION = "x-amzn-sagemaker-session-id"
@@ -213,9 +213,11 @@ def test_a_client_that_leaves_its_opening_leaves_no_session(make_client: Any, en
     body = {"inputs": "one", "parameters": {"max_new_tokens": 1500}}
 
     client.send(body, {SESSION: "NEW_SESSION"}).reply.cancel()
+    hold = Hold(endless_llava, num_steps=20)
     streamed = client.send({**body, "stream": True}, {SESSION: "NEW_SESSION"})
-    streamed.wait_until(lambda exchange: len(exchange.pieces) > 2)
+    streamed.wait_until(lambda exchange: bool(exchange.headers))
     streamed.reply.cancel()
+    hold.release()
 
     sid = streamed.headers[OPENED].partition(";")[0]
     assert client.call({"inputs": "two", "parameters": SHORT}, {SESSION: sid}).status == 200
