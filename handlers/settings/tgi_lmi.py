@@ -169,8 +169,8 @@ def understand(
     if (environ.get(ENGINE_NAME) or _own_value(config, "engine", "name")) != "vllm":
         settings.pop("vllm.max_loras", None)  # the built-in engine has no such limit
         _check_built_in(settings)
-    elif (said := settings.pop("session.kv_tokens", None)) is not None:
-        logger.warning("setting ignored, vLLM sizes its KV cache by bytes name=%s", said.name)
+    elif (ignored := settings.pop("session.kv_tokens", None)) is not None:
+        logger.warning("setting ignored, vLLM sizes its KV cache by bytes name=%s", ignored.name)
     return _merge(config, settings)
 
 
