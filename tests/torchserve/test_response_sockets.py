@@ -171,7 +171,7 @@ def test_compaction_is_the_base_of_a_connection(gpt: openai.OpenAI) -> None:
         ("[]", "response.create"),
         ('{"type": "response.steer", "input": "x", "previous_response_id": "r"}', "response.create"),
         ('{"type": "response.create", "model": "llava", "input": "x", "background": true}', "'background'"),
-        ('{"type": "response.create", "model": "llava", "input": "x", "stream_id": "a"}', "'stream_id'"),
+        ('{"type": "response.create", "model": "llava", "input": "x", "stream_id": "a b"}', "'stream_id'"),
         ('{"type": "response.create", "input": "x"}', "'model'"),
     ],
 )
