@@ -119,8 +119,13 @@ def test_openai_client_raises_its_own_exceptions(gpt: openai.OpenAI) -> None:
         error = caught.value
         assert (error.code, error.param, error.type) == ("InvalidRequest", "functions", "invalid_request_error")
         assert error.request_id
-    with pytest.raises(openai.PermissionDeniedError, match="private or local"):
-        gpt.chat.completions.create(model="llava", messages=conversation(image="http://169.254.169.254/x.png"))
+    for image, code in (
+        ("http://169.254.169.254/x.png", "invalid_image_url"),
+        ("data:image/png;base64,aGVsbG8=", "invalid_image_format"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            gpt.chat.completions.create(model="llava", messages=conversation(image=image))
+        assert caught.value.code == code
 
 
 def test_openai_client_weighs_tokens(gpt: openai.OpenAI) -> None:

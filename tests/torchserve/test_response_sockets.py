@@ -118,9 +118,9 @@ def test_lanes_of_openais_session_have_their_own_chains(gpt: openai.OpenAI) -> N
     limits = ResponsesWebSocketLimits(
         max_lanes=4, max_events_per_lane=256, max_events=512, max_bytes_per_lane=1 << 24, max_bytes=1 << 24
     )
-    message: Any = {"type": "response.create", "model": "llava", "store": False}
+    message = {"type": "response.create", "model": "llava", "store": False}
     with connected(gpt) as connection, ResponsesWebSocketSession(connection, limits=limits) as session:
-        lanes = [session.lane("first"), session.lane("second")]
+        lanes: list[Any] = [session.lane("first"), session.lane("second")]
         for lane in lanes:
             lane.send({**message, "input": FIRST})
         answers = [lane.get_final_response(timeout=60) for lane in lanes]
@@ -171,7 +171,7 @@ def test_compaction_is_the_base_of_a_connection(gpt: openai.OpenAI) -> None:
         ("[]", "response.create"),
         ('{"type": "response.steer", "input": "x", "previous_response_id": "r"}', "response.create"),
         ('{"type": "response.create", "model": "llava", "input": "x", "background": true}', "'background'"),
-        ('{"type": "response.create", "model": "llava", "input": "x", "stream_id": "a"}', "'stream_id'"),
+        ('{"type": "response.create", "model": "llava", "input": "x", "stream_id": "a b"}', "'stream_id'"),
         ('{"type": "response.create", "input": "x"}', "'model'"),
     ],
 )
