@@ -215,7 +215,7 @@ def test_the_fast_path_leaves_such_requests_to_the_general_one(make_stage: MakeS
     taken = CountingPath(stage)
     head = f"POST {INVOCATIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n".encode()
     for _ in range(3):  # the first at each instance opens a connection
-        stage.raw(head + b"\r\n{}")
+        assert b"\r\nvary: origin\r\n" in stage.raw(head + b"\r\n{}")
     num_taken = taken.num_taken
     assert num_taken
 

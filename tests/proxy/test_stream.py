@@ -137,8 +137,8 @@ def test_handlers_late_error_is_a_model_stream_error(stage: Stage, tail: list[by
 def assert_noted_as_broken(stage: Stage) -> None:
     """Assert that the only answer counts as one that broke off, and not as a failure of its instance."""
     stage.until(lambda: stage.outstanding() == 0, "the answer ended")
-    [row] = stage.run(stage.proxy.data.find_decisions(DecisionQuery()))["decisions"]
-    assert (row["outcome"], row["status"], row["error"]) == ("broken", 200, "MidStreamError")
+    [row] = stage.run(stage.proxy.data.find_decisions(DecisionQuery(error="MidStreamError")))["decisions"]
+    assert (row["outcome"], row["status"]) == ("broken", 200)
     assert stage.proxy.data.dispatchers.all()[0].metrics.mid_stream_errors == 1
     assert [stage.instance(name).breaker.num_failures for name in "ab"] == [0, 0]
 

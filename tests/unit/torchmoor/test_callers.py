@@ -6,12 +6,15 @@ import gc
 import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchmoor.config.access import Credentials
 from torchmoor.config.callers import CallerSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import CallerLimited
+from torchmoor.proxy.dispatch.caller_sessions import CallerSessions
 from torchmoor.proxy.dispatch.callers import Callers
 from torchmoor.run.processes.limits import divide
 
@@ -243,6 +246,57 @@ def test_closed_sessions_and_idle_callers_take_no_memory(callers: Callers) -> No
         tracemalloc.stop()
 
     assert num_bytes < 100_000
+
+
+STEPS = st.tuples(
+    st.sampled_from(("begin", "end", "open", "open", "use", "close", "lose", "wait", "wait")),
+    st.sampled_from("ab"),
+    st.integers(0, 4),
+    st.sampled_from((0.5, 3.0, 8.0)),
+)
+
+
+@given(st.lists(STEPS, max_size=40))
+def test_sessions_count_until_they_are_closed_or_expire(steps: list[tuple[str, str, int, float]]) -> None:
+    """As in a plain table of all sessions, in which a turn moves the expiry, at most to the end of the longest life."""
+    now, most = 1000.0, 3
+    sessions = CallerSessions(most, wall=lambda: now)
+    table: dict[tuple[str, int], tuple[float, float, float]] = {}  # expiry, the latest expiry, time without turns
+    openings, closed = {"a": 0, "b": 0}, set[tuple[str, int]]()
+
+    def count(caller: str) -> int:
+        return openings[caller] + sum(at > now and key[0] == caller for key, (at, _, _) in table.items())
+
+    for step, caller, number, seconds in steps:
+        key = (caller, number)
+        expires_at, last_at, idle_s = table.get(key, (0.0, 0.0, 0.0))
+        is_open = expires_at > now
+        match step:
+            case "begin":
+                has_begun = sessions.try_begin_opening(caller, b"")
+                assert has_begun == (count(caller) < most)
+                openings[caller] += has_begun
+            case "end" if openings[caller]:
+                sessions.end_opening(caller)
+                openings[caller] -= 1
+            case "open":
+                sessions.opened(caller, key, expires_at=now + seconds, last_at=now + 2 * seconds)
+                if not is_open and key not in closed:
+                    table[key] = (now + seconds, now + 2 * seconds, seconds)
+            case "use":
+                sessions.used(caller, key)
+                if is_open:
+                    table[key] = (min(last_at, now + idle_s), last_at, idle_s)
+            case "close" if is_open and len(closed) < most:
+                sessions.closed(caller, key, expires_at=last_at)
+                del table[key]
+                closed.add(key)
+            case "lose":
+                sessions.lost(caller, key)
+                table.pop(key, None)
+            case "wait":
+                now += seconds
+        assert [sessions.count(each) for each in openings] == [count(each) for each in openings]
 
 
 def test_each_process_has_its_part() -> None:

@@ -28,16 +28,18 @@ def note_answer(name: bytes) -> FieldNote:
 
 
 class Cors:
-    """Knows the origins whose pages may read answers; without any, it adds nothing to answers."""
+    """Knows the origins whose pages may read answers; without any, it adds nothing to answers.
+
+    lines_for_others: of an answer to a request without an Origin, or of another one.
+    """
 
     def __init__(self, origins: Sequence[str]) -> None:
         self._lines = {origin.encode(): _LINES % origin.encode() for origin in origins}
+        self.lines_for_others = _VARY if origins else b""
 
     def answer_lines(self, request: Request) -> bytes:
         """Return the header lines that each answer to this request gets."""
-        if not self._lines:
-            return b""
-        return self._lines.get(request.find(ORIGIN) or b"", _VARY)
+        return self._lines.get(request.find(ORIGIN) or b"", self.lines_for_others)
 
     def is_preflight(self, request: Request) -> bool:
         """Return whether a browser asks what a page of an allowed origin may send; it does so without credentials."""

@@ -129,7 +129,8 @@ class FastRequest:
 
     def _try_finish(self, head: AnswerHead, piece: bytes) -> bool:
         """Deliver a whole answer and end, or change nothing and return False."""
-        client, shared, choice, layout = self._client, self._shared, self._choice, head.layout
+        client, request, shared, choice = self._client, self._request, self._shared, self._choice
+        layout = head.layout
         if head.status != 200 or layout.length is None or not _SPECIAL.isdisjoint(layout.places):
             return False
         if not client.keep_alive or choice.instance.breaker.num_failures or shared.dispatcher.queue is not None:
@@ -138,7 +139,8 @@ class FastRequest:
         if not shared.dispatchers.decisions.try_leave_out(now):  # else the general path records the decision
             return False
         lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, self._request_id)
-        data = b"".join((*lines, choice.runtime_lines, head.fields[layout.length].line, b"\r\n", piece))
+        framing = head.fields[layout.length].line
+        data = b"".join((*lines, choice.runtime_lines, request.answer_lines, framing, b"\r\n", piece))
         client.write(data)
         observer = shared.dispatchers.observer
         if observer is not None:
@@ -149,7 +151,7 @@ class FastRequest:
         if self._caller_lease is not None:
             self._leave(self._caller_lease)
         sent_at = self._sent_at
-        shared.metrics.observe(now - sent_at, sent_at - self._request.received_at)
+        shared.metrics.observe(now - sent_at, sent_at - request.received_at)
         client.exchange_over(is_request_complete=True)
         return True
 

@@ -7,6 +7,7 @@ requests that the fast path does not take.
 
 from __future__ import annotations
 
+from torchmoor.proxy.access.cors import Cors
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.web_pages import ORIGIN, SITE, WebPageGuard
 from torchmoor.proxy.api.operation import Operation
@@ -90,6 +91,7 @@ class FastRoute:
         self._endpoint = operation.endpoint
         self._sessions = operation.dispatchers.sessions
         self._budget = parts.budget
+        self._answer_lines = Cors(operation.dispatchers.settings.listen.allowed_origins).lines_for_others
         self._max_body_bytes = min(operation.max_body_bytes, parts.budget.max_body_bytes)
         self._pool = shared.dispatcher.variant.pool
         self._chooser = shared.dispatcher.chooser
@@ -125,6 +127,7 @@ class FastRoute:
         idle = instance.idle
         if not idle or idle[-1].transport.is_closing() or not self._budget.try_take(length):
             return False
+        request.answer_lines = self._answer_lines
         FastRequest(self._shared, client, request, body, choice, session).send(length)
         return True
 
