@@ -14,11 +14,11 @@ from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
+from torchmoor.fleet.instance_guard import SESSION_KEYS_FILE
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.torchserve import JAVA_HOME_VARIABLE, TorchServeSettings
 from torchmoor.wire.session_ids import KEYS_VARIABLE, parse_session_keys
 
-SESSION_KEYS_FILE = "session-keys"  # in the run directory
 CHECKOUT = Path(__file__).resolve().parents[2]
 STORE = "model_store"
 
