@@ -5,7 +5,9 @@ set -eu
 [ $# -eq 0 ] || { sed -n "2,3s/^# //p" "$0"; exit 2; } >&2
 cd "$(dirname "$0")"
 umask 077
-[ ! -e generated ] || { echo "$PWD/generated exists: remove it first to make new keys" >&2; exit 1; }
+for each in generated .env; do
+  [ ! -e "$each" ] || { echo "$PWD/$each exists: remove it first to make new keys" >&2; exit 1; }
+done
 mkdir generated
 hex() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 admin=$(hex 24)

@@ -266,3 +266,15 @@ def test_with_arguments_nothing_is_written(script: str, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("Write new ")
     assert [path.name for path in tmp_path.iterdir()] == [Path(script).name]
+
+
+def test_an_environment_that_exists_is_kept(tmp_path: Path) -> None:
+    """Compose reads `.env`, so a user may have set an image or a port in it before."""
+    copy = shutil.copy(DEPLOY / "compose" / "make_env.sh", tmp_path)
+    (tmp_path / ".env").write_text("TORCHMOOR_PORT=8081\n")
+
+    done = subprocess.run([copy], capture_output=True, text=True, timeout=30)
+
+    assert (done.returncode, done.stderr) == (1, f"{tmp_path}/.env exists: remove it first to make new keys\n")
+    assert (tmp_path / ".env").read_text() == "TORCHMOOR_PORT=8081\n"
+    assert not (tmp_path / "generated").exists()

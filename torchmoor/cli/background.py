@@ -65,18 +65,22 @@ def _open_as(number: int, path: str | Path, flags: int) -> None:
 def make_log() -> tuple[Path, int]:
     """Return a new, empty log and its descriptor; only the newest of earlier fleets are kept.
 
-    The log is locked as long as its fleet runs, also while the fleet starts and has no record.
+    The log is locked as long as its fleet runs, also while the fleet starts and has no record. On a file system without
+    locks, where `torchmoor logs` finds no fleet, the newest of all logs are kept.
     """
     folder = state_folder()
     path = folder / f"up-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ended = sorted(each for each in folder.glob("up-*.log") if is_unlocked(each))
+        descriptor = os.open(path.with_suffix(".new"), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            has_locks = True
+        except OSError:
+            has_locks = False
+        ended = sorted(each for each in folder.glob("up-*.log") if not has_locks or is_unlocked(each))
         for each in ended[: 1 - NUM_LOGS]:
             each.unlink(missing_ok=True)
-        descriptor = os.open(path.with_suffix(".new"), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         path.with_suffix(".new").rename(path)  # locked before others can see it
     except OSError as error:
         raise TorchmoorError(f"cannot write the fleet's log in {folder}: {error.strerror or error}") from error

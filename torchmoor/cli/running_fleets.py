@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import click
@@ -123,12 +124,14 @@ def running_fleets() -> list[FleetRecord]:
     found = []
     host, space, folder = _host(), _process_space(), state_folder()
     try:
-        paths = list(folder.glob(f"fleet-{host}-*.json"))
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise TorchmoorError(
             f"cannot read {folder}: {error.strerror}; set HOME to this user's home directory, or XDG_STATE_HOME"
         ) from error
-    for path in paths:
+    for path in (folder / name for name in names if fnmatch(name, f"fleet-{host}-*.json")):
         if is_unlocked(path):
             path.unlink(missing_ok=True)
             continue

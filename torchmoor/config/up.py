@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Self
 
@@ -20,6 +21,7 @@ from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTrackin
 from torchmoor.wire.store_urls import JOURNAL_SCHEMES, JOURNAL_URLS
 
 MAX_INSTANCES = 64
+_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII | re.IGNORECASE)
 _S3_PREFIX = re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/[^\s]*)?")
 
 
@@ -124,6 +126,14 @@ class UpSettings(SettingsGroup, title="up"):
             raise ValueError(f"must be s3://bucket or s3://bucket/prefix, not {prefix!r}")
         return prefix
 
+    @field_validator("allowed_image_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not _is_host(host):
+                raise ValueError(f"must be names, addresses or CIDR blocks, without scheme and port, not {host!r}")
+        return hosts
+
     @field_validator("journal")
     @classmethod
     def _check_journal(cls, journal: str | None) -> str | None:
@@ -168,3 +178,11 @@ class UpSettings(SettingsGroup, title="up"):
         if scaling is not None:
             return scaling.max_capacity
         return 1 if self.instances is None else self.instances
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return _HOST.fullmatch(text) is not None
+    return True

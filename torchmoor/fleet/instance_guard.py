@@ -24,8 +24,10 @@ from pathlib import Path
 POLL_S = 0.1
 ASYNC_FOLDER = "async"  # asynchronous requests and results; only the user removes it
 CONTROL_FOLDER = "control"  # the control plane's resources; only the user removes it
+SESSION_KEYS_FILE = "session-keys"  # of fleets with a journal that outlives them
 LOCK_FILE = ".lock"  # locked by the one launcher, and its guards, that use the directory
 JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders; lives as long as the fleet
+SHARED = {ASYNC_FOLDER, CONTROL_FOLDER, SESSION_KEYS_FILE, LOCK_FILE, JOURNAL_FOLDER}
 
 
 def main(arguments: list[str]) -> int:
@@ -57,7 +59,7 @@ def _clean_up(folder: Path) -> None:
     """Remove the instance's folder; after the fleet's last instance, also what the fleet shared."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        if {path.name for path in folder.parent.iterdir()} <= {JOURNAL_FOLDER, ASYNC_FOLDER, CONTROL_FOLDER, LOCK_FILE}:
+        if {path.name for path in folder.parent.iterdir()} <= SHARED:
             shutil.rmtree(folder.parent / JOURNAL_FOLDER, ignore_errors=True)
             (folder.parent / LOCK_FILE).unlink(missing_ok=True)
             folder.parent.rmdir()

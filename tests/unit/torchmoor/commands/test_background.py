@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -109,3 +110,21 @@ def test_logs_of_fleets_that_start_are_kept(tmp_path: Path, monkeypatch: pytest.
 
     kept = [log.name for log, _ in made[-background.NUM_LOGS + 1 :]]
     assert sorted(each.name for each in last.parent.iterdir()) == [*kept, last.name]
+
+
+def test_logs_are_removed_on_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre and NFS may have none. The newest logs are kept."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(background.fcntl, "flock", refuse)
+    seconds = count()
+    monkeypatch.setattr(background.time, "strftime", lambda form: f"20260101T{next(seconds):06}")
+    made = [background.make_log() for _ in range(background.NUM_LOGS + 2)]
+    for _, descriptor in made:
+        os.close(descriptor)
+
+    kept = sorted((tmp_path / "torchmoor").iterdir())
+    assert kept == [log for log, _ in made[-background.NUM_LOGS :]]

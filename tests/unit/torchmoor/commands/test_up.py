@@ -89,6 +89,23 @@ def test_a_place_for_results_that_is_not_in_s3_is_refused(option: str) -> None:
     assert "must be s3://bucket or s3://bucket/prefix, not 'https://bucket" in result.stderr
 
 
+@pytest.mark.parametrize("host", ["http://10.0.0.5", "images.internal:8000", "10.0.0.0/33", "a/b", "[::1]", ""])
+def test_an_image_host_that_no_address_can_have_is_refused(host: str) -> None:
+    """It would have no effect, and images from the host that is meant would be refused."""
+    result = invoke("up", "--allow-image-host", host)
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"Error: allowed_image_hosts must be names, addresses or CIDR blocks, without scheme and port, not {host!r}\n"
+    )
+
+
+@pytest.mark.parametrize("host", ["10.0.0.5", "10.0.0.0/8", "fd00::/8", "::1", "localhost", "a_b.Images.internal"])
+def test_an_image_host_is_a_name_an_address_or_a_block(host: str) -> None:
+    """The forms that a worker compares with an image's host and its addresses."""
+    assert UpSettings(allowed_image_hosts=(host,)).allowed_image_hosts == (host,)
+
+
 @pytest.mark.parametrize("journal", ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x"])
 def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
     """A journal that no instance can open is refused before the start.

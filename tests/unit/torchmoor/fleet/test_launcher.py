@@ -268,6 +268,10 @@ def test_a_restart_removes_what_the_start_before_has_unpacked(host: Host) -> Non
             for unpacked in ("models/0a1b", "models123.download"):
                 (temporary / unpacked).mkdir(parents=True)
                 (temporary / unpacked / "model.safetensors").touch()
+            linked = host.tmp_path / "store" / "unpacked.mar"  # TorchServe links an archive that is a folder
+            linked.mkdir()
+            (linked / "model.safetensors").touch()
+            (temporary / "models" / "0a1b" / "unpacked.mar").symlink_to(linked)
             (temporary / "cache").touch()
 
             first_jvm = host.jvm("llava-0")
@@ -275,6 +279,7 @@ def test_a_restart_removes_what_the_start_before_has_unpacked(host: Host) -> Non
             await until(lambda: registry.instances()[0].is_ready and host.jvm("llava-0") != first_jvm)
 
             assert [path.name for path in temporary.iterdir() if not path.name.startswith(".")] == ["cache"]
+            assert [path.name for path in linked.iterdir()] == ["model.safetensors"]
 
     run(scenario())
 
