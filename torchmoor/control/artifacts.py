@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from torchmoor.async_inference.objects.object_store import ObjectError
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.routing import MultiModelSettings
@@ -157,7 +158,10 @@ class Artifacts:
         if "config.json" in names and MANIFEST not in names:
             environment[MODEL_PATH] = place
             stored = [each for each in stored if each.name == PROPERTIES]
-        return self._download(stored, work, download)
+        folder = self._download(stored, work, download)
+        if not set(stored) <= set(self._models.list(place)):
+            raise ObjectError(f"{place} was replaced while it was downloaded: create the endpoint again")
+        return folder
 
     def _download(self, files: Sequence[StoredFile], work: Path, download: DownloadState) -> Path:
         """Return a folder with these files."""

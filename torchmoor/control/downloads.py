@@ -28,11 +28,12 @@ class DownloadEnded(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file of a model in S3. name: its path in the model's folder."""
+    """A file of a model in S3. name: its path in the model's folder. tag: changes with its content."""
 
     url: str
     name: str
     num_bytes: int
+    tag: str = ""
 
 
 class DownloadState:
@@ -92,7 +93,7 @@ class ModelStore:
                 for each in page.get("Contents", ()):
                     name = each["Key"].removeprefix(location["Key"])
                     if name and not name.endswith("/"):
-                        found.append(StoredFile(folder + name, name, int(each["Size"])))
+                        found.append(StoredFile(folder + name, name, int(each["Size"]), each["ETag"]))
                 if len(found) > MAX_FILES:
                     raise ConfigError(f"{prefix} has more than {MAX_FILES} objects: give the prefix of one model")
         if not found:

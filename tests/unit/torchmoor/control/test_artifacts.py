@@ -90,6 +90,25 @@ def test_an_uncompressed_archive_is_served_under_its_own_name(fetch: Fetch, put:
 
 
 @pytest.mark.s3
+def test_files_of_two_versions_are_not_mixed(
+    fetch: Fetch, put: Put, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is replaced by another of the same size after the others were listed is not served with them."""
+    manifest = json.dumps({"model": {"modelName": "m", "handler": "handler.py"}}).encode()
+    put("mixed", **{"MAR-INF__MANIFEST_dot_json": manifest, "handler_dot_py": b"old"})
+    download = ModelStore.download
+
+    def download_later(*arguments: Any) -> None:
+        put("mixed", handler_dot_py=b"new")
+        download(*arguments)
+
+    monkeypatch.setattr(ModelStore, "download", download_later)
+
+    with pytest.raises(ObjectError, match="was replaced while it was downloaded"):
+        fetch(**uncompressed(f"{store}/mixed/"))
+
+
+@pytest.mark.s3
 def test_a_checkpoint_below_a_prefix_is_left_to_the_handler(fetch: Fetch, put: Put, store: str) -> None:
     """Only LMI's properties are fetched from a checkpoint's prefix; the handler downloads the rest."""
     properties = b"option.max_rolling_batch_size=4\n"
