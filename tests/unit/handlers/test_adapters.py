@@ -42,9 +42,20 @@ WITH_ADAPTERS = HandlerSettings(
 
 
 class Row:
-    """An answer in progress."""
+    """An answer in progress.
 
-    def __init__(self, engine: ChatEngine, prompt: list[int], adapter: Adapter | None, cache: KvCache | None = None):
+    gate: at which the engine waits with each token.
+    """
+
+    def __init__(
+        self,
+        engine: ChatEngine,
+        prompt: list[int],
+        adapter: Adapter | None,
+        cache: KvCache | None = None,
+        gate: threading.Event | None = None,
+    ):
+        self._gate = gate
         self.tokens: list[int] = []
         self.num_cached = 0
         self._over = threading.Event()
@@ -63,6 +74,7 @@ class Row:
         engine.submit(self.cache, request)
 
     def _on_event(self, event: TokenEvent) -> bool:
+        assert self._gate is None or self._gate.wait(60)
         self._error = event.error
         if event.token_id is not None:
             self.num_cached += event.num_cached
@@ -116,9 +128,13 @@ def expected(checkpoint: Path, folders: list[Path]) -> list[list[int]]:
 def test_rows_of_different_adapters_and_of_none_share_steps_and_answer_as_merged_models(
     engine: BuiltinEngine, adapters: list[Adapter], expected: list[list[int]]
 ) -> None:
-    before = engine.numbers().steps
-    asked = [*zip(PROMPTS, adapters, strict=True), (PROMPTS[0], None)]
-    rows = engine._engine.call(lambda: [Row(engine, *each) for each in asked]).result(60)  # so that all begin together
+    before, gate = engine.numbers().steps, threading.Event()
+    rows = [
+        Row(engine, PROMPTS[0], None, gate=gate),
+        *(Row(engine, prompt, adapter) for prompt, adapter in zip(PROMPTS, adapters, strict=True)),
+    ]
+    gate.set()
+    expected = [expected[-1], *expected[:-1]]
     assert [row.wait().tokens for row in rows] == expected
     assert len({tuple(tokens) for tokens in expected}) > NUM_ADAPTERS  # each adapter has answers of its own
     assert engine.numbers().steps - before < 3 * NUM_TOKENS

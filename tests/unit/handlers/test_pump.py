@@ -801,21 +801,26 @@ def test_large_pieces_are_spread_over_steps(make_front: Callable[..., FrontEnd],
     assert front.bodies["a"] == data
 
 
-def test_news_end_the_wait(front: FrontEnd, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_news_end_the_wait(
+    make_front: Callable[..., FrontEnd], service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step that waits returns as soon as one answer is ready."""
     is_waiting, were_woken = threading.Event(), []
-    news = front.pump._news
-    wait = news.wait
 
-    def wait_for_news(timeout: float) -> None:
-        is_waiting.set()
-        were_woken.append(wait(60))
+    class ObservedCondition(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            is_waiting.set()
+            were_woken.append(super().wait(60))
+            return were_woken[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Condition", ObservedCondition)
+        front = make_front()
 
     def answer() -> None:
         assert is_waiting.wait(60)
         service.replies[0].finish({}, b"fine")
 
-    monkeypatch.setattr(news, "wait", wait_for_news)
     thread = threading.Thread(target=answer)
     thread.start()
     front.send("a", {})
