@@ -52,7 +52,7 @@ class RedisServer:
     def client(self) -> "redis.Redis":
         """Return a client for the test itself to inspect the data."""
         return redis.Redis(
-            port=self.port, username=self.user, password=self.password, socket_timeout=5, retry=None, protocol=2
+            port=self.port, username=self.user, password=self.password, socket_timeout=60, retry=None, protocol=2
         )
 
     def start(self) -> None:
@@ -165,7 +165,7 @@ def run_silent_server() -> Iterator[int]:
 @contextmanager
 def run_redis(folder: Path, *options: str) -> Iterator[RedisServer]:
     """Run a Valkey server until the context ends."""
-    server = RedisServer(folder, free_ports(1)[0], options)
+    server = RedisServer(folder, free_ports(1, has_twin=True)[0], options)
     server.start()
     try:
         yield server
@@ -259,7 +259,10 @@ def wait_for_server(process: "subprocess.Popen[bytes]", answers: Callable[[], bo
 
 
 def free_ports(count: int, *, has_twin: bool = False) -> list[int]:
-    """Return unused ports below the ephemeral range. has_twin: port + 10000, for gRPC, is unused as well."""
+    """Return unused ports below the ephemeral range.
+
+    has_twin: port + 10000 is unused as well, for SeaweedFS's gRPC and the bus of Valkey's cluster.
+    """
     found: list[int] = []
     start = random.SystemRandom().randrange(11_000, 20_000)  # far from the range that another test process searches
     for port in itertools.count(start):
