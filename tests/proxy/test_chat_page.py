@@ -1467,7 +1467,7 @@ def test_the_title_of_a_session_is_the_first_line_of_its_question(chat: FakeChat
     expect(ask(page, "Explain this:\n" + "code " * 400).locator(".text")).to_have_text("The circle is red.")
 
     expect(page.get_by_role("button", name="Close session: Explain this:", exact=True)).to_be_visible()
-    expect(page).to_have_title("Explain this: – torchmoor chat")
+    expect(page).to_have_title("Explain this: \u2013 torchmoor chat")
     page.get_by_role("button", name="New session").click()
     ask(page, "long " * 100)
     expect(page.get_by_role("button", name=f"Close session: {'long ' * 20}…", exact=True)).to_be_visible()
