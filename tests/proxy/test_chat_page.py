@@ -1141,12 +1141,16 @@ def test_a_kept_branch_still_begins_with_its_turns(chat: FakeChat, browser: Brow
 
 
 @pytest.mark.browser
-def test_an_upload_that_a_reload_interrupts_is_sent_again_as_the_same_request(chat: FakeChat, tab: Tab) -> None:
+@pytest.mark.parametrize("has_picture", [True, False], ids=["with a picture", "without"])
+def test_an_opening_that_a_reload_interrupts_is_sent_again_as_the_same_request(
+    chat: FakeChat, tab: Tab, has_picture: bool
+) -> None:
     """The server may have opened the session meanwhile; another request would open a second one."""
     page = tab.page
     keep_sessions(page)
-    give_files(page, picture_file("x.png"))
-    expect(page.get_by_role("button", name="Remove x.png")).to_be_visible()
+    if has_picture:
+        give_files(page, picture_file("x.png"))
+        expect(page.get_by_role("button", name="Remove x.png")).to_be_visible()
     gate = Gate()
 
     async def open_late(request: Received, wire: Wire) -> None:

@@ -92,12 +92,13 @@ function joined(record, stored, known, own) {
   const kept = new Map(stored.turns.map((turn) => [turn.key, turn]));
   const others = stored.turns.filter(({ key }) => key && !known.has(key));
   const turns = record.turns.map((turn) => (own.has(turn.key) ? turn : (kept.get(turn.key) ?? turn)));
-  const waiting = new Set(stored.untaken.map(({ key }) => key));
+  const { untaken: unsent = [] } = stored;
+  const isUnsent = (picture) => unsent.some(({ key }) => key === picture.key);
   const theirs = others.flatMap((turn) => turn.pictures);
-  const pictures = [...record.pictures, ...theirs.filter(({ key }) => !waiting.has(key))];
-  const untaken = [...record.untaken, ...theirs.filter(({ key }) => waiting.has(key))];
-  const isTheirBatch = !record.untaken.length && untaken.length === stored.untaken.length;
-  const batch = isTheirBatch ? stored.batch : record.batch;
+  const pictures = [...record.pictures, ...theirs.filter((picture) => !isUnsent(picture))];
+  const untaken = [...record.untaken, ...theirs.filter(isUnsent)];
+  const isTheirBatch = untaken.length > 0 && !record.untaken.length && untaken.length === unsent.length;
+  const batch = record.batch ?? (isTheirBatch ? stored.batch : null);
   return { ...record, pictures, untaken, batch, turns: [...turns, ...others].sort((a, b) => a.askedAt - b.askedAt) };
 }
 
