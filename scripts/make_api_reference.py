@@ -19,9 +19,10 @@ from torchmoor.proxy.api.reference.document import make_document
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """# API reference
 
-Every route of the two planes, written by `scripts/make_api_reference.py`. `GET /openapi.json` returns the same as an
+The routes of the two planes, written by `scripts/make_api_reference.py`. `GET /openapi.json` returns the same as an
 OpenAPI 3.1 document, on each port for its own routes. [runtime-api.md](runtime-api.md), [responses.md](responses.md)
-and [many-models.md](many-models.md) describe bodies and errors.
+and [many-models.md](many-models.md) describe bodies and errors. Not listed are TorchServe's `/predictions/...`, the
+operations of the [control plane](control-plane.md), the [chat page](chat-page.md) and the [dashboard](dashboard.md).
 
 """
 

@@ -1141,12 +1141,16 @@ def test_a_kept_branch_still_begins_with_its_turns(chat: FakeChat, browser: Brow
 
 
 @pytest.mark.browser
-def test_an_upload_that_a_reload_interrupts_is_sent_again_as_the_same_request(chat: FakeChat, tab: Tab) -> None:
+@pytest.mark.parametrize("has_picture", [True, False], ids=["with a picture", "without"])
+def test_an_opening_that_a_reload_interrupts_is_sent_again_as_the_same_request(
+    chat: FakeChat, tab: Tab, has_picture: bool
+) -> None:
     """The server may have opened the session meanwhile; another request would open a second one."""
     page = tab.page
     keep_sessions(page)
-    give_files(page, picture_file("x.png"))
-    expect(page.get_by_role("button", name="Remove x.png")).to_be_visible()
+    if has_picture:
+        give_files(page, picture_file("x.png"))
+        expect(page.get_by_role("button", name="Remove x.png")).to_be_visible()
     gate = Gate()
 
     async def open_late(request: Received, wire: Wire) -> None:
@@ -1344,3 +1348,130 @@ def test_a_browser_that_stores_nothing_does_not_seem_to_keep_sessions(chat: Fake
 
     expect(page.locator("#composer-notice")).to_contain_text("This browser does not keep the session: no room")
     expect(page.get_by_label("Keep sessions in this browser")).not_to_be_checked()
+
+
+@pytest.mark.browser
+def test_a_session_that_is_closed_in_one_tab_closes_in_the_others(chat: FakeChat, tab: Tab) -> None:
+    """The other tab stops showing it, does not store it again, and sends the server no second close."""
+    first = tab.page
+    keep_sessions(first)
+    for question in ("one", "two"):
+        first.locator("#new-session").click()
+        expect(ask(first, question).locator(".text")).to_have_text("The circle is red.")
+    wait_until(lambda: len(kept_states(first)) == 2, "both sessions are kept")
+    second = first.context.new_page()
+    second.goto(first.url)
+    wait_ready(second)
+    second.locator(".switch", has_text="one").click()
+    second.get_by_role("textbox", name="Your question").fill("half a que")
+
+    first.get_by_role("button", name="Close session: one").click()
+
+    expect(second.get_by_role("button", name="Close session: one")).to_have_count(0)
+    expect(second.locator("#announcer")).to_contain_text("Closed in another tab: one")
+    expect(second.get_by_role("textbox", name="Your question")).to_be_focused()
+    second.evaluate("dispatchEvent(new Event('focus'))")
+    expect(second.locator(".switch", has_text="two")).to_have_count(1)
+    wait_until(lambda: kept_questions(first) == ["two"], "the closed session is not kept")
+    wait_until(lambda: {"type": "close_session"} in chat.bodies, "the closing of the session")
+    assert chat.bodies.count({"type": "close_session"}) == 1
+
+
+def kept_questions(page: Page) -> list[str]:
+    """Return the questions of all turns that the browser keeps."""
+    questions: list[str] = page.evaluate(
+        """async () => {
+          const { load } = await import(new URL("chat/history.js", document.baseURI));
+          return (await load()).flatMap((record) => record.turns.map((turn) => turn.question));
+        }"""
+    )
+    return questions
+
+
+@pytest.mark.browser
+def test_a_picture_that_another_tab_is_sending_is_not_kept_as_sent(chat: FakeChat, tab: Tab) -> None:
+    """If that tab is reloaded meanwhile, it sends the picture again as the same request."""
+    first = tab.page
+    keep_sessions(first)
+    expect(ask(first, "one").locator(".text")).to_have_text("The circle is red.")
+    wait_until(lambda: len(kept_turns(first)) == 1, "the first turn is kept")
+    second = first.context.new_page()
+    second.goto(first.url)
+    wait_ready(second)
+    second.locator(".switch", has_text="one").click()
+    chat.gate = gate = Gate()
+    expect(ask(second, "two").locator(".text")).to_have_text("The")
+    late = Gate()
+    chat.instead = [waiting_at(late)]
+    give_files(first, picture_file("x.png"))
+    expect(first.get_by_role("button", name="Remove x.png")).to_be_visible()
+    ask(first, "three")
+    wait_until(lambda: chat.bodies[-1]["type"] == "add_images", "the picture is being sent")
+    wait_until(lambda: "three" in kept_questions(first), "the question is kept")
+    gate.open()
+    expect(second.locator(".turn .text").nth(1)).to_have_text("The circle is red.")
+    wait_until(lambda: len(kept_turns(first)) == 2, "the turn of the second tab is kept")
+
+    first.reload()
+    late.open()
+    first.locator(".switch", has_text="one").click()
+    turn = first.locator(".turn").filter(has_text="three")
+    turn.get_by_role("button", name="Ask again").click()
+
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    sent = [each for each in chat.received if json.loads(each.body).get("type") == "add_images"]
+    assert len(sent) == 2
+    assert len({each.headers["amz-sdk-invocation-id"] for each in sent}) == 1
+    assert len({each.body for each in sent}) == 1
+
+
+@pytest.mark.browser
+def test_text_from_an_office_program_is_pasted_as_text(chat: FakeChat, tab: Tab) -> None:
+    """Such programs put a picture of the text beside it on the clipboard."""
+    page, data = tab.page, base64.b64encode(picture_file("x.png")["buffer"]).decode()
+    is_taken = page.evaluate(
+        """([data]) => {
+          const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+          const files = new DataTransfer();
+          files.setData("text/plain", "a cell");
+          files.setData("text/html", "<td>a cell</td>");
+          files.items.add(new File([bytes], "image.png", { type: "image/png" }));
+          const event = new ClipboardEvent("paste", { bubbles: true, cancelable: true, clipboardData: files });
+          return !document.querySelector("#question").dispatchEvent(event);
+        }""",
+        [data],
+    )
+    give_files(page, picture_file("y.png"))
+
+    expect(page.locator("#pending img")).to_have_count(1)
+    assert not is_taken
+
+
+@pytest.mark.browser
+def test_enter_that_ends_a_composition_in_safari_does_not_send(chat: FakeChat, tab: Tab) -> None:
+    """Safari ends the composition before it reports the key, whose code is 229."""
+    page = tab.page
+    page.get_by_role("textbox", name="Your question").fill("一")
+    page.evaluate(
+        """() => document.querySelector("#question").dispatchEvent(
+          new KeyboardEvent("keydown", { key: "Enter", keyCode: 229, bubbles: true, cancelable: true })
+        )"""
+    )
+    page.get_by_role("textbox", name="Your question").fill("一二")
+    submit_question(page)
+
+    expect(page.locator(".turn .text")).to_have_text("The circle is red.")
+    assert chat.asked() == ["一二"]
+
+
+@pytest.mark.browser
+def test_the_title_of_a_session_is_the_first_line_of_its_question(chat: FakeChat, tab: Tab) -> None:
+    """A long text after it is not read aloud with each button, and does not break the heading of an export."""
+    page = tab.page
+    expect(ask(page, "Explain this:\n" + "code " * 400).locator(".text")).to_have_text("The circle is red.")
+
+    expect(page.get_by_role("button", name="Close session: Explain this:", exact=True)).to_be_visible()
+    expect(page).to_have_title("Explain this: \u2013 torchmoor chat")
+    page.get_by_role("button", name="New session").click()
+    ask(page, "long " * 100)
+    expect(page.get_by_role("button", name=f"Close session: {'long ' * 20}…", exact=True)).to_be_visible()

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.torchserve
 README = ROOT / "README.md"
 RUNTIME_API = ROOT / "docs" / "runtime-api.md"
 CLIENTS = ROOT / "docs" / "clients.md"
+RESPONSES = ROOT / "docs" / "responses.md"
 STRUCTURED_OUTPUT = ROOT / "docs" / "structured-output.md"
 
 
@@ -61,6 +62,21 @@ def test_shell_command_of_structured_output_works(fleet: Fleet) -> None:
     [block] = blocks(STRUCTURED_OUTPUT, "sh")
 
     assert re.fullmatch(r'\[\{"generated_text":"(red|green|blue)"\}\]', shell(fleet, block).replace(" ", ""))
+
+
+def test_python_of_structured_output_works(fleet: Fleet) -> None:
+    """The answer has the fields of the page's class."""
+    answer = run(fleet, sys.executable, "\n".join(blocks(STRUCTURED_OUTPUT, "python")))
+
+    assert re.fullmatch(r"kind='(circle|square)' colour='(red|green|blue)'\n", answer)
+
+
+def test_python_of_the_responses_works(fleet: Fleet) -> None:
+    """The examples run one after the other: a chain, a background response, items by their ids, a WebSocket."""
+    chained, in_background = run(fleet, sys.executable, "\n".join(blocks(RESPONSES, "python"))).splitlines()
+
+    assert re.fullmatch(r".*circle.* [1-9]\d*", chained)
+    assert in_background
 
 
 def test_python_of_the_api_works(fleet: Fleet) -> None:

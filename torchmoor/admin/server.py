@@ -218,7 +218,7 @@ class AdminServer:
     @post(
         "/instances/{name}/drain",
         "drainInstance",
-        "Drain an instance: it gets no new sessions.",
+        "Drain an instance: it gets no new work.",
         admin_schemas.MOVED_INSTANCE,
     )
     async def _drain(self, request: web.Request) -> web.Response:

@@ -309,6 +309,16 @@ def test_a_closed_standard_input_is_told(
     assert runtime.bodies == []
 
 
+@pytest.mark.parametrize("question", ["", " \n", "-"])
+def test_an_empty_question_is_an_error_before_a_session_is_opened(runtime: Runtime, question: str) -> None:
+    """An argument that is empty, as from an unset variable, has the same error as an empty standard input."""
+    result = CliRunner().invoke(main, ["ask", question, "--url", runtime.url], input="\n")
+
+    assert result.exit_code == 2
+    assert "the question is empty" in result.stderr
+    assert runtime.bodies == []
+
+
 @pytest.mark.parametrize("command", [("ask", "-"), ("chat",)], ids=" ".join)
 def test_standard_input_that_is_not_text_is_told(runtime: Runtime, command: tuple[str, ...]) -> None:
     """Standard input that is not text, such as Latin-1, is an error, and no session stays open."""

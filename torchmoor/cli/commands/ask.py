@@ -36,6 +36,6 @@ def ask(question: str, images: tuple[str, ...], options: ChatOptions) -> None:
             question = sys.stdin.read().strip()
         except UnicodeDecodeError as error:
             raise not_text(error) from error
-    if not question:
+    if not question.strip():
         raise click.UsageError("the question is empty")
     run(replace(options, images=images, questions=(question,)))

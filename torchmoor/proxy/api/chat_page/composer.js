@@ -21,7 +21,8 @@ export class Composer {
       this.#submit();
     });
     $("question").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      const isComposing = event.isComposing || event.keyCode === 229; // the code is Safari's, for the last key
+      if (event.key === "Enter" && !event.shiftKey && !isComposing) {
         event.preventDefault();
         this.#submit();
       }
@@ -181,10 +182,12 @@ export class Composer {
       this.add([...event.dataTransfer.files]);
     });
     addEventListener("paste", (event) => {
-      const files = [...(event.clipboardData?.files ?? [])];
-      if (!files.length) return;
+      const { files = [], types = [] } = event.clipboardData ?? {};
+      // Office programs add a picture of the text that is copied.
+      const isText = types.includes("text/plain") && types.includes("text/html");
+      if (!files.length || isText) return;
       event.preventDefault();
-      this.add(files);
+      this.add([...files]);
     });
   }
 

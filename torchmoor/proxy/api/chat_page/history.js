@@ -4,6 +4,7 @@ const DATABASE = "torchmoor-chat";
 const STORE = "sessions";
 const CONSENT = "torchmoor-chat"; // in localStorage
 const MAX_SESSIONS = 100; // above it, the oldest are deleted
+const closed = new BroadcastChannel("torchmoor-chat"); // keys of sessions that the user has closed in a tab
 
 export function isKept() {
   try {
@@ -91,10 +92,25 @@ function joined(record, stored, known, own) {
   const kept = new Map(stored.turns.map((turn) => [turn.key, turn]));
   const others = stored.turns.filter(({ key }) => key && !known.has(key));
   const turns = record.turns.map((turn) => (own.has(turn.key) ? turn : (kept.get(turn.key) ?? turn)));
-  const pictures = [...record.pictures, ...others.flatMap((turn) => turn.pictures)];
-  return { ...record, pictures, turns: [...turns, ...others].sort((a, b) => a.askedAt - b.askedAt) };
+  const { untaken: unsent = [] } = stored;
+  const isUnsent = (picture) => unsent.some(({ key }) => key === picture.key);
+  const theirs = others.flatMap((turn) => turn.pictures);
+  const pictures = [...record.pictures, ...theirs.filter((picture) => !isUnsent(picture))];
+  const untaken = [...record.untaken, ...theirs.filter(isUnsent)];
+  const isTheirBatch = untaken.length > 0 && !record.untaken.length && untaken.length === unsent.length;
+  const batch = record.batch ?? (isTheirBatch ? stored.batch : null);
+  return { ...record, pictures, untaken, batch, turns: [...turns, ...others].sort((a, b) => a.askedAt - b.askedAt) };
 }
 
+// Delete a session's record.
 export async function remove(key) {
   if (isKept()) await run("readwrite", (store) => store.delete(key));
+}
+
+// Report to the other tabs that the user has closed a session.
+export const tellClosed = (key) => closed.postMessage(key);
+
+// onClosed(key): called when the user has closed a session in another tab.
+export function watchClosed(onClosed) {
+  closed.onmessage = ({ data }) => onClosed(data);
 }

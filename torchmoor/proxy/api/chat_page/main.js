@@ -18,6 +18,7 @@ const CONTINUE = "Continue where you stopped.";
 const log = new Log();
 const composer = new Composer(ask, () => current.stop());
 const heard = new WeakSet(); // turns whose beginning was announced
+const closedKeys = new Set(); // of sessions that the user has closed, in any tab
 let sessions = [];
 let current = null;
 let limits = null;
@@ -210,9 +211,33 @@ function switchTo(session) {
 }
 
 async function close(session) {
+  const closing = session.close();
+  history.tellClosed(session.key);
+  drop(session);
+  (switchButtonOf(current) ?? $("new-session")).focus();
+  announce(`Closed: ${session.title}`);
+  try {
+    await closing;
+  } catch (error) {
+    const isForgotten = error instanceof api.Refused && error.kind === "ValidationError"; // it is gone already
+    if (!isForgotten) announce(`The server did not get the request to close the session (${error.message}); the session expires there.`);
+  }
+}
+
+function onClosedElsewhere(key) {
+  closedKeys.add(key);
+  const session = sessions.find((each) => each.key === key);
+  if (!session) return;
+  session.leave();
+  drop(session);
+  announce(`Closed in another tab: ${session.title}`);
+}
+
+// Remove a closed session from the page, and from what the browser keeps.
+function drop(session) {
   const at = sessions.indexOf(session);
   sessions.splice(at, 1);
-  const closing = session.close();
+  closedKeys.add(session.key);
   history.remove(session.key).catch(complainOfKeeping);
   log.forget(session);
   for (const picture of [...session.pictures, ...session.untaken, ...session.draft.pictures]) picture.release();
@@ -221,14 +246,6 @@ async function close(session) {
     else startSession();
   } else {
     refresh(session);
-  }
-  (switchButtonOf(current) ?? $("new-session")).focus();
-  announce(`Closed: ${session.title}`);
-  try {
-    await closing;
-  } catch (error) {
-    const isForgotten = error instanceof api.Refused && error.kind === "ValidationError"; // it is gone already
-    if (!isForgotten) announce(`The server did not get the request to close the session (${error.message}); the session expires there.`);
   }
 }
 
@@ -313,6 +330,7 @@ async function restoreSessions() {
 }
 
 function restoreSession(record) {
+  if (closedKeys.has(record.key)) return; // closed while the records were read
   const old = sessions.find((session) => session.key === record.key);
   if (old && (old.running || !old.isBehind(record))) return;
   const session = Session.restore(record, limits, hooks);
@@ -365,6 +383,7 @@ $("token-button").onclick = () => askForToken("");
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !event.isComposing && current?.running && !document.querySelector("dialog[open]")) current.stop();
 });
+history.watchClosed(onClosedElsewhere);
 addEventListener("focus", () => {
   if (current) restoreSessions();
 });

@@ -1,5 +1,6 @@
 // Reads users' pictures, and scales or converts those that cannot be sent unchanged.
 
+import { newInvocationId } from "./api.js";
 import { bytes } from "./words.js";
 
 export const MAX_SIDE = 1600; // pixels; no model here sees more
@@ -14,10 +15,10 @@ export class BadPicture extends Error {
   name = "BadPicture";
 }
 
-// url: valid until `release`. note: how the picture was changed, or "".
+// url: valid until `release`. note: how the picture was changed, or "". key: the same in every tab.
 class Picture {
-  constructor(name, blob, width, height, note) {
-    Object.assign(this, { name, blob, width, height, note, url: URL.createObjectURL(blob) });
+  constructor(name, blob, width, height, note, key = newInvocationId()) {
+    Object.assign(this, { name, blob, width, height, note, key, url: URL.createObjectURL(blob) });
   }
 
   get description() {
@@ -31,8 +32,8 @@ class Picture {
 
   // The fields that can be stored, without the URL.
   get record() {
-    const { name, blob, width, height, note } = this;
-    return { name, blob, width, height, note };
+    const { name, blob, width, height, note, key } = this;
+    return { name, blob, width, height, note, key };
   }
 
   release() {
@@ -49,8 +50,8 @@ class Picture {
   }
 }
 
-export function restorePicture({ name, blob, width, height, note }) {
-  return new Picture(name, blob, width, height, note);
+export function restorePicture({ name, blob, width, height, note, key }) {
+  return new Picture(name, blob, width, height, note, key);
 }
 
 // Throws BadPicture.

@@ -6,7 +6,7 @@ import * as api from "./api.js";
 import { AnswerBroken } from "./answer.js";
 import { BadPicture, restorePicture } from "./pictures.js";
 import { Turn } from "./turn.js";
-import { span } from "./words.js";
+import { shortened, span } from "./words.js";
 
 const MAX_TRIES = 12;
 const RETRY_S = 2; // if the server gives no time
@@ -105,7 +105,7 @@ export class Session {
   }
 
   get title() {
-    return this.turns[0]?.question ?? "New session";
+    return this.turns.length ? shortened(this.turns[0].question) : "New session";
   }
 
   get numPictures() {
@@ -179,12 +179,17 @@ export class Session {
     }
   }
 
-  // Close the session at the server. keepalive: also if the page is being closed.
-  async close({ keepalive = false } = {}) {
-    const id = this.#id;
+  // Do as close does, but send the server no request: another tab has closed the session.
+  leave() {
     this.stop();
     this.state = "closed";
     this.#id = null;
+  }
+
+  // Close the session at the server. keepalive: also if the page is being closed.
+  async close({ keepalive = false } = {}) {
+    const id = this.#id;
+    this.leave();
     if (id !== null) await api.closeSession(this.endpoint, id, { keepalive });
   }
 

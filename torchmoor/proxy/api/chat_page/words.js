@@ -2,6 +2,7 @@
 
 import { FIELDS } from "./receipt.js";
 
+const MAX_TITLE = 100; // characters
 let reasons = {}; // name -> sentence, from the server
 
 export function setReasons(sentences) {
@@ -36,6 +37,13 @@ export function bytes(value) {
 export function span(seconds) {
   if (seconds < 100) return `${Math.ceil(seconds)} s`;
   return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+}
+
+// The first line of a text, or its beginning.
+export function shortened(text) {
+  const [line] = text.trim().split("\n", 1);
+  const letters = [...line];
+  return letters.length <= MAX_TITLE ? line : `${letters.slice(0, MAX_TITLE).join("")}…`;
 }
 
 export function plural(count, noun) {
