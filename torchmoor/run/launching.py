@@ -9,7 +9,6 @@ from pathlib import Path
 from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
-from torchmoor.fleet.instance_guard import SESSION_KEYS_FILE
 from torchmoor.fleet.launcher import SupervisionSettings
 from torchmoor.fleet.torchserve import JAVA_HOME_VARIABLE, TorchServeSettings
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.instance_guard import SESSION_KEYS_FILE
 from torchmoor.wire.session_ids import KEYS_VARIABLE, parse_session_keys
-
-SESSION_KEYS_FILE = "session-keys"
 
 
 @contextmanager

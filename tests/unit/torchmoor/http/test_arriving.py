@@ -97,38 +97,38 @@ STEPS = st.tuples(st.sampled_from(("add", "add", "take", "discard")), st.integer
 
 
 @given(st.lists(STEPS, max_size=30))
-def test_the_account_is_the_sum_of_the_bodies_that_arrive(steps: list[tuple[str, int, int]]) -> None:
+def test_the_total_is_the_sum_of_the_bodies_that_arrive(steps: list[tuple[str, int, int]]) -> None:
     """At most the limit after each step; a whole body has every byte, and a dropped one is answered once."""
-    account = Account(100)
+    arrivals = Arrivals(100)
     received: dict[int, bytes] = {}
     bodies = [ArrivingBody(f"10.0.0.{number // 2}", lambda n=number: drop(n)) for number in range(5)]
 
     def drop(number: int) -> None:
         assert received.pop(number)
-        account.bodies.discard(bodies[number])  # as the exchange does that answers
-        account.dropped.append(str(number))
+        arrivals.bodies.discard(bodies[number])  # as the exchange does that answers
+        arrivals.dropped.append(str(number))
 
     for step, number, num_bytes in steps:
-        account.now += 1.0
+        arrivals.now += 1.0
         piece = bytes([num_bytes]) * num_bytes
-        if str(number) in account.dropped:
+        if str(number) in arrivals.dropped:
             continue
         if step == "add":
             received[number] = received.get(number, b"") + piece
-            account.bodies.add(bodies[number], piece)
+            arrivals.bodies.add(bodies[number], piece)
         elif step == "take":
-            assert account.bodies.take(bodies[number], piece) == received.pop(number, b"") + piece
+            assert arrivals.bodies.take(bodies[number], piece) == received.pop(number, b"") + piece
             bodies[number] = ArrivingBody(bodies[number].source, bodies[number].drop)
         else:
-            account.bodies.discard(bodies[number])
+            arrivals.bodies.discard(bodies[number])
             received.pop(number, None)
             bodies[number] = ArrivingBody(bodies[number].source, bodies[number].drop)
-        assert account.bodies.num_bytes == sum(map(len, received.values())) <= 100
-        assert account.num_dropped == len(account.dropped) == len(set(account.dropped))
+        assert arrivals.bodies.num_bytes == sum(map(len, received.values())) <= 100
+        assert arrivals.num_dropped == len(arrivals.dropped) == len(set(arrivals.dropped))
 
     for body in bodies:
-        account.bodies.discard(body)
-    assert account.bodies.num_bytes == 0
+        arrivals.bodies.discard(body)
+    assert arrivals.bodies.num_bytes == 0
 
 
 @pytest.mark.parametrize(
