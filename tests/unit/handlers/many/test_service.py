@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
+from handlers.engine.builtin.runner import ModelRunner
 from handlers.errors import ClientGone, HandlerError
 from handlers.many.loading.checkpoint_loader import CheckpointLoader
 from handlers.many.residency.registry import ModelRegistry, open_registry
@@ -97,20 +98,28 @@ def test_a_request_finds_its_model_and_is_told_what_it_cost(worker: Worker) -> N
     assert len(worker.service.counters.drain("load")) == 1
 
 
-def test_a_lease_lasts_as_long_as_the_answer(worker: Worker, tmp_path: Path) -> None:
+def test_a_lease_lasts_as_long_as_the_answer(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream leases its model while it runs; a disconnected client releases it."""
-    config = tmp_path / "models" / "write" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 4096}))
-    parameters = {"max_new_tokens": 2048, "ignore_eos": True}  # so long that the client disconnects first
-    stream = worker.ask("write", {"inputs": "the cat", "parameters": parameters, "stream": True})
+    streams: list[PendingReply] = []
+    has_left, run = threading.Event(), ModelRunner.run
+
+    def run_until_it_begins(runner: ModelRunner, *arguments: Any) -> Any:
+        assert not any(stream.has_news() for stream in streams) or has_left.wait(60)
+        return run(runner, *arguments)
+
+    monkeypatch.setattr(ModelRunner, "run", run_until_it_begins)
+    parameters = {"max_new_tokens": 64, "ignore_eos": True}
+    streams.append(worker.ask("write", {"inputs": "the cat", "parameters": parameters, "stream": True}))
+    [stream] = streams
     wait_until(stream.has_news, "the stream begins")
+    assert worker.model("write")["leases"] == 1
     head = stream.take(1 << 20)
     assert isinstance(head, ReplyPieces)
     assert head.headers is not None
     assert head.headers["x-torchmoor-model-cache"]
-    assert worker.model("write")["leases"] == 1
 
     stream.cancel()
+    has_left.set()
 
     wait_until(lambda: worker.model("write")["leases"] == 0, "the lease has ended")
     wait_until(lambda: worker.service.numbers()["requests"]["cancelled"] == 1, "it counts as cancelled")
