@@ -416,6 +416,41 @@ def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: Ma
     assert stage.proxy.data.dispatchers.all()[0].metrics.queue_latency.sum < 50
 
 
+def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage) -> None:
+    """The instance that goes on after a wait has the whole time that may pass between two pieces."""
+    stage = make_stage(capacity=1, late_binding=LateBindingSettings(max_waiting=8, max_wait_s=100))
+    busy_gate, rest_gate = Gate(), Gate()
+
+    async def busy(request: Received, wire: Wire) -> None:
+        await busy_gate.pass_through()
+        await wire.answer()
+
+    async def go_on_later(request: Received, wire: Wire) -> None:
+        await rest_gate.pass_through()
+        await saying(2)(request, wire)
+
+    async def wait_for_long() -> None:
+        for connection in stage.proxy.data.server.connections:
+            if isinstance(connection.exchange, Exchange):
+                connection.exchange._progress_at -= 70.0
+
+    take_turns(stage, busy, saying(0, 2, b""), go_on_later)
+    with stage.socket() as other:
+        other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        busy_gate.wait_reached()
+        begun = stage.http()
+        begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
+        answer = begun.getresponse()
+        stage.until(lambda: stage.proxy.data.dispatchers.all()[0].num_waiting, "the rest waits")
+        stage.run(wait_for_long())
+        busy_gate.open()
+        rest_gate.wait_reached()
+        stage.pass_time(65)
+        rest_gate.open()
+        assert answer.read().decode() == "".join(WORDS)
+        other.recv(65536)
+
+
 async def grow_older(stage: Stage, seconds: float) -> None:
     """Make the current streams appear to have begun earlier."""
     for connection in stage.proxy.data.server.connections:
