@@ -11,7 +11,7 @@ import pytest
 import requests
 from botocore.exceptions import EventStreamError
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import ProxyClock, Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
@@ -416,8 +416,10 @@ def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: Ma
     assert stage.proxy.data.dispatchers.all()[0].metrics.queue_latency.sum < 50
 
 
-def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage) -> None:
+def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The instance that goes on after a wait has the whole time that may pass between two pieces."""
+    clock = ProxyClock()
+    monkeypatch.setattr("torchmoor.proxy.http.exchange.monotonic", clock)
     stage = make_stage(capacity=1, late_binding=LateBindingSettings(max_waiting=8, max_wait_s=100))
     busy_gate, rest_gate = Gate(), Gate()
 
@@ -429,11 +431,6 @@ def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage) -> N
         await rest_gate.pass_through()
         await saying(2)(request, wire)
 
-    async def wait_for_long() -> None:
-        for connection in stage.proxy.data.server.connections:
-            if isinstance(connection.exchange, Exchange):
-                connection.exchange._progress_at -= 70.0
-
     take_turns(stage, busy, saying(0, 2, b""), go_on_later)
     with stage.socket() as other:
         other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
@@ -442,10 +439,10 @@ def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage) -> N
         begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
         answer = begun.getresponse()
         stage.until(lambda: stage.proxy.data.dispatchers.all()[0].num_waiting, "the rest waits")
-        stage.run(wait_for_long())
+        clock.ahead_s = 70.0
         busy_gate.open()
         rest_gate.wait_reached()
-        stage.pass_time(65)
+        stage.pass_time(200)
         rest_gate.open()
         assert answer.read().decode() == "".join(WORDS)
         other.recv(65536)
