@@ -11,7 +11,7 @@ import pytest
 import requests
 from botocore.exceptions import EventStreamError
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import ProxyClock, Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
@@ -420,6 +420,38 @@ def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: Ma
         assert answer.read().decode() == "".join(WORDS)
         other.recv(65536)
     assert stage.proxy.data.dispatchers.all()[0].metrics.queue_latency.sum < 50
+
+
+def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instance that goes on after a wait has the whole time that may pass between two pieces."""
+    clock = ProxyClock()
+    monkeypatch.setattr("torchmoor.proxy.http.exchange.monotonic", clock)
+    stage = make_stage(capacity=1, late_binding=LateBindingSettings(max_waiting=8, max_wait_s=100))
+    busy_gate, rest_gate = Gate(), Gate()
+
+    async def busy(request: Received, wire: Wire) -> None:
+        await busy_gate.pass_through()
+        await wire.answer()
+
+    async def go_on_later(request: Received, wire: Wire) -> None:
+        await rest_gate.pass_through()
+        await saying(2)(request, wire)
+
+    take_turns(stage, busy, saying(0, 2, b""), go_on_later)
+    with stage.socket() as other:
+        other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        busy_gate.wait_reached()
+        begun = stage.http()
+        begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
+        answer = begun.getresponse()
+        stage.until(lambda: stage.proxy.data.dispatchers.all()[0].num_waiting, "the rest waits")
+        clock.ahead_s = 70.0
+        busy_gate.open()
+        rest_gate.wait_reached()
+        stage.pass_time(200)
+        rest_gate.open()
+        assert answer.read().decode() == "".join(WORDS)
+        other.recv(65536)
 
 
 async def grow_older(stage: Stage, seconds: float) -> None:

@@ -161,7 +161,8 @@ class Exchange:
     def resume(self, step: NextStep) -> None:
         self._is_waiting = False
         self._has_waited = True
-        self.client.deadline = self._answer_by
+        self._progress_at = monotonic()  # the wait was not a target's silence
+        self.client.deadline = self._answer_by if self._answer is None else self._due
         self._follow(step)
 
     # The request
