@@ -24,7 +24,7 @@ def test_instances_known_by_addresses_join_a_static_one_and_leave_with_their_ent
     load = None
     try:
         proxy.wait_for("llava-0", "llava-1", "llava-2")
-        proxy.look("decisions")  # each process answers, after all that it was told of the instances
+        proxy.look("decisions")  # each process answers once it has the states of the instances
         load = Load(stage.network, "clients", f"http://10.77.0.2:{proxy.port}", stage.folder)
         load.wait_served("llava-0", "llava-1", "llava-2")
         rows = {row["name"]: (row["source"], row["host"]) for row in proxy.look()["instances"]}

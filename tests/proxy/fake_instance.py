@@ -172,7 +172,7 @@ class FakeInstance:
         self._kept = kept
 
     async def stop(self) -> None:
-        """Refuse new connections, reset the open ones, and give up the port."""
+        """Refuse new connections, reset the open ones, and free the port."""
         self._release_port()
         if self.server is not None:
             self.server.close()
