@@ -4,7 +4,6 @@ import errno
 import socket
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -155,7 +154,7 @@ def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.Mo
 def test_an_announcement_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """An announcement file that cannot be written is not reported as a failure to listen."""
 
-    async def announce(options: UpSettings, report: object, announce: Callable[[str], None], **_: object) -> None:
+    async def announce(options: UpSettings, *_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("torchmoor.cli.commands.up.run", announce)
