@@ -26,9 +26,9 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
         if not archive.exists():
             others = ", ".join(sorted(path.name for path in store.glob("*.mar"))[:MAX_SHOWN])
             raise LaunchError(
-                f"there is no {launch.archive} in {store}{others and f', but {others}'}: serve a checkpoint with torchmoor up FOLDER --name "
-                f"{launch.model}, give the archives' directory with --model-store, or build it with make archives in "
-                "a checkout"
+                f"there is no {launch.archive} in {store}{others and f', but {others}'}: serve a checkpoint with "
+                f"torchmoor up FOLDER --name {launch.model}, give the archives' directory with --model-store, or build "
+                "it with make archives in a checkout"
             )
         if not has_handler(archive):
             raise LaunchError(
