@@ -52,7 +52,8 @@ class NotebookHandler:
             raise ValueError(f"there is no type {request['type']!r}")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             context.set_response_status(400, "Bad Request", number)
-            return json.dumps({"error": {"code": "BadRequest", "message": f"{error}"}})
+            message = f"the field {error} is missing" if isinstance(error, KeyError) else f"{error}"
+            return json.dumps({"error": {"code": "BadRequest", "message": message}})
 
     def open(self, number, context):
         """Put the session's id and its end into one header; the proxy remembers which instance sent it."""

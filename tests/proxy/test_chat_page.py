@@ -49,8 +49,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def chat(stage: Stage) -> FakeChat:
-    for name in stage.instances:
-        stage.instance(name).take_status(ReportedStatus(max_images=8))
+    status = json.dumps({"capabilities": {"can_see": True, "max_images": 8}}).encode()
+    for name, fake in stage.instances.items():
+        stage.instance(name).take_status(ReportedStatus(can_see=True, max_images=8))
+        fake.on_status = answering(body=status)  # the proxy asks again after some seconds
     return FakeChat(stage)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -299,6 +300,22 @@ def test_a_system_message_comes_with_each_question_of_its_session(talking: Stage
     assert plain.exit_code == 0
     asked = [body for body in bodies(talking) if "prompt_text" in body]
     assert [body.get("system") for body in asked] == ["Be terse.", "Be terse.", None]
+
+
+def test_a_question_to_a_fleet_that_is_starting_is_told_what_starts(stage: Stage) -> None:
+    """The error names the instances that are starting, as after a question that is asked right after `up`."""
+
+    async def start() -> None:
+        for name in stage.instances:
+            stage.registry.set_state(name, InstanceState.STARTING)
+
+    stage.run(start())
+
+    result = invoke(stage, "ask", "?")
+
+    assert result.exit_code == 1
+    started = r"\(a is being started.*; b is being started.*\)"
+    assert re.fullmatch(rf"Error: No instance of the endpoint is ready\. Try again later\. {started}\n", result.stderr)
 
 
 def test_a_session_is_kept_if_asked_for_and_closed_by_the_next(talking: Stage) -> None:

@@ -62,6 +62,14 @@ def test_sessions_that_nobody_closed_make_room_when_they_are_over(monkeypatch: p
     assert notebook.ask(session, type="add", note="the kettle is blue") == (200, {"notes": 1})
 
 
+def test_a_missing_field_is_named() -> None:
+    """A request of another API, such as one of `torchmoor ask`, gets an error that says what it lacks."""
+    status, answer = Notebook().ask("NEW_SESSION", requestType="NEW_SESSION")
+
+    assert status == 400
+    assert answer["error"]["message"] == "the field 'type' is missing"
+
+
 def test_a_sessions_notes_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The notes of a session are limited in size, so that one client cannot use all the memory."""
     monkeypatch.setattr(notebook_handler, "MAX_NOTES", 1)

@@ -65,8 +65,8 @@ def _open_as(number: int, path: str | Path, flags: int) -> None:
 def make_log() -> tuple[Path, int]:
     """Return a new, empty log and its descriptor; only the newest of earlier fleets are kept.
 
-    The log is locked as long as its fleet runs, also while the fleet starts and has no record. On a file system without
-    locks, where `torchmoor logs` finds no fleet, the newest of all logs are kept.
+    The log is locked as long as its fleet runs, also before the fleet has a record. On a file system without locks,
+    where `torchmoor logs` finds no fleet, the newest of all logs are kept.
     """
     folder = state_folder()
     path = folder / f"up-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"

@@ -28,6 +28,7 @@ HINT = " (is `torchmoor up` running, and is this its --url?)"
 # SageMaker's words, which the proxy uses.
 NEEDS_TARGET_MODEL = "missing a target model header"
 HAS_NO_ADAPTERS = "does not support target model header"
+NONE_READY = "No instance of the endpoint is ready"
 
 
 class ChatError(TorchmoorError):
@@ -59,7 +60,11 @@ class EndpointCalls:
 
     @contextmanager
     def _explained_errors(self) -> Iterator[None]:
-        """Translate boto3's errors. The error for an unknown endpoint lists the endpoints."""
+        """Translate boto3's errors.
+
+        The error for an unknown endpoint lists the endpoints; that for an endpoint without a ready instance lists the
+        instances that are starting.
+        """
         try:
             with readable_errors(HINT):
                 yield
@@ -74,6 +79,8 @@ class EndpointCalls:
                     f"{self.target.endpoint} has no adapters: leave --adapter out, or start the fleet with "
                     "`torchmoor up --adapters`"
                 ) from error
+            if NONE_READY in str(error) and (starting := self._watch.progress()):
+                raise EndpointError(f"{error} ({'; '.join(starting)})", code=error.code) from error
             names = self._endpoint_names() if error.code == "ValidationError" else []
             if not names or self.target.endpoint in names:
                 raise

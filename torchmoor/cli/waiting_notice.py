@@ -54,11 +54,12 @@ class EndpointWatch:
         interval_s = self._patience_s
         while not over.wait(interval_s):
             interval_s = INTERVAL_S
-            for message in self._ask():
+            for message in self.progress():
                 if not over.is_set():
                     self._show(message)
 
-    def _ask(self) -> list[str]:
+    def progress(self) -> list[str]:
+        """Return a message for each instance that is starting; none if the endpoint does not answer."""
         verify = os.environ.get("AWS_CA_BUNDLE") or True
         session = URLLib3Session(verify=verify, proxies=proxies_for(self._url), timeout=TIMEOUT_S)
         try:

@@ -12,6 +12,8 @@ from torchmoor.fleet.torchserve import Launch
 
 logger = logging.getLogger(__name__)
 
+MAX_SHOWN = 10  # names of other archives in an error
+
 
 def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
     """Raise LaunchError for an archive that cannot be served; warn once of one with other handlers."""
@@ -22,10 +24,11 @@ def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
         if launch.contents is not None or archive in checked:
             continue
         if not archive.exists():
+            others = ", ".join(sorted(path.name for path in store.glob("*.mar"))[:MAX_SHOWN])
             raise LaunchError(
-                f"there is no {launch.archive} in {store}: serve a checkpoint with torchmoor up FOLDER --name "
-                f"{launch.model}, give the archives' directory with --model-store, or build it with make archives in "
-                "a checkout"
+                f"there is no {launch.archive} in {store}{others and f', but {others}'}: serve a checkpoint with "
+                f"torchmoor up FOLDER --name {launch.model}, give the archives' directory with --model-store, or build "
+                "it with make archives in a checkout"
             )
         if not has_handler(archive):
             raise LaunchError(

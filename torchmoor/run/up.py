@@ -29,12 +29,18 @@ from torchmoor.wire.store_urls import JOURNAL_SCHEMES
 
 
 async def run(
-    options: UpSettings, report: Callable[[str], None], announce: Callable[[str], None], *, is_open: bool = False
+    options: UpSettings,
+    report: Callable[[str], None],
+    record: Callable[[str], None],
+    announce: Callable[[str], None],
+    *,
+    is_open: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM; a second signal stops at once.
 
-    report: receives progress, line by line. announce: receives one line of JSON when everything is ready. is_open:
-    whether an address other than loopback may go without credentials.
+    report: receives progress, line by line. announce: receives one line of JSON when everything is ready. record:
+    receives the same line when the proxy listens, before the instances start. is_open: whether an address other than
+    loopback may go without credentials.
     Raises ConfigError, LaunchError, OSError if a port is taken.
     """
     with run_directory(options.launch) as run_dir:
@@ -61,9 +67,11 @@ async def run(
             fleet = HostFleet(plan.settings, registry, launcher, proxy.data, plan.launches, report)
             await stack.enter_async_context(fleet)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
+            description = proxy.describe(plan.endpoints, run_dir=str(run_dir))
+            record(description)
             if await has_started(fleet.start(), stopping):
                 _report_addresses(plan, proxy, report)
-                announce(proxy.describe(plan.endpoints, run_dir=str(run_dir)))
+                announce(description)
                 await stopping
             report("stopping")
         if control is not None and control.resources:

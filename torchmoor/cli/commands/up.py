@@ -147,14 +147,13 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
     if is_detached:
         detach()
     start_log(log_level.upper())
-    with ExitStack() as while_ready:
+    with ExitStack() as while_running:
 
-        def on_ready(line: str) -> None:
-            while_ready.enter_context(recorded(line))
-            (announce if is_detached else click.echo)(line)
+        def record(line: str) -> None:
+            while_running.enter_context(recorded(line))
 
         try:
-            uvloop.run(run(settings, report, on_ready, is_open=no_auth))
+            uvloop.run(run(settings, report, record, announce if is_detached else click.echo, is_open=no_auth))
         except OSError as error:
             if is_explained(error):
                 raise

@@ -74,7 +74,7 @@ def test_fleet_serves_although_its_command_has_ended(
         command.send_signal(number)
         command.wait(60)
 
-    wait_until(lambda: len(running_fleets()) == 1, "the fleet is ready")
+    wait_until(lambda: len(running_fleets()) == 1, "the fleet is recorded")
     [log] = (tmp_path / "torchmoor").glob("*.log")
     wait_until(lambda: "dashboard: " in log.read_text(), "the fleet serves")
     stopped = [sys.executable, "-m", "torchmoor", "stop"]

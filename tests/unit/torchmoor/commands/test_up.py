@@ -4,7 +4,6 @@ import errno
 import socket
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -172,7 +171,7 @@ def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.Mo
 def test_an_announcement_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """An announcement file that cannot be written is not reported as a failure to listen."""
 
-    async def announce(options: UpSettings, report: object, announce: Callable[[str], None], **_: object) -> None:
+    async def announce(options: UpSettings, *_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("torchmoor.cli.commands.up.run", announce)
@@ -201,13 +200,17 @@ def test_numbers_of_instances_that_contradict_each_other_are_refused(arguments: 
 
 
 def test_a_missing_archive_is_an_error_with_the_remedy(tmp_path: Path) -> None:
-    """The error for a missing archive, as in a new clone, says how to create it."""
-    result = invoke("up", "--port", "0", "--admin-port", "0", "--model-store", str(tmp_path))
+    """The error for a missing archive, as in a new clone, says how to create it, and which others there are."""
+    arguments = ("up", "--port", "0", "--admin-port", "0", "--model-store", str(tmp_path))
+    result = invoke(*arguments)
+    (tmp_path / "lava.mar").touch()
+    mistyped = invoke(*arguments)
 
     assert result.exit_code == 1
     assert result.stdout == ""
     assert "make archives" in result.stderr
-    assert str(tmp_path) in result.stderr
+    assert f"there is no llava.mar in {tmp_path}: serve" in result.stderr
+    assert f"there is no llava.mar in {tmp_path}, but lava.mar: serve" in mistyped.stderr
 
 
 def test_an_address_open_to_a_network_must_be_meant() -> None:

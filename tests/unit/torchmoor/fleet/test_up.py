@@ -72,6 +72,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
 
 def serve(options: UpSettings, number: signal.Signals = signal.SIGTERM) -> tuple[list[str], list[str]]:
     """Run until all is ready, then send this process the signal; return the announcement and the reports."""
+    recorded: list[str] = []
     announced: list[str] = []
     reported: list[str] = []
 
@@ -81,10 +82,36 @@ def serve(options: UpSettings, number: signal.Signals = signal.SIGTERM) -> tuple
 
     async def bounded() -> None:
         async with asyncio.timeout(DEADLINE_S):
-            await run(options, reported.append, announce)
+            await run(options, reported.append, recorded.append, announce)
 
     asyncio.run(bounded())
+    assert recorded == announced
     return announced, reported
+
+
+def test_it_is_recorded_and_can_be_stopped_before_its_instances_are_ready(
+    options: UpSettings, environments: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torchmoor status`, `logs` and `stop` find a fleet that is starting, which may take minutes."""
+    recorded: list[str] = []
+    announced: list[str] = []
+
+    def record(line: str) -> None:
+        recorded.append(line)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def find_no_worker(self: HealthChecker, instance: Instance) -> bool | None:
+        return False
+
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await run(options, lambda line: None, record, announced.append)
+
+    monkeypatch.setattr(HealthChecker, "ask", find_no_worker)
+    asyncio.run(bounded())
+
+    assert [json.loads(line)["endpoints"] for line in recorded] == [["llava"]]
+    assert announced == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -149,7 +176,7 @@ def test_a_refused_fleet_leaves_no_directory(
     everywhere = ListenSettings(host="0.0.0.0", port=0, admin_port=0)
 
     with pytest.raises(ConfigError):
-        asyncio.run(run(options.replace(listen=everywhere, launch=LaunchSettings()), lambda line: None, print))
+        asyncio.run(run(options.replace(listen=everywhere, launch=LaunchSettings()), lambda line: None, print, print))
 
     assert list(temporary.iterdir()) == []
 
