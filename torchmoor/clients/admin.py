@@ -98,8 +98,12 @@ class AdminClient:
             return AdminRefused("the admin plane requires its token: set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE")
         try:
             message = _explain(json.loads(error.read()))
-        except (ValueError, KeyError, TypeError, OSError, HTTPException):
+        except (ValueError, KeyError, TypeError):
             message = f"{self._not_an_admin_plane()} (status {error.code})"
+        except (OSError, HTTPException) as broken:
+            message = (
+                f"the admin plane at {self._url} answers with status {error.code}, whose reason broke off: {broken}"
+            )
         return AdminRefused(message) if error.code == 403 else AdminError(message)
 
 

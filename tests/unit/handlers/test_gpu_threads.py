@@ -1,6 +1,5 @@
 """Threads that share a GPU, with stand-ins for torch's calls: each uses its own GPU, and one at a time captures."""
 
-import math
 import threading
 from pathlib import Path
 from queue import SimpleQueue
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.engine.builtin import row_steps
 from handlers.engine.builtin.row_steps import RowSteps
 from handlers.errors import HandlerError
 from handlers.many.compute import Compute, RowQueue, TaskRow
@@ -80,22 +78,24 @@ def test_one_thread_at_a_time_captures_graphs_or_frees_memory(monkeypatch: pytes
     """Two models that load at the same time would break each other's capture, and so would one that is closed."""
     held: list[tuple[str, bool]] = []
 
-    def note(name: str, result: Any = None) -> Any:
+    def note(name: str) -> None:
         held.append((name, capture_lock.locked()))
-        return result
+
+    def refuse(*streams: Any) -> None:
+        raise RuntimeError("the model waits for the device")
 
     pool: Any = SimpleNamespace(shape=SimpleNamespace(device=GPU))
     nothing: Any = None
-    monkeypatch.setattr(RowSteps, "_capture_all", lambda self: note("capture", {1: None}))
-    monkeypatch.setattr(RowSteps, "_measure", lambda self: note("measure", 5.0))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: note("empty"))
     with monkeypatch.context() as patch:
-        patch.setattr(row_steps.torch, "zeros", lambda *args, **options: None)
-        steps = [
-            RowSteps(nothing, pool, nothing, 1, has_graphs=has_graphs, has_prompts=has_prompts)
-            for has_graphs, has_prompts in ((True, None), (True, True), (True, False), (False, None))
-        ]
+        patch.setattr(torch, "zeros", lambda *args, **options: None)
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: note("capture"))
+        patch.setattr(torch.cuda, "current_stream", lambda: None)
+        patch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=refuse))
+        patch.setattr(torch.cuda, "set_stream", lambda stream: None)
+        patch.setattr(torch.cuda, "synchronize", lambda: note("wait"))
+        RowSteps(nothing, pool, nothing, 1, has_graphs=True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: note("free"))
     release_memory(GPU)
 
-    assert held == [("capture", True), ("measure", True), ("capture", True), ("capture", True), ("empty", True)]
-    assert [each._max_positions for each in steps] == [5.0, math.inf, 0.0, 0.0]
+    assert held == [("capture", True), ("wait", True), ("free", True)]
+    assert not capture_lock.locked()

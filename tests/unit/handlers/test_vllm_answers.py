@@ -40,22 +40,26 @@ def loop() -> EventLoopThread:
 
 
 @pytest.fixture
-def engine(loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Return an engine whose vLLM is idle."""
+def llm() -> Any:
+    """Return a stand-in for vLLM's AsyncLLM, which is idle."""
+    return SimpleNamespace(
+        vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cpu")),
+        model_config=SimpleNamespace(max_model_len=100),
+        shutdown=lambda timeout: None,
+    )
+
+
+@pytest.fixture
+def engine(llm: Any, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in STAND_INS:
         monkeypatch.setitem(sys.modules, name, StandIn(name))
     for name in IMPORTERS:
         monkeypatch.delitem(sys.modules, f"handlers.engine.vllm.{name}", raising=False)
     from handlers.engine.vllm.engine import VllmEngine
 
-    llm: Any = SimpleNamespace(
-        vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type="cpu")),
-        model_config=SimpleNamespace(max_model_len=100),
-        shutdown=lambda timeout: None,
-    )
     grammars: Any = SimpleNamespace(is_supported=False, stop=lambda: None)
     steps: Any = SimpleNamespace(pool=VllmPool(100, 1))
-    prompts: Any = SimpleNamespace(image_token_id=None)
+    prompts: Any = SimpleNamespace(image_token_id=None, eos_token_ids=())
     yield VllmEngine(llm, loop, prompts, grammars, Counters(), steps, 0)
     for name in IMPORTERS:
         del sys.modules[f"handlers.engine.vllm.{name}"]
@@ -110,7 +114,7 @@ def test_an_answer_that_has_not_begun_ends_when_the_engine_stops(engine: Any, lo
 
 @pytest.mark.timeout(60)
 def test_a_cancellation_has_no_effect_once_an_answer_has_its_last_token(
-    engine: Any, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch
+    engine: Any, llm: Any, loop: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM may still be aborting the answer then, as at a stop string."""
     aborting, is_aborted, hearing = threading.Event(), asyncio.Event(), Hearing()
@@ -127,9 +131,8 @@ def test_a_cancellation_has_no_effect_once_an_answer_has_its_last_token(
             await is_aborted.wait()
 
     monkeypatch.setattr(sys.modules["handlers.engine.vllm.engine"], "to_vllm", lambda *args: None)
-    engine._llm.renderer = SimpleNamespace(process_for_engine_async=render)
-    engine._llm.generate = generate
-    engine._prompts.eos_token_ids = ()
+    llm.renderer = SimpleNamespace(process_for_engine_async=render)
+    llm.generate = generate
 
     cancel = engine.submit(engine.pool.open("scope"), hearing.request)
     assert aborting.wait(30)
