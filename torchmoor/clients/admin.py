@@ -101,9 +101,7 @@ class AdminClient:
         except (ValueError, KeyError, TypeError):
             message = f"{self._not_an_admin_plane()} (status {error.code})"
         except (OSError, HTTPException) as broken:
-            message = (
-                f"the admin plane at {self._url} answers with status {error.code}, whose reason broke off: {broken}"
-            )
+            message = f"the admin plane at {self._url} answers with status {error.code} and breaks off: {broken}"
         return AdminRefused(message) if error.code == 403 else AdminError(message)
 
 
