@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers as hf
 from PIL import Image
+from safetensors.torch import load_file
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.builtin import chat_engine
@@ -857,6 +858,41 @@ def test_a_family_that_the_engine_cannot_run_is_refused(tmp_path: Path, load: Lo
 
     with pytest.raises(ModelBroken, match="models of type bert are not supported"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr)
+@pytest.mark.parametrize(
+    ("architecture", "step"),
+    [
+        ("LlamaForCausalLM", "transformers.LlamaForCausalLM.forward"),
+        ("LlamaForCausalLM", "handlers.models.loader.TextModel"),
+        ("LlamaForCausalLM", "handlers.many.loading.chat_model.make_text_model"),
+        ("GPT2LMHeadModel", "handlers.models.loader.PlainModel"),
+        ("BartModel", "handlers.many.tasks.feature_extraction.FeatureExtraction.run"),
+        ("BertModel", "torch.load"),
+    ],
+)
+def test_memory_that_is_full_while_a_model_is_tried_does_not_make_it_broken(
+    architecture: str, step: str, error: Exception, tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later request may load it. torch has no class for a failed allocation on a CPU."""
+    if architecture == "BartModel":
+        sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "pad_token_id": 0, "decoder_start_token_id": 0}
+        hf.BartModel(hf.BartConfig(**sizes, encoder_layers=1, decoder_layers=1)).save_pretrained(tmp_path)
+        make_tokenizer().save_pretrained(tmp_path)
+    else:
+        save_checkpoint(tmp_path, architecture)
+    if step == "torch.load":
+        torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+        (tmp_path / "model.safetensors").unlink()
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(type(error)) as caught:
+        load(tmp_path, many=ManySettings(allow_pickle=True))
+    assert caught.value is error
 
 
 def test_only_what_is_not_mapped_is_private(tmp_path: Path, load: Load) -> None:
