@@ -64,8 +64,8 @@ class DecodingBudget:
         """Take a share until `give_back`, as `lease` does. num_bytes: at most the whole budget.
 
         is_next: before all that wait, since they may wait for what this request has. is_held: the request decodes
-        further images meanwhile; several such shares take at most half of the budget, so that none of these requests
-        waits for another.
+        further images meanwhile; several such shares take at most half of the budget, so that requests whose images fit
+        into the other half do not wait for each other.
         """
         deadline = self._clock() + self._max_wait_s
         place = object()
