@@ -493,7 +493,7 @@ def test_an_image_that_cannot_be_decoded_beside_the_pixels_before_it(tmp_path: P
     assert "send a smaller one, or fewer at once" in message
 
 
-def test_requests_of_several_images_do_not_wait_for_the_pixels_of_each_other(tmp_path: Path, load: Load) -> None:
+def test_requests_of_several_pictures_do_not_wait_for_the_pixels_of_each_other(tmp_path: Path, load: Load) -> None:
     """Two requests that begin together are both answered, although the memory has no room for the pixels of both."""
     model = load(
         save_checkpoint(tmp_path, "ViTForImageClassification"),
