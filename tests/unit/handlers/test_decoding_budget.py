@@ -166,6 +166,20 @@ def test_held_shares_leave_half_of_the_budget_unless_there_is_only_one(clock: Fa
     assert budget.used_bytes == 50
 
 
+def test_held_shares_leave_room_for_the_largest_image(clock: FakeClock) -> None:
+    """Otherwise two requests whose images take more than half of the budget would wait for each other's shares."""
+    budget = DecodingBudget(100, max_wait_s=60, clock=clock)
+
+    with budget.lease(70, go_on):
+        pass
+    budget.take(20, go_on, is_held=True)
+    with pytest.raises(OutOfMemory):
+        budget.take(20, lambda: clock.advance(61), is_held=True)
+    budget.take(10, go_on, is_held=True)
+    with budget.lease(70, go_on, held_bytes=10):
+        assert budget.used_bytes == 100
+
+
 # Its users
 
 
