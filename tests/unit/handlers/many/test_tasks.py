@@ -476,6 +476,23 @@ def test_pixels_count_until_their_image_is_classified(tmp_path: Path, load: Load
     assert "the pixels of 4 images take 49152 bytes, more than 36864 (handler.intake.decoding_bytes)" in message
 
 
+@pytest.mark.parametrize(
+    "failure", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr
+)
+def test_no_memory_for_an_images_pixels(
+    failure: Exception, tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory for an image's pixels the status is 507 instead of 500, because a retry may succeed."""
+    model = load(save_checkpoint(tmp_path, "ViTForImageClassification"))
+
+    def preprocess(*args: Any, **options: Any) -> Any:
+        raise failure
+
+    monkeypatch.setattr("transformers.image_processing_utils.BaseImageProcessor.__call__", preprocess)
+
+    assert error(model, {"inputs": base64.b64encode(picture(1)).decode()})[0] == 507
+
+
 def test_an_image_that_cannot_be_decoded_beside_the_pixels_before_it(tmp_path: Path, load: Load) -> None:
     """It would wait for memory that its own request holds, and keep others from decoding meanwhile."""
     model = load(
