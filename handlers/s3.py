@@ -93,7 +93,7 @@ class _LaterCredentials(Credentials):  # type: ignore[misc]  # botocore has no t
 
 
 class _LaterProvider(CredentialProvider):  # type: ignore[misc]
-    """The last place where a session looks for credentials: nowhere, such as if a metadata service does not answer."""
+    """Comes last in a session's search: if no other provider has credentials, each request looks for them again."""
 
     METHOD = "later"
 

@@ -171,9 +171,11 @@ def make_text_model(model: Any, tokenizer: Any, transformers_check: Transformers
     try:
         packed = TextModel(model, tokenizer)
         difference = transformers_check.compare(packed, as_rows=False)
-    except (torch.OutOfMemoryError, HandlerError):
+    except HandlerError:
         raise
     except Exception as exc:  # each of transformers' families fails in its own way
+        if is_out_of_memory(exc):
+            raise
         is_known = isinstance(exc, NotImplementedError)
         difference = str(exc) if is_known else "the decoder has other parts than the engine replaces"
     else:
@@ -185,9 +187,11 @@ def make_text_model(model: Any, tokenizer: Any, transformers_check: Transformers
         model.set_attn_implementation(attention)
         plain = PlainModel(model, tokenizer)
         transformers_check.check(plain)
-    except (torch.OutOfMemoryError, SettingsError, HandlerError):
+    except (SettingsError, HandlerError):
         raise
     except Exception as exc:
+        if is_out_of_memory(exc):
+            raise
         raise SettingsError(
             f"models of type {kind} are not supported: with a cache of only keys and values they fail "
             f"({type(exc).__name__}: {str(exc)[:300]})"

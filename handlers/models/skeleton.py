@@ -10,8 +10,8 @@ from transformers import initialization as init
 from handlers.errors import SettingsError
 from handlers.models.declared_size import BuildLimit, check_buffers
 
-# Held by a thread while transformers makes a model: until it is made, the type of floats and functions of torch and
-# transformers are others for the whole process.
+# Held while transformers makes a model: meanwhile it changes torch's default type of floats, and replaces functions of
+# torch and of its own, for the whole process.
 making_lock = threading.Lock()
 
 

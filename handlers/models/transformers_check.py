@@ -12,6 +12,7 @@ from torch import Tensor
 
 from handlers.errors import SettingsError
 from handlers.models.attention import DecodingRows, PackedBatch, PackedShare, in_place
+from handlers.models.memory import is_out_of_memory
 from handlers.models.text import TextModel
 
 _LENGTHS = (5, 9)  # of two sequences; each step computes a part of both
@@ -36,9 +37,9 @@ class TransformersCheck:
             self._prompts = [prompt.to(device) for prompt in prompts]
             self._expected = torch.stack([model(input_ids=ids[None]).logits[0, -1].float() for ids in self._prompts])
             self._tolerance = TOLERANCE if model.dtype is torch.float32 else self._measure_rounding(model)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as exc:  # each of transformers' families fails in its own way
+            if is_out_of_memory(exc):
+                raise
             raise SettingsError(
                 f"models of type {model.config.model_type} are not supported: their own forward pass in transformers "
                 f"fails ({type(exc).__name__}: {str(exc)[:300]})"

@@ -30,6 +30,7 @@ class DecodingBudget:
         self.max_bytes = max_bytes
         self.used_bytes = 0
         self._held_bytes = 0  # of them, in held shares
+        self._largest_bytes = 0  # of an image so far
         self._max_wait_s = max_wait_s
         self._clock = clock
         self._waiting: deque[object] = deque()
@@ -54,6 +55,8 @@ class DecodingBudget:
         if num_bytes > most:
             advice = "send a smaller one, or fewer at once" if held_bytes else "send a smaller one"
             raise ImageTooLarge(f"the image takes {num_bytes} bytes of memory to decode, more than {most}; {advice}")
+        with self._changed:
+            self._largest_bytes = max(self._largest_bytes, num_bytes)
         self.take(num_bytes, check, is_next=held_bytes > 0)
         try:
             yield
@@ -64,8 +67,8 @@ class DecodingBudget:
         """Take a share until `give_back`, as `lease` does. num_bytes: at most the whole budget.
 
         is_next: before all that wait, since they may wait for what this request has. is_held: the request decodes
-        further images meanwhile; several such shares take at most half of the budget, so that none of these requests
-        waits for another.
+        further images meanwhile; several such shares leave half of the budget, and room for the largest image so far,
+        so that these requests do not wait for each other.
         """
         deadline = self._clock() + self._max_wait_s
         place = object()
@@ -93,7 +96,8 @@ class DecodingBudget:
             self._changed.notify_all()
 
     def _has_room(self, num_bytes: int, *, is_held: bool) -> bool:
-        if is_held and self._held_bytes and self._held_bytes + num_bytes > self.max_bytes // 2:
+        most = self.max_bytes - max(self.max_bytes // 2, self._largest_bytes)
+        if is_held and self._held_bytes and self._held_bytes + num_bytes > most:
             return False
         return self.used_bytes + num_bytes <= self.max_bytes
 

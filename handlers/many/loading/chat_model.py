@@ -17,6 +17,7 @@ from handlers.engine.builtin.kv_cache import cache_shape
 from handlers.errors import HandlerError, ModelBroken, NoMemoryForModel, OutOfMemory, Overloaded, SettingsError
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
 from handlers.models.loader import load_model, make_text_model
+from handlers.models.memory import is_out_of_memory
 from handlers.models.text import TextModel
 from handlers.models.tokenizer import load_tokenizer
 from handlers.models.transformers_check import TransformersCheck
@@ -119,7 +120,9 @@ def _make_text_model(model: Any, folder: Path) -> TextModel:
     """
     try:
         return make_text_model(model, load_tokenizer(folder), TransformersCheck(model))
-    except (SettingsError, HandlerError, torch.OutOfMemoryError):
+    except (SettingsError, HandlerError):
         raise
     except Exception as exc:  # each of transformers' families fails in its own way
+        if is_out_of_memory(exc):
+            raise
         raise ModelBroken(f"the model cannot generate text here: {type(exc).__name__}: {str(exc)[:300]}") from exc

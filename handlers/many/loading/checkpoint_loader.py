@@ -35,6 +35,7 @@ from handlers.many.tasks.token_classification import TokenClassification
 from handlers.many.tasks.triton import TritonTask, is_triton
 from handlers.models.declared_size import check_files
 from handlers.models.loader import choose_type
+from handlers.models.memory import is_out_of_memory
 from handlers.models.tokenizer import load_tokenizer
 from handlers.settings.handler import HandlerSettings
 from handlers.worker.device import exit_worker
@@ -178,6 +179,8 @@ def _check_reads_text_alone(task: Any) -> None:
         with torch.inference_mode():
             task.run([TaskRow(own.inputs, own.size, own.kind, lambda: True, lambda outcome: None)])
     except Exception as exc:  # each of transformers' families fails in its own way
+        if is_out_of_memory(exc):
+            raise
         kind = task.model.config.model_type
         raise ModelBroken(
             f"models of type {kind} do not compute {task.name} from a text alone ({type(exc).__name__}: "

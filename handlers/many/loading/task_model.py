@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from handlers.errors import HandlerError, InternalError, InvalidRequest
+from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory
 from handlers.many.compute import Compute, RowQueue, TaskRow
 from handlers.many.loading.tensor_placement import Assembled, PlacedModel
 from handlers.many.openai_bodies import TEXT_GENERATION, read_task_request
 from handlers.many.request import TaskForm, TaskRequest
 from handlers.many.tasks.task import EncodedAnswer, Task, TaskWork
+from handlers.models.memory import is_out_of_memory
 from handlers.requests.incoming import Incoming
 from handlers.requests.reply import JSON, PendingReply
 from handlers.worker.fair_threads import FairThreads
@@ -56,7 +57,12 @@ class TaskModel(PlacedModel):
                 message = f"this model's task is {self.task.name}, and {path} needs {TEXT_GENERATION}"
                 raise InvalidRequest(message, param="model")
             request = self._read(incoming, self._compute.settings.max_json_values)
-            work = self.task.read(request, reply)
+            try:
+                work = self.task.read(request, reply)
+            except Exception as exc:
+                if not is_out_of_memory(exc):
+                    raise
+                raise OutOfMemory("this machine ran out of memory while reading the inputs; try again later") from exc
             if request.form is not None:
                 work = _in_form(work, request.form)
             self._compute.put(self.queue, _Answer(work, reply).rows())

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from handlers.errors import ModelBroken
 from handlers.many.model import LoadProgress
+from handlers.models.memory import is_out_of_memory
 
 SAFETENSORS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
@@ -89,6 +90,8 @@ def _unpickle(file: Path) -> dict[str, Tensor]:
     try:
         found: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as exc:  # the unpickler raises any exception
+        if is_out_of_memory(exc):
+            raise
         raise ModelBroken(f"{file.name} holds more than tensors, or is damaged ({type(exc).__name__})") from exc
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise ModelBroken(f"{file.name} is not a table of tensors")

@@ -39,7 +39,7 @@ class ImageClassification:
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters({"top_k": int, "function_to_apply": str})
         inputs: list[Input] = []
-        num_bytes = held_bytes = 0  # of the images' pixels so far, and how many of the memory's bytes count as theirs
+        num_bytes = held_bytes = 0  # of the pixels so far, and of the request's shares of the budget
         references = as_list(request.inputs, self._settings.max_inputs)
         for reference in references:
             if not isinstance(reference, bytes | str):

@@ -133,7 +133,7 @@ def test_images_are_decoded_in_the_order_of_arrival() -> None:
 
 
 def test_a_request_that_holds_a_share_does_not_wait_behind_those_that_wait_for_it() -> None:
-    """Its next picture is decoded before a larger one that arrived earlier."""
+    """Its next image is decoded before a larger one that arrived earlier."""
     budget = DecodingBudget(100, max_wait_s=60)
     failures: list[BaseException] = []
 
@@ -152,8 +152,8 @@ def test_a_request_that_holds_a_share_does_not_wait_behind_those_that_wait_for_i
     assert (failures, budget.used_bytes) == ([], 0)
 
 
-def test_held_shares_leave_half_of_the_account_unless_there_is_one_only(clock: FakeClock) -> None:
-    """So the requests that hold them can decode further pictures, and end."""
+def test_held_shares_leave_half_of_the_budget_unless_there_is_only_one(clock: FakeClock) -> None:
+    """So the requests that hold them can decode further images, and end."""
     budget = DecodingBudget(100, max_wait_s=60, clock=clock)
 
     budget.take(70, go_on, is_held=True)
@@ -164,6 +164,20 @@ def test_held_shares_leave_half_of_the_account_unless_there_is_one_only(clock: F
     budget.take(20, go_on, is_held=True)
 
     assert budget.used_bytes == 50
+
+
+def test_held_shares_leave_room_for_the_largest_image(clock: FakeClock) -> None:
+    """Otherwise two requests whose images take more than half of the budget would wait for each other's shares."""
+    budget = DecodingBudget(100, max_wait_s=60, clock=clock)
+
+    with budget.lease(70, go_on):
+        pass
+    budget.take(20, go_on, is_held=True)
+    with pytest.raises(OutOfMemory):
+        budget.take(20, lambda: clock.advance(61), is_held=True)
+    budget.take(10, go_on, is_held=True)
+    with budget.lease(70, go_on, held_bytes=10):
+        assert budget.used_bytes == 100
 
 
 # Its users

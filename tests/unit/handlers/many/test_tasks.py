@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers as hf
 from PIL import Image
+from safetensors.torch import load_file
 
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.builtin import chat_engine
@@ -476,6 +477,23 @@ def test_pixels_count_until_their_image_is_classified(tmp_path: Path, load: Load
     assert "the pixels of 4 images take 49152 bytes, more than 36864 (handler.intake.decoding_bytes)" in message
 
 
+@pytest.mark.parametrize(
+    "failure", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr
+)
+def test_no_memory_for_an_images_pixels(
+    failure: Exception, tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without memory for an image's pixels the status is 507 instead of 500, because a retry may succeed."""
+    model = load(save_checkpoint(tmp_path, "ViTForImageClassification"))
+
+    def preprocess(*args: Any, **options: Any) -> Any:
+        raise failure
+
+    monkeypatch.setattr("transformers.image_processing_utils.BaseImageProcessor.__call__", preprocess)
+
+    assert error(model, {"inputs": base64.b64encode(picture(1)).decode()})[0] == 507
+
+
 def test_an_image_that_cannot_be_decoded_beside_the_pixels_before_it(tmp_path: Path, load: Load) -> None:
     """It would wait for memory that its own request holds, and keep others from decoding meanwhile."""
     model = load(
@@ -860,6 +878,41 @@ def test_a_family_that_the_engine_cannot_run_is_refused(tmp_path: Path, load: Lo
 
     with pytest.raises(ModelBroken, match="models of type bert are not supported"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr)
+@pytest.mark.parametrize(
+    ("architecture", "step"),
+    [
+        ("LlamaForCausalLM", "transformers.LlamaForCausalLM.forward"),
+        ("LlamaForCausalLM", "handlers.models.loader.TextModel"),
+        ("LlamaForCausalLM", "handlers.many.loading.chat_model.make_text_model"),
+        ("GPT2LMHeadModel", "handlers.models.loader.PlainModel"),
+        ("BartModel", "handlers.many.tasks.feature_extraction.FeatureExtraction.run"),
+        ("BertModel", "torch.load"),
+    ],
+)
+def test_memory_that_is_full_while_a_model_is_tried_does_not_make_it_broken(
+    architecture: str, step: str, error: Exception, tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later request may load it. torch has no class for a failed allocation on a CPU."""
+    if architecture == "BartModel":
+        sizes = {"vocab_size": len(VOCABULARY), "d_model": 32, "pad_token_id": 0, "decoder_start_token_id": 0}
+        hf.BartModel(hf.BartConfig(**sizes, encoder_layers=1, decoder_layers=1)).save_pretrained(tmp_path)
+        make_tokenizer().save_pretrained(tmp_path)
+    else:
+        save_checkpoint(tmp_path, architecture)
+    if step == "torch.load":
+        torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+        (tmp_path / "model.safetensors").unlink()
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(step, fail)
+    with pytest.raises(type(error)) as caught:
+        load(tmp_path, many=ManySettings(allow_pickle=True))
+    assert caught.value is error
 
 
 def test_only_what_is_not_mapped_is_private(tmp_path: Path, load: Load) -> None:
