@@ -525,13 +525,14 @@ def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize("more_fields", [b"", b"Connection: close\r\n"])
 def test_stopping_cuts_no_answer_that_waits_for_its_client(
-    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool
+    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool, more_fields: bytes
 ) -> None:
     """A transport with TLS does not say that bytes wait."""
     clients = SlowClients(make_stage, tmp_path, has_tls=has_tls)
 
-    with clients.ask() as slow:
+    with clients.ask(more_fields) as slow:
         stopping = clients.begin_stop()
         assert read_answer(slow, to_end=True).endswith(bytes(60_000))
     stopping.result(DEADLINE_S)

@@ -317,7 +317,8 @@ class ClientConnection(asyncio.Protocol):
         if self.exchange is not None:
             return
         has_tls = not self.transport.can_write_eof()
-        may_have_more = has_tls and monotonic() - self._answered_at < LINGER_S  # it does not count encrypted bytes
+        # With TLS, the size does not count encrypted bytes.
+        may_have_more = has_tls and (self._is_lingering or monotonic() - self._answered_at < LINGER_S)
         if not (self.transport.get_write_buffer_size() or may_have_more):
             self.transport.abort()
         elif has_tls:
