@@ -31,6 +31,7 @@ from torchmoor.wire.json_values import BYTES_PER_VALUE, count_values
 CREATE = "response.create"
 MAX_LANES = 32  # names of lanes on a connection: OpenAI's limit
 _LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}", re.ASCII)
+_NAMED_LANE = re.compile(rb'"stream_id"\s*:\s*"([A-Za-z0-9_.-]{1,256})"')
 _HANDSHAKE = b"sec-websocket-"
 _OWN_FIELDS = frozenset((CONTENT_TYPE, ACCEPT, b"accept-encoding", INVOCATION_ID))
 _TOO_OLD = {
@@ -154,7 +155,8 @@ class ResponseSocket:
         return True
 
     def begin(self, message: bytes) -> MessageRequest | bytes:
-        self._lane = ""
+        found = _NAMED_LANE.search(message)
+        self._lane = "" if found is None else found[1].decode()  # of a refusal before the message is parsed
         try:
             body = self._read(message)
             data = json.dumps(body, separators=(",", ":")).encode()
