@@ -293,7 +293,8 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._reader.expect_next()
         elif is_request_complete and not self._is_deaf:
-            self._close(LINGER_S if self._server.is_stopping else self._server.parts.limits.keep_alive_timeout_s)
+            idle_s = 0.0 if self._server.is_stopping else self._server.parts.limits.keep_alive_timeout_s
+            self._close(max(LINGER_S, idle_s))
         else:
             self._linger()
 
