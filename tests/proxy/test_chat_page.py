@@ -1353,6 +1353,23 @@ def test_a_browser_that_stores_nothing_does_not_seem_to_keep_sessions(chat: Fake
 
 
 @pytest.mark.browser
+def test_the_page_works_in_a_browser_that_stores_nothing(chat: FakeChat, tab: Tab) -> None:
+    """Firefox without cookies refuses the page both its storage and the channel to other tabs."""
+    page = tab.page
+    page.add_init_script(
+        """const refuse = () => { throw new DOMException("The operation is insecure.", "SecurityError"); };
+        Object.defineProperty(window, "localStorage", { get: refuse });
+        window.BroadcastChannel = class { constructor() { refuse(); } };"""
+    )
+    page.reload()
+
+    expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+    page.get_by_role("button", name="Close session: one").click()
+    expect(page.locator("#title")).to_have_text("New session")
+    wait_until(lambda: {"type": "close_session"} in chat.bodies, "the closing of the session")
+
+
+@pytest.mark.browser
 def test_a_session_that_is_closed_in_one_tab_closes_in_the_others(chat: FakeChat, tab: Tab) -> None:
     """The other tab stops showing it, does not store it again, and sends the server no second close."""
     first = tab.page

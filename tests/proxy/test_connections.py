@@ -452,13 +452,13 @@ def test_stopping_cuts_no_answer_that_is_written() -> None:
 class SlowClients:
     """Clients of a stage whose answers wait in the proxy, because neither side's system buffers much."""
 
-    def __init__(self, make_stage: Callable[..., Stage], folder: Path, *, has_tls: bool) -> None:
+    def __init__(self, make_stage: Callable[..., Stage], folder: Path, *, has_tls: bool, **settings: object) -> None:
         listen, self._context = LISTEN, None
         if has_tls:
             certificate, key = make_certificate(folder, "tls")
             listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
             self._context = ssl.create_default_context(cafile=certificate)
-        self.stage = make_stage(listen=listen)
+        self.stage = make_stage(listen=listen, **settings)
         self.stage.a.behave = self.stage.b.behave = answering(body=bytes(60_000))
         self.server = self.stage.proxy.data.server
 
@@ -524,14 +524,26 @@ def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
         stopping.result(DEADLINE_S)
 
 
+def test_a_closed_connection_has_time_for_its_answer_although_idle_ones_have_little(
+    make_stage: Callable[..., Stage], tmp_path: Path
+) -> None:
+    """An operator may close idle connections early."""
+    clients = SlowClients(make_stage, tmp_path, has_tls=False, limits=LimitSettings(keep_alive_timeout_s=0.01))
+
+    with clients.ask(b"Connection: close\r\n") as slow:
+        clients.stage.pass_time(1)
+        assert read_answer(slow, to_end=True).endswith(bytes(60_000))
+
+
 @pytest.mark.parametrize("has_tls", [False, True])
+@pytest.mark.parametrize("more_fields", [b"", b"Connection: close\r\n"])
 def test_stopping_cuts_no_answer_that_waits_for_its_client(
-    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool
+    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool, more_fields: bytes
 ) -> None:
     """A transport with TLS does not say that bytes wait."""
     clients = SlowClients(make_stage, tmp_path, has_tls=has_tls)
 
-    with clients.ask() as slow:
+    with clients.ask(more_fields) as slow:
         stopping = clients.begin_stop()
         assert read_answer(slow, to_end=True).endswith(bytes(60_000))
     stopping.result(DEADLINE_S)

@@ -209,7 +209,7 @@ def test_names_of_lanes_are_limited(stage: Stage, responses: Responses, open_soc
 
     assert wrong == ["invalid_stream_id"] * 4
     assert names == [f"lane-{number % 32}" for number in range(33)]
-    assert refused["error"]["code"] == "websocket_stream_limit_reached"
+    assert (refused["error"]["code"], refused["stream_id"]) == ("websocket_stream_limit_reached", "another")
     assert ask(connection)["type"] == "response.completed"
 
 
@@ -392,16 +392,17 @@ def test_values_of_messages_are_limited(make_stage: MakeStage, open_socket: Open
     stage = make_stage(websocket=WebSocketSettings(max_message_values=1_000, max_held_bytes=120_000))
     responses = Responses(stage)
     connection = open_socket(stage)
-    refused = ask(connection, input=[{}] * 1_000)["error"]
-    assert (refused["type"], "JSON values" in refused["message"]) == ("invalid_request_error", True)
+    refused = ask(connection, input=[{}] * 1_000, stream_id="one")
+    assert (refused["error"]["type"], refused["stream_id"]) == ("invalid_request_error", "one")
+    assert "JSON values" in refused["error"]["message"]
 
     responses.gate = Gate()
     many = [{}] * 450
     send(connection, input=many)
     responses.gate.wait_reached()
     other = open_socket(stage)
-    assert (busy := ask(other, input=many))["status"] == 503
-    assert busy["error"]["type"] == "server_error"
+    busy = ask(other, input=many, stream_id="two")
+    assert (busy["status"], busy["error"]["type"], busy["stream_id"]) == (503, "server_error", "two")
     responses.gate.open()
     while receive(connection)["type"] != "response.completed":
         pass

@@ -47,8 +47,6 @@ _BAD_INPUTS = {
     error_codes.IMAGE_UNREACHABLE: "failed_to_download_image",
     error_codes.UNSUPPORTED_MEDIA: "UnsupportedMedia",  # OpenAI has no code for audio and video
 }
-
-
 # OpenAI's code of a response that cannot be continued: a bad request, too, although the handler's status is 404.
 _PREVIOUS_UNKNOWN = "previous_response_not_found"
 

@@ -31,6 +31,7 @@ from torchmoor.wire.json_values import BYTES_PER_VALUE, count_values
 CREATE = "response.create"
 MAX_LANES = 32  # names of lanes on a connection: OpenAI's limit
 _LANE = re.compile(r"[A-Za-z0-9_.-]{1,256}", re.ASCII)
+_NAMED_LANE = re.compile(rb'"stream_id"\s*:\s*"([A-Za-z0-9_.-]{1,256})"')
 _HANDSHAKE = b"sec-websocket-"
 _OWN_FIELDS = frozenset((CONTENT_TYPE, ACCEPT, b"accept-encoding", INVOCATION_ID))
 _TOO_OLD = {
@@ -160,9 +161,9 @@ class ResponseSocket:
             data = json.dumps(body, separators=(",", ":")).encode()
         except RecursionError:
             self._forget_asked()
-            return self._refuse(ValidationError("The message is nested too deeply."))
+            return self._refuse(message, ValidationError("The message is nested too deeply."))
         except (ValidationError, ServiceUnavailable) as error:
-            return self._refuse(error)
+            return self._refuse(message, error)
         has_key = has_header(self._upgrade) or any(body.get(name) for name in FIELDS)
         request = self._make_request(len(data), () if has_key else (self._key_line,))
         return MessageRequest(request, data, self._handle(request))
@@ -257,7 +258,10 @@ class ResponseSocket:
         name = b'{"stream_id":"%b",' % self._lane.encode()
         return [name + message[1:] for message in messages] if self._lane else list(messages)
 
-    def _refuse(self, error: ApiError) -> bytes:
+    def _refuse(self, message: bytes, error: ApiError) -> bytes:
+        """Render an error in the message's lane, for which a client waits also if the message was not parsed."""
+        if not self._lane and (named := _NAMED_LANE.search(message)):
+            self._lane = named[1].decode()
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         refused = {"type": kind, "code": error.kind, "message": error.message, "param": None}
         return self._mark([error_message(error.status, refused)])[0]

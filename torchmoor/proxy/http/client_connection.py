@@ -293,7 +293,8 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._reader.expect_next()
         elif is_request_complete and not self._is_deaf:
-            self._close(LINGER_S if self._server.is_stopping else self._server.parts.limits.keep_alive_timeout_s)
+            idle_s = 0.0 if self._server.is_stopping else self._server.parts.limits.keep_alive_timeout_s
+            self._close(max(LINGER_S, idle_s))
         else:
             self._linger()
 
@@ -317,7 +318,8 @@ class ClientConnection(asyncio.Protocol):
         if self.exchange is not None:
             return
         has_tls = not self.transport.can_write_eof()
-        may_have_more = has_tls and monotonic() - self._answered_at < LINGER_S  # it does not count encrypted bytes
+        # With TLS, the size does not count encrypted bytes.
+        may_have_more = has_tls and (self._is_lingering or monotonic() - self._answered_at < LINGER_S)
         if not (self.transport.get_write_buffer_size() or may_have_more):
             self.transport.abort()
         elif has_tls:

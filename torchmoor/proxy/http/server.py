@@ -10,7 +10,7 @@ from torchmoor.proxy.http.client_connection import MAX_LINGERING_REFUSED, Client
 from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.handshakes import GetContext, Handshakes
 from torchmoor.proxy.http.reader import RequestCaches
-from torchmoor.proxy.http.sweeper import Sweeper
+from torchmoor.proxy.http.sweeper import LINGER_S, Sweeper
 from torchmoor.proxy.http.websocket import WebSocketConnection
 
 
@@ -31,7 +31,7 @@ class HttpServer:
             partial(ClientConnection, self),
             lambda: not self.is_stopping and self.num_above_limit <= MAX_LINGERING_REFUSED,
             timeout_s=parts.limits.header_timeout_s,
-            closing_timeout_s=parts.limits.keep_alive_timeout_s,
+            closing_timeout_s=max(LINGER_S, parts.limits.keep_alive_timeout_s),
         )
         self._all_gone = asyncio.Event()
 

@@ -4,7 +4,6 @@ const DATABASE = "torchmoor-chat";
 const STORE = "sessions";
 const CONSENT = "torchmoor-chat"; // in localStorage
 const MAX_SESSIONS = 100; // above it, the oldest are deleted
-const closed = new BroadcastChannel("torchmoor-chat"); // keys of sessions that the user has closed in a tab
 
 export function isKept() {
   try {
@@ -107,10 +106,17 @@ export async function remove(key) {
   if (isKept()) await run("readwrite", (store) => store.delete(key));
 }
 
+let closed = null; // a channel to the other tabs, for keys of sessions that the user has closed
+
 // Report to the other tabs that the user has closed a session.
-export const tellClosed = (key) => closed.postMessage(key);
+export const tellClosed = (key) => closed?.postMessage(key);
 
 // onClosed(key): called when the user has closed a session in another tab.
 export function watchClosed(onClosed) {
+  try {
+    closed = new BroadcastChannel("torchmoor-chat");
+  } catch {
+    return; // the browser stores nothing for this page, so no other tab has its sessions
+  }
   closed.onmessage = ({ data }) => onClosed(data);
 }

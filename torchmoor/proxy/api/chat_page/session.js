@@ -179,7 +179,7 @@ export class Session {
     }
   }
 
-  // Do as close does, but send the server no request: another tab has closed the session.
+  // Stop and forget the session. The tab in which the user has closed it asks the server to close it, too.
   leave() {
     this.stop();
     this.state = "closed";
