@@ -448,7 +448,7 @@ def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage, monk
         clock.ahead_s = 70.0
         busy_gate.open()
         rest_gate.wait_reached()
-        stage.pass_time(200)
+        stage.pass_time(70 + 50)
         rest_gate.open()
         assert answer.read().decode() == "".join(WORDS)
         other.recv(65536)
