@@ -57,7 +57,8 @@ def starting_fleet(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
     options = ("--port", "0", "--admin-port", "0", "--min-instances", "0", "--run-dir", str(run_dir))
     with (run_dir / LOCK_FILE).open("wb") as earlier:
         fcntl.flock(earlier, fcntl.LOCK_EX)
-        started = [sys.executable, "-m", "torchmoor", "up", "-d", *options]
+        as_in_a_terminal = ("env", "--default-signal=HUP")  # although the tests may run under nohup
+        started = [*as_in_a_terminal, sys.executable, "-m", "torchmoor", "up", "-d", *options]
         with subprocess.Popen(started, stderr=subprocess.PIPE, text=True) as command:
             assert command.stderr is not None
             assert "waiting for the earlier fleet" in command.stderr.readline()
