@@ -1102,7 +1102,7 @@ def test_a_kept_question_is_asked_again_with_its_picture(chat: FakeChat, browser
         expect(page.get_by_role("button", name="Remove x.png")).to_be_visible()
         page.context.set_offline(True)
         expect(ask(page, "two")).to_contain_text("The server cannot be reached")
-        wait_until(lambda: "failed" in kept_states(page), "the failed turn is kept")
+        wait_until(lambda: "failed" in kept_values(page, "state"), "the failed turn is kept")
         page.context.set_offline(False)
 
         page.reload()
@@ -1129,7 +1129,7 @@ def test_a_kept_branch_still_begins_with_its_turns(chat: FakeChat, browser: Brow
         expect(page.get_by_role("textbox", name="Your question")).to_have_value("two")
         page.context.set_offline(True)
         expect(ask(page, "other")).to_contain_text("The server cannot be reached")
-        wait_until(lambda: "failed" in kept_states(page), "the failed turn is kept")
+        wait_until(lambda: "failed" in kept_values(page, "state"), "the failed turn is kept")
         page.context.set_offline(False)
 
         page.reload()
@@ -1161,7 +1161,7 @@ def test_an_opening_that_a_reload_interrupts_is_sent_again_as_the_same_request(
     chat.instead = [open_late]
     ask(page, "one")
     wait_until(lambda: len(chat.received) == 1, "the session is being opened")
-    wait_until(lambda: kept_states(page) == ["stopped"], "the turn is kept")
+    wait_until(lambda: kept_values(page, "state") == ["stopped"], "the turn is kept")
 
     page.reload()
     gate.open()
@@ -1201,15 +1201,16 @@ def test_tabs_with_one_kept_session_keep_the_turns_of_both(chat: FakeChat, tab: 
         expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 3)
 
 
-def kept_states(page: Page) -> list[str]:
-    """Return the states of all turns that the browser keeps."""
-    states: list[str] = page.evaluate(
-        """async () => {
+def kept_values(page: Page, field: str) -> list[str]:
+    """Return a field of all turns that the browser keeps."""
+    values: list[str] = page.evaluate(
+        """async (field) => {
           const { load } = await import(new URL("chat/history.js", document.baseURI));
-          return (await load()).flatMap((record) => record.turns.map((turn) => turn.state));
-        }"""
+          return (await load()).flatMap((record) => record.turns.map((turn) => turn[field]));
+        }""",
+        field,
     )
-    return states
+    return values
 
 
 @pytest.mark.browser
@@ -1377,7 +1378,7 @@ def test_a_session_that_is_closed_in_one_tab_closes_in_the_others(chat: FakeChat
     for question in ("one", "two"):
         first.locator("#new-session").click()
         expect(ask(first, question).locator(".text")).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_states(first)) == 2, "both sessions are kept")
+    wait_until(lambda: len(kept_values(first, "state")) == 2, "both sessions are kept")
     second = first.context.new_page()
     second.goto(first.url)
     wait_ready(second)
@@ -1391,20 +1392,9 @@ def test_a_session_that_is_closed_in_one_tab_closes_in_the_others(chat: FakeChat
     expect(second.get_by_role("textbox", name="Your question")).to_be_focused()
     second.evaluate("dispatchEvent(new Event('focus'))")
     expect(second.locator(".switch", has_text="two")).to_have_count(1)
-    wait_until(lambda: kept_questions(first) == ["two"], "the closed session is not kept")
+    wait_until(lambda: kept_values(first, "question") == ["two"], "the closed session is not kept")
     wait_until(lambda: {"type": "close_session"} in chat.bodies, "the closing of the session")
     assert chat.bodies.count({"type": "close_session"}) == 1
-
-
-def kept_questions(page: Page) -> list[str]:
-    """Return the questions of all turns that the browser keeps."""
-    questions: list[str] = page.evaluate(
-        """async () => {
-          const { load } = await import(new URL("chat/history.js", document.baseURI));
-          return (await load()).flatMap((record) => record.turns.map((turn) => turn.question));
-        }"""
-    )
-    return questions
 
 
 @pytest.mark.browser
@@ -1426,7 +1416,7 @@ def test_a_picture_that_another_tab_is_sending_is_not_kept_as_sent(chat: FakeCha
     expect(first.get_by_role("button", name="Remove x.png")).to_be_visible()
     ask(first, "three")
     wait_until(lambda: chat.bodies[-1]["type"] == "add_images", "the picture is being sent")
-    wait_until(lambda: "three" in kept_questions(first), "the question is kept")
+    wait_until(lambda: "three" in kept_values(first, "question"), "the question is kept")
     gate.open()
     expect(second.locator(".turn .text").nth(1)).to_have_text("The circle is red.")
     wait_until(lambda: len(kept_turns(first)) == 2, "the turn of the second tab is kept")

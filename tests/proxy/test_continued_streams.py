@@ -389,14 +389,18 @@ def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:
         gates.pop(0)
 
 
+def answering_after(gate: Gate) -> Behaviour:
+    async def behave(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    return behave
+
+
 def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: MakeStage) -> None:
     """The time in which the first instance answered counts neither towards the wait's limit nor in the metric."""
     stage = make_stage(capacity=1, late_binding=LateBindingSettings(max_waiting=8, max_wait_s=20))
     busy_gate, stream_gate = Gate(), Gate()
-
-    async def busy(request: Received, wire: Wire) -> None:
-        await busy_gate.pass_through()
-        await wire.answer()
 
     async def cut_later(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start"})
@@ -404,7 +408,7 @@ def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: Ma
         await stream_gate.pass_through()
         wire.reset()
 
-    take_turns(stage, busy, cut_later, saying(1))
+    take_turns(stage, answering_after(busy_gate), cut_later, saying(1))
     with stage.socket() as other:
         other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         busy_gate.wait_reached()
@@ -429,15 +433,11 @@ def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage, monk
     stage = make_stage(capacity=1, late_binding=LateBindingSettings(max_waiting=8, max_wait_s=100))
     busy_gate, rest_gate = Gate(), Gate()
 
-    async def busy(request: Received, wire: Wire) -> None:
-        await busy_gate.pass_through()
-        await wire.answer()
-
     async def go_on_later(request: Received, wire: Wire) -> None:
         await rest_gate.pass_through()
         await saying(2)(request, wire)
 
-    take_turns(stage, busy, saying(0, 2, b""), go_on_later)
+    take_turns(stage, answering_after(busy_gate), saying(0, 2, b""), go_on_later)
     with stage.socket() as other:
         other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         busy_gate.wait_reached()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError
 
-from torchmoor.async_inference.objects.s3_client import code_of, status_of
+from torchmoor.async_inference.objects.s3_client import code_of, open_session, status_of
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.notices import NotificationSettings
 from torchmoor.errors import NotDelivered
@@ -49,10 +48,7 @@ class Sns:
     def _client(self, region: str) -> Any:
         with self._lock:
             if region not in self._clients:
-                session = boto3.session.Session()
-                if session.get_credentials() is None:  # the client would never look for them again
-                    raise NoCredentialsError
-                self._clients[region] = session.client(
+                self._clients[region] = open_session().client(
                     "sns",
                     region_name=region or None,
                     config=Config(

@@ -26,12 +26,17 @@ from torchmoor.wire.connection_errors import failure_reason
 RETRYABLE_CODES = {"RequestTimeTooSkewed", "ExpiredToken", "RequestTimeout", "SlowDown", "ConditionalRequestConflict"}
 
 
-def make_client(settings: ObjectSettings) -> Any:
-    """Connect to the store. Raises NoCredentialsError; a later call may find credentials."""
+def open_session() -> boto3.session.Session:
+    """Return a session with credentials. Raises NoCredentialsError; a later call may find some."""
     session = boto3.session.Session()
-    if session.get_credentials() is None:  # the client would never look for them again
+    if session.get_credentials() is None:  # a client would never look for them again
         raise NoCredentialsError
-    client = session.client(
+    return session
+
+
+def make_client(settings: ObjectSettings) -> Any:
+    """Connect to the store. Raises NoCredentialsError."""
+    client = open_session().client(
         "s3",
         endpoint_url=settings.s3_endpoint_url or None,
         region_name=settings.s3_region or None,
