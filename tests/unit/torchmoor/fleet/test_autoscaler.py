@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import DEADLINE_S
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
@@ -24,7 +25,6 @@ from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
 from torchmoor.proxy.instances.registry import Registry, Variant
 
-DEADLINE_S = 60.0
 QUICK = TargetTracking(target=5, scale_in_cooldown_s=10, scale_out_cooldown_s=0)
 STEP = StepScaling(cooldown_s=0)
 
