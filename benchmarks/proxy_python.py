@@ -33,7 +33,7 @@ from benchmarks.proxy import make_body, make_sessions
 from benchmarks.proxy_load import BOTO_HEADERS
 from benchmarks.proxy_server import ENDPOINT, registry_of, settings_of
 from benchmarks.report import parse_options, print_report
-from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.access.gate import principal_of
 from torchmoor.proxy.http.client_connection import ClientConnection

@@ -18,7 +18,7 @@ from handlers.settings.handler import HandlerSettings
 from handlers.torchserve.metrics_publisher import PREFIX
 from torchmoor.admin.collectors import METRICS
 from torchmoor.config.endpoints import VARIANT_GROUPS
-from torchmoor.config.group import allowed_range
+from torchmoor.config.error_texts import allowed_range
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings

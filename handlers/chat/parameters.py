@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from handlers.chat.checks import is_bool, is_int, is_number, names
-from handlers.chat.grammars import read_tgi_grammar
+from handlers.chat.grammar_fields import read_tgi_grammar
 from handlers.chat.tools import ToolUse
 from handlers.engine.contract import Capabilities, GrammarText, SamplingParams
 from handlers.errors import InvalidRequest

@@ -32,7 +32,7 @@ import httptools
 
 from tests.decision_limits import leave_out_usual
 from tests.fuzz.llhttp import CUT, Answers, Requests
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings

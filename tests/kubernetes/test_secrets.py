@@ -30,7 +30,7 @@ from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.cli.main import main
 from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.config.sessions import SessionIdSettings
-from torchmoor.proxy.access.credentials import read_credentials
+from torchmoor.proxy.access.credential_sources import read_credentials
 
 pytestmark = pytest.mark.redis
 

@@ -23,12 +23,13 @@ from botocore.config import Config
 from tests.decision_limits import leave_out_usual
 from tests.proxy.fake_instance import FakeInstance
 from tests.waiting import DEADLINE_S
-from torchmoor.config.access import AccessSettings, Credentials
+from torchmoor.config.access import AccessSettings
 from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.config.body_heap import DEFAULT_INFLIGHT_BODY_BYTES
 from torchmoor.config.callers import CallerSettings
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.container import ContainerSettings
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings

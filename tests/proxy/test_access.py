@@ -35,7 +35,8 @@ from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.cli.main import main
 from torchmoor.cli.waiting_notice import EndpointWatch
 from torchmoor.clients import signing
-from torchmoor.config.access import AccessKey, AccessSettings, Credentials
+from torchmoor.config.access import AccessSettings
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.access.gate import principal_of
 

@@ -14,8 +14,8 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
-from torchmoor.config.access import Credentials
 from torchmoor.config.container import ContainerSettings
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import MultiModelSettings

@@ -14,7 +14,7 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import answering
 from tests.proxy.test_access import TOKEN
 from tests.proxy.test_openai import MESSAGES, behave, client
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.routing import AffinitySettings, VariantSettings
 
 BODY = b'{"id": "1", "object": "chat.completion", "created": 1, "model": "llava", "choices": []}'

@@ -20,8 +20,8 @@ from tests.proxy.conftest import Stage, read_answer
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
-from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.async_inference import AsyncEndpointSettings
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances.instance import Instance, InstanceState

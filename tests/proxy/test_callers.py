@@ -20,8 +20,8 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import KEY, Stage
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing
 from tests.waiting import DEADLINE_S, wait_until
-from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.callers import CallerSettings
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.proxy.access.gate import principal_of
 from torchmoor.wire.session_ids import mint
 

@@ -22,8 +22,8 @@ from tests.proxy.conftest import NO_PROBES, Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.waiting import wait_until
-from torchmoor.config.access import Credentials
 from torchmoor.config.chat_page import ChatPageSettings
+from torchmoor.config.credentials import Credentials
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.routing import reasons
 from torchmoor.proxy.routing.reported_status import ReportedStatus

@@ -24,7 +24,7 @@ from tests.proxy.fake_many import FakeMany
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
 from torchmoor.cli.running_fleets import recorded
-from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.proxy.instances.instance import InstanceState
 

@@ -14,8 +14,8 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import answering
-from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.async_inference import AsyncEndpointSettings
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState

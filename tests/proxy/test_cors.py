@@ -16,7 +16,7 @@ from tests.proxy.conftest import FAST, Stage
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from tests.proxy.test_fast_path import CountingPath
 from tests.waiting import wait_until
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings

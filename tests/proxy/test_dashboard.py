@@ -18,8 +18,8 @@ from tests.proxy.fake_instance import Received, Wire, answering, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.test_access import make_certificate
 from tests.waiting import wait_until
-from torchmoor.config.access import Credentials
 from torchmoor.config.chat_page import ChatPageSettings
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceEnd, InstanceState
 from torchmoor.proxy.instances.registry import Registry

@@ -16,7 +16,7 @@ from tests.archives import write_small_archive
 from tests.http_servers import QuietHandler, serve_http
 from tests.proxy.conftest import Stage
 from torchmoor.cli.main import main
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.routing import VariantSettings
 from torchmoor.config.scaling import ScalingSettings

@@ -19,8 +19,8 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import FAST, GENERAL, PATH, Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.waiting import PROGRAM_S, wait_until
-from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.callers import CallerSettings
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.timeouts import TimeoutSettings

@@ -9,7 +9,7 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire
-from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.proxy.instances.instance import InstanceState

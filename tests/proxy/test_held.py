@@ -21,7 +21,7 @@ from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.cli.waiting_notice import EndpointWatch
 from torchmoor.clients.signing import Login, Signer
-from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings

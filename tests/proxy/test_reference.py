@@ -259,7 +259,7 @@ def test_the_document_names_the_actions_that_a_model_has() -> None:
 
 def test_each_resource_of_openais_api_is_in_the_document() -> None:
     """The document has each resource that the handler reads by its `match`, and those that the proxy reads itself."""
-    source = (Path(__file__).parents[2] / "handlers/chat/dialects/resources.py").read_text()
+    source = (Path(__file__).parents[2] / "handlers/chat/dialects/resource_requests.py").read_text()
     cases = [node.pattern for node in ast.walk(ast.parse(source)) if isinstance(node, ast.match_case)]
     read = {
         (method.lower(), "/v1/" + "/".join(parts))

@@ -22,7 +22,7 @@ from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, make_certificate
 from tests.proxy.test_metrics import scrape, value
 from tests.waiting import DEADLINE_S, wait_until
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.config.websocket import WebSocketSettings

@@ -12,7 +12,7 @@ import pytest
 
 from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing
-from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import KvAwareSettings, PrefixAwareSettings, VariantSettings
 from torchmoor.proxy.instances.instance import InstanceState

@@ -12,7 +12,7 @@ import requests
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Received, Wire, answering, refusing, streaming
 from torchmoor import __version__
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState

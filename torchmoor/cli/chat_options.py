@@ -23,7 +23,7 @@ from torchmoor.cli.options import (
 )
 from torchmoor.cli.terminal_chat import ChatOptions
 from torchmoor.clients.signing import Login
-from torchmoor.proxy.access.credentials import CLIENT_TOKEN
+from torchmoor.proxy.access.credential_sources import CLIENT_TOKEN
 from torchmoor.wire.sampling_parameters import COUNT, SAMPLING_NUMBERS, NumberRange
 
 SESSION = "TORCHMOOR_SESSION"

@@ -15,11 +15,11 @@ import click
 
 from torchmoor.cli.running_fleets import complete_endpoints
 from torchmoor.clients.admin import AdminClient
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.launcher import DEFAULT_ENDPOINT
 from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
-from torchmoor.proxy.access.credentials import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_FILE, read_credentials
+from torchmoor.proxy.access.credential_sources import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_FILE, read_credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,7 +11,8 @@ from click.core import ParameterSource
 from pydantic.fields import FieldInfo
 
 from torchmoor.cli.options import Number
-from torchmoor.config.group import SettingsGroup, field_at, limits_of
+from torchmoor.config.error_texts import limits_of
+from torchmoor.config.group import SettingsGroup, field_at
 
 F = TypeVar("F", bound=Callable[..., Any])
 GIVEN = "torchmoor.settings"

@@ -1,16 +1,15 @@
-"""Settings groups: the base model of all settings, shared field types, and the wording of configuration errors."""
+"""Settings groups: the base model of all settings, and shared field types."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Self
 
-from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
+from torchmoor.config.error_texts import describe, groups_of, unknown_key
 from torchmoor.errors import ConfigError
 
 MIB = 1 << 20
@@ -34,19 +33,6 @@ class Shared:
 
 SharedCount = Annotated[Count, Shared()]
 
-_EXPECTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a number",
-    "string": "text",
-    "bytes": "bytes",
-    "bool": "true or false",
-    "tuple": "a list",
-    "model": "keys and values",
-    "dict": "keys and values",
-    "mapping": "keys and values",
-}
-
 
 class SettingsGroup(BaseModel):
     """Base of all settings. A group is frozen, and checks types, ranges and key names when it is made.
@@ -62,7 +48,7 @@ class SettingsGroup(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_describe(type(self), error, str(self.model_config.get("title", "")))) from None
+            raise ConfigError(describe(type(self), error, str(self.model_config.get("title", "")))) from None
 
     # Without this, pydantic would call __init__ for each group inside a group, and errors would lack their path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -73,7 +59,7 @@ class SettingsGroup(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(_describe(cls, error, where)) from None
+            raise ConfigError(describe(cls, error, where)) from None
 
     def replace(self, **changes: Any) -> Self:
         """Return a checked copy with these values changed. Raises ConfigError."""
@@ -90,7 +76,7 @@ def field_at(group: type[SettingsGroup], path: str) -> FieldInfo:
     """Return the field that a dotted path leads to. Raises KeyError."""
     *names, last = path.split(".")
     for name in names:
-        group = next(groups_of(group.model_fields[name].annotation))
+        group = next(groups_of(group.model_fields[name].annotation, SettingsGroup))
     return group.model_fields[last]
 
 
@@ -105,7 +91,7 @@ def read_mapping(value: object, where: str, known: set[str]) -> dict[str, Any]:
         raise ConfigError(f"{where} must be keys and values, not {value!r}")
     for key in value:
         if key not in known:
-            raise ConfigError(f"{where}: {_unknown(key, known)}")
+            raise ConfigError(f"{where}: {unknown_key(key, known)}")
     return value
 
 
@@ -114,107 +100,3 @@ def read_list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{where} must be a list of one or more, not {value!r}")
     return value
-
-
-def groups_of(annotation: object) -> Iterator[type[SettingsGroup]]:
-    """Yield the settings groups that a field's type names."""
-    for each in (annotation, *get_args(annotation)):
-        if isinstance(each, type) and issubclass(each, SettingsGroup):
-            yield each
-
-
-def limits_of(field: FieldInfo) -> dict[str, Any]:
-    """Return the numeric limits of a field by their names: gt, ge, le."""
-    return {
-        name: getattr(each, name)
-        for each in field.metadata
-        for name, kind in (("gt", Gt), ("ge", Ge), ("le", Le))
-        if isinstance(each, kind)
-    }
-
-
-def allowed_range(field: FieldInfo) -> str:
-    """Return the numbers that a field allows, as in "must be ...". Empty if it has no limits."""
-    match limits_of(field):
-        case {"ge": least, "le": most}:
-            return f"from {least} to {most}"
-        case {"gt": least, "le": most}:
-            return f"above {least} and at most {most}"
-        case {"ge": least}:
-            return f"{least} or more"
-        case {"gt": _}:
-            return "positive"
-    return ""
-
-
-def _describe(group: type[SettingsGroup], error: ValidationError, where: str) -> str:
-    """Return one sentence about the first thing that is wrong."""
-    details = error.errors(include_url=False)[0]
-    path: Sequence[int | str] = details["loc"]
-    kind = details["type"]
-    if kind == "refused":
-        return f"{_join(where, (*path, details['ctx']['key']))} {details['ctx']['text']}"
-    if kind == "extra_forbidden":
-        known = _find_group(group, path[:-1])
-        return f"{_join(where, path[:-1]) or 'the settings'}: {_unknown(path[-1], known.model_fields)}"
-    field = _find_field(group, path)
-    name = _join(where, path if field is None or field.alias is None else (*path[:-1], field.alias))
-    if kind == "missing":
-        return f"{name} is missing"
-    if kind == "value_error":
-        return f"{name} {details['ctx']['error']}"
-    return f"{name} must be {_allowed(details, field)}"
-
-
-def _allowed(details: ErrorDetails, field: FieldInfo | None) -> str:
-    """Return what a value must be and, unless it is a secret, what it is."""
-    value = details["input"]
-    kind = details["type"]
-    if kind == "literal_error":
-        expected = f"one of {', '.join(map(str, get_args(field.annotation)))}" if field else details["ctx"]["expected"]
-    elif kind.endswith("_type") or kind == "finite_number":
-        expected = _EXPECTED.get(kind.partition("_")[0], kind)
-        if field is not None and field.annotation == tuple[str, ...]:
-            expected = "a list of texts"
-    else:
-        expected = (allowed_range(field) if field else "") or details["msg"]
-    return expected if field is not None and _has_secret(field) else f"{expected}, not {value!r}"
-
-
-def _has_secret(field: FieldInfo) -> bool:
-    """Return True if a field, or a field of a group in it, must not be shown."""
-    groups = groups_of(field.annotation)
-    return not field.repr or any(_has_secret(each) for group in groups for each in group.model_fields.values())
-
-
-def _find_field(group: type[SettingsGroup], path: Sequence[int | str]) -> FieldInfo | None:
-    """Return the field that a path of an error leads to, or the last field on the way, whose value has no fields."""
-    found = None
-    for part in path:
-        fields = group.model_fields
-        field = next((each for name, each in fields.items() if part in (name, each.alias)), None)
-        if field is not None:
-            found, group = field, next(groups_of(field.annotation), group)
-    return found
-
-
-def _find_group(group: type[SettingsGroup], path: Sequence[int | str]) -> type[SettingsGroup]:
-    """Return the group that a path leads to, or the last group on the way."""
-    for part in path:
-        field = group.model_fields.get(str(part))
-        group = next(groups_of(field.annotation), group) if field else group
-    return group
-
-
-def _join(where: str, path: Sequence[int | str]) -> str:
-    """Return a path as `access.keys[0].id`."""
-    for part in path:
-        if isinstance(part, int):
-            where += f"[{part}]"
-        else:
-            where += f".{part}" if where else part
-    return where
-
-
-def _unknown(key: object, known: Mapping[str, Any] | set[str]) -> str:
-    return f"unknown key {key!r}; known are {', '.join(sorted(known))}"

@@ -6,14 +6,16 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from torchmoor.config.access import AccessSettings, Credentials
+from torchmoor.config.access import AccessSettings
 from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.config.callers import CallerSettings
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.control import ControlSettings
-from torchmoor.config.group import SettingsGroup, groups_of, refusal
+from torchmoor.config.credentials import Credentials
+from torchmoor.config.error_texts import groups_of
+from torchmoor.config.group import SettingsGroup, refusal
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
@@ -98,5 +100,5 @@ GROUPS: dict[str, type[SettingsGroup]] = {
     name: group
     for name, field in ProxySettings.model_fields.items()
     if name not in ("endpoints", "sessions", "credentials")
-    for group in groups_of(field.annotation)
+    for group in groups_of(field.annotation, SettingsGroup)
 }

@@ -32,7 +32,7 @@ from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.model_sources import MANY, many_environment, multi_model_settings
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import Launch
-from torchmoor.proxy.access.credentials import KEYS_FILE
+from torchmoor.proxy.access.credential_sources import KEYS_FILE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
 from torchmoor.run.environment_settings import with_environment

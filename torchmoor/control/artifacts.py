@@ -41,7 +41,7 @@ from torchmoor.fleet.packed_models import (
     read_name,
 )
 from torchmoor.fleet.torchserve_properties import TORCHSERVE_PREFIX, read_properties
-from torchmoor.proxy.access.credentials import SECRETS
+from torchmoor.proxy.access.credential_sources import SECRETS
 from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, PROPERTIES, PROPERTIES_FOLDER, S3
 from torchmoor.wire.handler_variables import MODEL_PATH, MODELS_CACHE, MODELS_SOURCE
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import Tls, reload_tls
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers

@@ -18,7 +18,7 @@ from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet.archives import ArchiveContents, model_name
 from torchmoor.fleet.folder_removal import remove_folder
-from torchmoor.proxy.access.credentials import SECRETS
+from torchmoor.proxy.access.credential_sources import SECRETS
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import INSTANCE_VARIABLE
 

@@ -11,7 +11,7 @@ from random import Random
 
 from torchmoor.admin.metrics_page import MetricsPages
 from torchmoor.admin.server import AdminServer
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.control.plane import describing_plane
 from torchmoor.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torchmoor.config.settings import ProxySettings
 from torchmoor.fleet.model_sources import read_container
-from torchmoor.proxy.access.credentials import read_credentials
+from torchmoor.proxy.access.credential_sources import read_credentials
 from torchmoor.proxy.access.exposure import check_exposure
 
 

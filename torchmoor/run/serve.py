@@ -25,7 +25,7 @@ from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.process_commands import reopen_log
 from torchmoor.fleet.torchserve import Launch
-from torchmoor.proxy.access.credentials import ASYNC_QUEUE
+from torchmoor.proxy.access.credential_sources import ASYNC_QUEUE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
 from torchmoor.run.app import Proxy

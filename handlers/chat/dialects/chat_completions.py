@@ -7,7 +7,7 @@ from typing import Any
 from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Content, Reasoning
 from handlers.chat.checks import check_texts, check_unicode, is_unicode, names, read_flag
 from handlers.chat.commands import Generate
-from handlers.chat.dialects.openai_fields import (
+from handlers.chat.dialects.completion_fields import (
     Neutral,
     OpenAIAnswer,
     name_finish_reason,
@@ -19,7 +19,7 @@ from handlers.chat.dialects.openai_fields import (
 )
 from handlers.chat.dialects.reasoning_fields import EFFORTS, REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.grammars import read_response_format
+from handlers.chat.grammar_fields import read_response_format
 from handlers.chat.images.schemes import ADDRESS_FORM, is_address
 from handlers.chat.logprobs import show_score
 from handlers.chat.messages import TOOL, USER, ImagePart, Message, Part, TextPart, ToolCall, read_call

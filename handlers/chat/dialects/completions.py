@@ -6,7 +6,7 @@ from typing import Any
 
 from handlers.chat.checks import check_unicode, read_flag
 from handlers.chat.commands import Generate
-from handlers.chat.dialects.openai_fields import (
+from handlers.chat.dialects.completion_fields import (
     Neutral,
     OpenAIAnswer,
     name_finish_reason,

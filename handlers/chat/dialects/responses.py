@@ -9,22 +9,24 @@ from typing import Any
 from handlers.chat.checks import check_texts, is_bool, is_int, is_unicode, names
 from handlers.chat.commands import (
     Ask,
+    Command,
     Generate,
     OpenAndAsk,
     QueueResponse,
+    ResolveInput,
     Respond,
     RespondInConversation,
     RunResponse,
     opening_of,
 )
 from handlers.chat.dialects.background_form import BackgroundForm
-from handlers.chat.dialects.openai_fields import read_sampling
+from handlers.chat.dialects.completion_fields import read_sampling
 from handlers.chat.dialects.prepared_form import PreparedForm
 from handlers.chat.dialects.reasoning_fields import REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
-from handlers.chat.grammars import read_text_format
-from handlers.chat.items import NOTHING, Item, Referred, check_results, images_in, parse_input, read_items
+from handlers.chat.grammar_fields import read_text_format
+from handlers.chat.items import NOTHING, Item, References, Referred, check_results, images_in, parse_input, read_items
 from handlers.chat.messages import SYSTEM, Message, TextPart, joined
 from handlers.chat.parameters import OPENAI_NAMES, Parameters, draw_seed
 from handlers.chat.queued_response import QueuedResponse
@@ -216,6 +218,13 @@ def missing_field(name: str) -> InvalidRequest:
 def unknown_field(name: str) -> InvalidRequest:
     name = name[:MAX_LABEL_CHARS]
     return InvalidRequest(f"Unknown parameter: '{name}'.", param=name, api_code="unknown_parameter")
+
+
+def resolve(incoming: Incoming, references: References | None, resume: Callable[[Referred], Command]) -> Command:
+    """Make the command of a body whose items may refer to stored objects."""
+    if references is None:
+        return resume(NOTHING)
+    return ResolveInput(caller=incoming.caller, references=references, resume=resume)
 
 
 def _check_fields(given: dict[str, Any]) -> None:

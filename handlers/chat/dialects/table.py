@@ -10,7 +10,7 @@ from handlers.chat.commands import Command
 from handlers.chat.dialects.chat_completions import parse_chat_completion
 from handlers.chat.dialects.completions import parse_completion
 from handlers.chat.dialects.operations import parse_operation
-from handlers.chat.dialects.resources import parse_resource
+from handlers.chat.dialects.resource_requests import parse_resource
 from handlers.chat.dialects.session import parse_image, parse_session
 from handlers.chat.dialects.tgi import parse_inputs
 from handlers.chat.dialects.turns import join_session

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.config.access import Credentials
 from torchmoor.config.callers import CallerSettings
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import CallerLimited

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.torchmoor.changed_value import with_value
-from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.async_inference import AsyncInferenceSettings
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.file import MAX_FILE_BYTES, parse, read_file
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings

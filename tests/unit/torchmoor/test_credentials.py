@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.config.access import AccessKey, AccessSettings, Credentials
+from torchmoor.config.access import AccessSettings
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.torchserve import SECRETS
-from torchmoor.proxy.access.credentials import read_credentials
+from torchmoor.proxy.access.credential_sources import read_credentials
 from torchmoor.proxy.access.exposure import check_exposure
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from torchmoor.config.access import Credentials
 from torchmoor.config.container import ContainerSettings
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.file import parse
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings

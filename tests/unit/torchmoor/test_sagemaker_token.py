@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tests.heads import make_request
 from tests.sagemaker_tokens import MAX_LIFETIME_S, encode_url, make_token
-from torchmoor.config.access import AccessKey, AccessSettings, Credentials
+from torchmoor.config.access import AccessSettings
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.errors import AccessDenied, InvalidSignature, UnrecognizedClient
 from torchmoor.proxy.access.gate import Gate, principal_of
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.heads import change_field, make_field, make_request
-from torchmoor.config.access import AccessKey, AccessSettings, Credentials
+from torchmoor.config.access import AccessSettings
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.errors import AccessDenied, ApiError, IncompleteSignature, InvalidSignature
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.sigv4 import make_signing_key

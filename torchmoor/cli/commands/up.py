@@ -16,7 +16,7 @@ from torchmoor.cli.options import log_level_option, no_auth_option
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
-from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
+from torchmoor.proxy.access.credential_sources import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.proxy.routing.strategies import STRATEGIES
 from torchmoor.run.log import report, start_log
 from torchmoor.run.up import run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 
-from torchmoor.config.access import Credentials
+from torchmoor.config.credentials import Credentials
 from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
 

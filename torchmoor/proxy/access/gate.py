@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b, sha256
 
-from torchmoor.config.access import AccessSettings, Credentials
+from torchmoor.config.access import AccessSettings
+from torchmoor.config.credentials import Credentials
 from torchmoor.errors import (
     AccessDenied,
     ApiError,

@@ -17,7 +17,7 @@ from hashlib import sha256
 from time import gmtime, strftime, strptime
 from urllib.parse import quote
 
-from torchmoor.config.access import AccessKey
+from torchmoor.config.credentials import AccessKey
 from torchmoor.errors import (
     AccessDenied,
     IncompleteSignature,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
-from torchmoor.proxy.access.credentials import read_secret_file
+from torchmoor.proxy.access.credential_sources import read_secret_file
 
 logger = logging.getLogger(__name__)
 

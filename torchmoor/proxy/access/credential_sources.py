@@ -15,7 +15,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.errors import ConfigError
 
 ACCESS_KEYS = "TORCHMOOR_ACCESS_KEYS"

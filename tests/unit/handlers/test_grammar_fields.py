@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, hf
 
 from benchmarks.grammar_schemas import SCHEMAS
-from handlers.chat.grammars import read_schema
+from handlers.chat.grammar_fields import read_schema
 from handlers.engine import grammar as grammar_module
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import SequenceCache, cache_shape
