@@ -294,6 +294,8 @@ class Stage:
         self.num_fast = 0  # requests that the fast path has sent
         self.is_comparable = True  # events before a body finds fewer connections on the fast path
         self.registry = Registry(settings.endpoints)
+        for endpoint in self.registry.endpoints():
+            endpoint.created_at = 0.0  # GET /v1/models shows it, in seconds
         for name in ("a", "b"):
             self.registry.add(Instance(name=name, endpoint="llava", model="llava", port=1, state=InstanceState.READY))
         self.proxy = Proxy(settings, self.registry, rng=Random(7))
