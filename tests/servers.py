@@ -66,6 +66,8 @@ class RedisServer:
                 [
                     *(str(find_valkey()), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)),
                     *("--aclfile", str(acl), "--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+                    # A title would overwrite the variable by which tests/reaper.py finds the process.
+                    *("--set-proc-title", "no"),
                     *self.options,
                 ],
                 stdout=log,
