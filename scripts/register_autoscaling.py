@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import yaml
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -35,6 +34,7 @@ from torchmoor.config.application_autoscaling import (
     resource_of,
 )
 from torchmoor.config.aws import check_constraints, input_shape
+from torchmoor.config.file import load_yaml
 from torchmoor.config.scaling import ScalingSettings, TargetTracking
 from torchmoor.errors import ConfigError
 
@@ -159,9 +159,9 @@ def send(calls: Iterable[Call], client_of: Callable[[str], Any], *, skips_missin
 def read_file(path: Path) -> dict[tuple[str, str], ScalingSettings]:
     """Return the entries of a configuration file's group Autoscaling. Raises ConfigError."""
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        content = load_yaml(path.read_bytes(), path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if not isinstance(content, dict) or "Autoscaling" not in content:
         raise ConfigError(f"{path} has no group Autoscaling")
     variants: dict[tuple[str, str], int | None] = {}

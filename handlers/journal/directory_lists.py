@@ -17,12 +17,14 @@ class DirectoryLists:
     """Safe for all threads, and for all processes that share the directory. root: the journals' directory."""
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._folder = root / LISTED
 
     def add(self, owner: str, listed: Listed) -> None:
         folder = self._folder / check_owner(owner)
+        self._folder.mkdir(exist_ok=True, mode=files.FOLDER_MODE)  # without the root, which may not be mounted
         for _ in range(2):  # a sweep deletes empty folders
-            folder.mkdir(parents=True, exist_ok=True, mode=files.FOLDER_MODE)
+            folder.mkdir(exist_ok=True, mode=files.FOLDER_MODE)
             with suppress(FileNotFoundError):
                 (folder / listed.name).touch(mode=files.FILE_MODE)
                 files.sync_folder(folder)
@@ -33,10 +35,12 @@ class DirectoryLists:
         (self._folder / check_owner(owner) / listed.name).unlink(missing_ok=True)
 
     def read(self, owner: str) -> list[Listed]:
-        """Return the sessions of a list, the last to expire first."""
+        """Return the sessions of a list, the last to expire first. Raises FileNotFoundError without the root."""
         try:
             names = os.listdir(self._folder / check_owner(owner))
         except FileNotFoundError:
+            if not self._root.is_dir():
+                raise
             return []
         found = sorted((listed for name in names if (listed := read_listed(name)) is not None), reverse=True)
         return found[:MAX_LISTED]

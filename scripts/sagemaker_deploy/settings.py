@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from scripts.sagemaker_deploy.errors import SettingsError
 from torchmoor.config.application_autoscaling import read_autoscaling, resource_of
+from torchmoor.config.file import load_yaml
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import ConfigError
 
@@ -77,9 +76,11 @@ class Deployment:
 def read_file(path: Path) -> dict[str, Any]:
     """Return a file's groups; checks only their names. Raises SettingsError."""
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(f"cannot read {path}: {error}") from error
+        content = load_yaml(path.read_bytes(), path)
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    except ConfigError as error:
+        raise SettingsError(str(error)) from error
     if not isinstance(content, dict):
         raise SettingsError(f"{path} must be keys and values")
     for key in content:

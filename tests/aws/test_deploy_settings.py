@@ -164,7 +164,9 @@ def test_mistakes_in_a_file_are_told(operator: Operator, file: Path) -> None:
         (yaml.safe_dump({**settings, "Model": {}}), "unknown key 'Model'; known are AsyncInferenceConfig"),
         (yaml.safe_dump({**settings, "ProductionVariant": {"InstanceTyp": "a", "InstanceType": "b"}}), "InstanceTyp"),
         (yaml.safe_dump({**settings, "Autoscaling": {"MinCapacity": 0}}), "Autoscaling.MaxCapacity is missing"),
-        ("a: [", "cannot read"),
+        ("a: [", "is not valid YAML"),
+        ("EndpointName: 2026-02-30", "is not valid YAML: '2026-02-30' is not a valid timestamp"),
+        ("EndpointName: a\nEndpointName: b", "is not valid YAML: key 'EndpointName' is given twice"),
         ("[]", "must be keys and values"),
     ):
         file.write_text(text)

@@ -368,11 +368,31 @@ def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
 
     assert "bearer token" in refused(stage.client(secret=SECRET), Body=b"x" * 1001)[2]
     assert send(signed(stage, b"x" * 1001), body=iter([b"x" * 1001])) == (400, "ValidationError")
-    for path in (PATH, "/v1/models"):
-        assert send(signed(stage, b"x" * 1001, path=path), body=iter([b"x" * 1001]))[0] == 400
     headers = {"Authorization": f"Bearer {TOKEN}"}
     answer = requests.post(stage.proxy.runtime_url + PATH, data=b"x" * 1001, headers=headers, timeout=60)
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/models", "/v1/chat/completions"])
+@pytest.mark.parametrize("endpoints", [("llava", "llava"), ("llava", "notes")], ids=["one", "several"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_long_signed_body_is_refused_with_one_text(
+    make_stage: MakeStage, path: str, endpoints: tuple[str, str], is_chunked: bool
+) -> None:
+    """Every path says which limit it is and what to do, whether the length comes with the head or not."""
+    stage = make_stage(
+        credentials=CREDENTIALS,
+        access=AccessSettings(max_signed_body_bytes=1000),
+        endpoints=dict(zip("ab", endpoints, strict=True)),
+    )
+    request = signed(stage, b"x" * 1001, path=path)
+    headers = {name: value for name, value in request.headers.items() if name != "Content-Length"}
+
+    body = iter([request.body]) if is_chunked else request.body
+    answer = requests.post(request.url, data=body, headers=headers, timeout=60)
+
+    assert answer.status_code == 400
+    assert "A signed body may have up to 1000 bytes; send a longer one with a bearer token." in answer.text
 
 
 SMALL = LimitSettings(max_body_bytes=1000, max_passthrough_body_bytes=1000, max_arriving_bytes=1500)

@@ -142,16 +142,19 @@ def test_a_dry_run_refuses_what_sagemaker_refuses(names: list[str], capsys: pyte
 def test_errors_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing group, an invalid endpoint, out-of-range numbers and other files are reported in one line."""
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
+    (tmp_path / "date.yaml").write_text("Autoscaling: 2026-02-30")
     (tmp_path / "empty.yaml").write_text("Endpoints: []")
     (tmp_path / "odd.yaml").write_text("{Endpoints: [{EndpointName: llava}], Autoscaling: [{}]}")
 
     assert main(["--config", str(tmp_path / "binary.yaml")]) == 1
+    assert main(["--config", str(tmp_path / "date.yaml")]) == 1
+    assert main(["--config", str(tmp_path / "none.yaml")]) == 1
     assert main(["--config", str(tmp_path / "empty.yaml")]) == 1
     assert main(["--config", str(tmp_path / "odd.yaml")]) == 1
     assert main(["--endpoint", "llava", "--min", "2", "--max", "1"]) == 1
 
     told = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in told] == ["error"] * 4
+    assert [line.partition(":")[0] for line in told] == ["error"] * 6
 
 
 def test_what_is_registered_reads_back_as_the_same_settings() -> None:

@@ -14,9 +14,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from torchmoor.config.limits import LimitSettings
-from torchmoor.proxy.http.sweeper import NEVER, Sweeper
+from torchmoor.proxy.http.sweeper import LINGER_S, NEVER, Sweeper
 
 SWEEP_INTERVAL_S = 0.25
+MAX_LINGERING = 64  # further refused connections close at once, without descriptors for their answers
 _TEXT = b"Too many admin connections: close some, or raise limits.max_admin_connections.\n"
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
@@ -45,7 +46,11 @@ class AdminConnection(asyncio.Protocol):
         else:
             self._is_refused = True
             self.transport.write(REFUSAL)
-            self.transport.close()
+            if self.transport.can_write_eof() and self._connections.try_linger(self):
+                self._wait(LINGER_S)
+                self.transport.write_eof()  # but read on: a reset would lose the answer
+            else:
+                self.transport.close()  # with TLS, the transport reads on
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -59,8 +64,8 @@ class AdminConnection(asyncio.Protocol):
         return None if self._is_refused else self._handler.eof_received()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._connections.forget(self)
         if not self._is_refused:
-            self._connections.forget(self)
             self._handler.connection_lost(error)
 
     def pause_writing(self) -> None:
@@ -96,7 +101,7 @@ class AdminConnection(asyncio.Protocol):
 class AdminConnections:
     """Admits connections up to a number, and closes those that wait too long.
 
-    open: connections by their transports. num_refused: since the start.
+    open: connections by their transports. num_refused: since the start. Refused ones linger, and are not open.
     """
 
     def __init__(self, limits: LimitSettings, *, clock: Callable[[], float] = monotonic) -> None:
@@ -106,6 +111,7 @@ class AdminConnections:
         self.sweeper = Sweeper(SWEEP_INTERVAL_S, clock=clock)
         self.max_connections = limits.max_admin_connections
         self.open: dict[asyncio.BaseTransport, AdminConnection] = {}
+        self.lingering: set[AdminConnection] = set()
 
     def try_admit(self, connection: AdminConnection) -> bool:
         """Count a new connection, or refuse it if there are too many."""
@@ -116,10 +122,25 @@ class AdminConnections:
         self.sweeper.watch(connection)
         return True
 
+    def try_linger(self, connection: AdminConnection) -> bool:
+        """Let a refused connection stay open until its deadline, unless there are too many."""
+        if len(self.lingering) >= MAX_LINGERING:
+            return False
+        self.lingering.add(connection)
+        self.sweeper.watch(connection)
+        return True
+
     def forget(self, connection: AdminConnection) -> None:
         """Stop counting a connection that has ended."""
-        del self.open[connection.transport]
+        self.open.pop(connection.transport, None)
+        self.lingering.discard(connection)
         self.sweeper.forget(connection)
+
+    def stop(self) -> None:
+        """Close refused connections, and end all deadlines."""
+        self.sweeper.stop()
+        for connection in list(self.lingering):
+            connection.transport.abort()
 
     @web.middleware
     async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -126,7 +126,7 @@ class AdminServer:
         serve, connections = self._runner.server, self.connections
         assert serve is not None  # the runner is set up
         connections.sweeper.start()
-        stack.callback(connections.sweeper.stop)
+        stack.callback(connections.stop)
 
         def make() -> AdminConnection:
             return AdminConnection(connections, serve())

@@ -238,6 +238,7 @@ class AsyncRecord:
     """A request and its progress, for display. Bodies are left out."""
 
     request: AsyncRequest  # an inline body is b""
+    arrival: int  # its place in the order of arrival, of all endpoints
     state: AsyncState
     attempts: int  # begun
     due_at: float | None  # when a WAITING request may be claimed; None: now

@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 from torchmoor.clients.errors import AsyncInferenceFailed, AsyncInferenceTimedOut, EndpointAsleep, EndpointError
 from torchmoor.clients.runtime import own_words, readable_errors
+from torchmoor.wire.headers import MAX_INLINE_BYTES
 
-MAX_INLINE_BYTES = 128_000  # of InvokeEndpointAsync
 MAX_SHOWN_CHARS = 2000  # of a failure object that is not an error body
 
 

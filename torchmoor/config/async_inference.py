@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from torchmoor.config.group import Count, Positive, SettingsGroup, refusal
 
-MAX_INLINE_BYTES = 128_000  # the runtime API's limit of an asynchronous request's body
-
 
 class AsyncEndpointSettings(SettingsGroup, title="AsyncInferenceConfig"):
     """An endpoint's AsyncInferenceConfig. An empty path follows from async_inference.output_root.

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from torchmoor.config.async_inference import MAX_INLINE_BYTES
 from torchmoor.config.group import MIB, Count, SettingsGroup, SharedCount
+from torchmoor.wire.headers import MAX_INLINE_BYTES
 
 
 class CallerSettings(SettingsGroup, title="callers"):

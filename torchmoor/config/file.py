@@ -43,12 +43,19 @@ def read_file(path: Path, *, session_keys: str, queue: str = "") -> Configuratio
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
+    content = load_yaml(text, path)
     try:
-        return parse(yaml.load(text, _StrictLoader), session_keys=session_keys, queue=queue)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+        return parse(content, session_keys=session_keys, queue=queue)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def load_yaml(text: bytes, path: Path) -> Any:
+    """Return the content of a YAML file. Raises ConfigError, also for a repeated key."""
+    try:
+        return yaml.load(text, _StrictLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def parse(content: object, *, session_keys: str = "", queue: str = "") -> Configuration:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from torchmoor.config.group import OptionalPort, SettingsGroup, Texts, refusal
 
+_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[?[0-9a-f.]*(:[0-9a-f.]*){2,7}\]?", re.ASCII | re.IGNORECASE)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
@@ -45,6 +46,16 @@ class ListenSettings(SettingsGroup, title="listen"):
     processes: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Proxy processes that share the port; one carries about 10,000 requests per second."
     )
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise refusal(
+                    "allowed_hosts",
+                    f"must be host names or addresses without scheme, port, final dot or *, not {host!r}",
+                )
+        return self
 
     @model_validator(mode="after")
     def _check_origins(self) -> Self:

@@ -22,7 +22,7 @@ from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.model_sources import MULTI_MODEL
+from torchmoor.fleet.model_sources import MULTI_MODEL, parse_flag
 from torchmoor.fleet.torchserve_properties import read_config_file, read_properties
 
 OVERRIDES = {"log_level": ("TORCHMOOR_LOG_LEVEL",)}  # further variables of a field; the last one wins
@@ -138,9 +138,7 @@ def _name_of_host() -> str:
 def _convert(kind: object, text: str) -> object:
     """Return a value of a field's type. Raises ValueError, which continues "NAME must be"."""
     if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError("true or false")
-        return text.lower() == "true"
+        return parse_flag(text)
     if kind is Path:
         return Path(text)
     if kind is str:

@@ -1,4 +1,4 @@
-"""Limits of memory and processor time that control groups set: a container's, or a service's. The lowest applies."""
+"""The memory that control groups allow: a container's, or a service's. The lowest limit applies."""
 
 from __future__ import annotations
 
@@ -27,18 +27,4 @@ def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
                     counts = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
                     left += int(counts[unused])
                 found.append(left)
-    return min(found, default=None)
-
-
-def processors(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """Return how many processors the groups allow; None if they have no limit."""
-    found = []
-    for folder in groups("cpu", root, membership):
-        with suppress(OSError, ValueError):
-            quota, period = (folder / "cpu.max").read_text().split()
-            found.append(int(quota) / int(period))
-        with suppress(OSError, ValueError):
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-            if int(quota) > 0:  # -1: no limit
-                found.append(int(quota) / int(period))
     return min(found, default=None)

@@ -18,6 +18,7 @@ from torchmoor.config.limits import LimitSettings
 from torchmoor.doctor import cgroups
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
 from torchmoor.fleet.archives import archive_name, built_in, find_fault
+from torchmoor.fleet.processors import available_processors
 from torchmoor.fleet.torchserve import MAX_TMPDIR_BYTES
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections
 
@@ -89,9 +90,7 @@ def check_open_files(plan: FleetPlan, descriptors: float | None = None) -> Itera
 
 def check_processors(plan: FleetPlan) -> Iterator[Finding]:
     """Check the number of CPUs, which instances without a GPU share."""
-    number: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if (allowed := cgroups.processors()) is not None:
-        number = min(number, allowed)
+    number = available_processors()
     found = f"{round(number, 2):g} for {_instances(plan)} and the proxy"
     remedy = "fewer --instances, unless they work on GPUs"
     yield expect(plan.num_instances <= number, "processors", found, remedy, Level.WARNING)

@@ -36,6 +36,7 @@ from torchmoor.fleet.instance_log import (
     read_end,
 )
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
+from torchmoor.fleet.processors import available_processors
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
     PORTS_PER_INSTANCE,
@@ -69,7 +70,8 @@ class SupervisionSettings:
     min_backoff_s: float = 1.0  # before a restart; doubled each time
     max_backoff_s: float = 30.0
     stable_after_s: float = 300.0  # an instance that ran for longer restarts after min_backoff_s
-    max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at once: a start is bound by the CPU
+    # At once: a start is bound by the CPU.
+    max_starting: int = field(default_factory=lambda: max(1, int(available_processors() / 2)))
     slot_s: float = 60.0  # then a start leaves its place to others: it downloads or reads its model
     ports: range = USUAL  # for instances
 

@@ -54,7 +54,7 @@ def adapter_environment(endpoints: Sequence[str], adapters: str) -> dict[str, st
 
 
 def read_container(environ: Mapping[str, str], settings: ContainerSettings) -> ContainerSettings:
-    """Return a container's settings with the mode that the environment sets."""
+    """Return a container's settings with the mode that the environment sets. Raises ConfigError."""
     return settings.replace(serves_models=settings.serves_models or _is_multi_model(environ))
 
 
@@ -70,5 +70,17 @@ def _find_source(option: str, text: str) -> str:
     return str(folder)
 
 
+def parse_flag(text: str) -> bool:
+    """Return the value of a variable that is true or false. Raises ValueError, which continues "NAME must be"."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return text.lower() == "true"
+
+
 def _is_multi_model(environ: Mapping[str, str]) -> bool:
-    return environ.get(MULTI_MODEL, "").lower() == "true"
+    """Return whether the platform loads the models. Raises ConfigError."""
+    text = environ.get(MULTI_MODEL, "").strip()
+    try:
+        return bool(text) and parse_flag(text)
+    except ValueError as error:
+        raise ConfigError(f"{MULTI_MODEL} must be {error}, not {text!r}") from None

@@ -5,9 +5,11 @@ A fleet outlives its terminal: what cannot be written, to a closed pipe or a ful
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
@@ -18,6 +20,21 @@ def report(line: str) -> None:
         print(f"torchmoor: {line}", file=sys.stderr, flush=True)
     except OSError:
         discard_unwritten(sys.stderr)
+
+
+def announcer() -> Callable[[str], None]:
+    """Return a function that prints a line of JSON to standard output, also if this terminal is closed meanwhile."""
+    has_terminal = sys.stdout.isatty()
+
+    def announce(line: str) -> None:
+        try:
+            print(line, flush=True)
+        except OSError as error:
+            if not (has_terminal and error.errno == errno.EIO):
+                raise
+            discard_unwritten(sys.stdout)
+
+    return announce
 
 
 def start_log(level: int | str, *, names_process: bool = False) -> None:

@@ -53,6 +53,7 @@ INFERENCE_HEADER_LENGTH = "inference-header-content-length"
 # Other names of the runtime API
 INVOCATION_ID = "amz-sdk-invocation-id"  # boto3 keeps it when it sends a request again
 INVOKED_VARIANT = "x-amzn-invoked-production-variant"
+MAX_INLINE_BYTES = 128_000  # of an asynchronous request's body; x-amzn-sagemaker-inputlocation names a longer one
 
 # TorchServe's sequenceBatching, with the names that AWS's LLaVA sample gives its fields
 SEQUENCE_ID = "X-Amzn-SageMaker-Session-Id"

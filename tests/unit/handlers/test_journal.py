@@ -136,8 +136,18 @@ def test_a_directory_that_is_gone_is_no_empty_journal(journal: DirectoryJournal,
     """A missing directory, as of an unmounted share, is an error and does not make sessions look lost."""
     (tmp_path / "journal").rmdir()
 
-    with pytest.raises(FileNotFoundError):
-        journal.read(ID)
+    for action in (
+        lambda: journal.read(ID),
+        lambda: journal.append(ID, 0, Event(kind="open"), ANYONE),
+        lambda: journal.put_image(ID, b"png", ANYONE),
+        lambda: journal.claim("name", "value"),
+        lambda: journal.enlist(ID, "label", ANYONE),
+        lambda: journal.list_owned(ANYONE),
+        lambda: journal.list_ids(),
+    ):
+        with pytest.raises(FileNotFoundError):
+            action()
+    assert not (tmp_path / "journal").exists()
 
 
 def test_events_that_the_directory_has_lost_are_missed(journal: DirectoryJournal, tmp_path: Path) -> None:

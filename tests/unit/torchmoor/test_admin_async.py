@@ -27,7 +27,7 @@ def test_what_signs_a_url_is_not_shown(location: str, shown: str) -> None:
     )
 
     described = describe(
-        AsyncRecord(request=request, state=AsyncState.WAITING, attempts=0, due_at=None, updated_at=0.0)
+        AsyncRecord(request=request, arrival=1, state=AsyncState.WAITING, attempts=0, due_at=None, updated_at=0.0)
     )
 
     assert described["input_location"] == shown

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any
 from unittest.mock import create_autospec
 
+import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -175,5 +177,31 @@ def test_connections_above_the_limit_are_refused_and_counted() -> None:
         await until_open(plane, 1)
         reader, _ = await plane.connect(GET)
         assert (await reader.readuntil(BODY)).startswith(b"HTTP/1.1 200")
+
+    play(script)
+
+
+@pytest.mark.parametrize("end", [lambda plane: plane.pass_time(6), lambda plane: plane.connections.stop()])
+def test_a_refused_connection_is_not_reset(end: Callable[[Plane], None]) -> None:
+    """A refused connection whose request is already there gets the 503; it is closed after a while, and at the stop.
+
+    A reset would lose the answer.
+    """
+
+    async def script(plane: Plane) -> None:
+        for _ in range(2):
+            await plane.connect()
+        await until_open(plane, 2)
+        with socket.create_connection(("127.0.0.1", plane.port)) as early:  # the plane accepts it after the request
+            early.sendall(GET)
+            reader, writer = await asyncio.open_connection(sock=early)
+            plane.clients.append(writer)
+            assert (await reader.read()).startswith(b"HTTP/1.1 503")
+            plane.pass_time(4)
+            assert plane.connections.lingering
+
+            end(plane)
+
+            await until(lambda: not plane.connections.lingering)
 
     play(script)

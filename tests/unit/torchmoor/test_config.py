@@ -253,6 +253,22 @@ def test_origins_that_no_browser_sends_are_refused(origin: str) -> None:
         parse(changed("listen", {"allowed_origins": [origin]}))
 
 
+@pytest.mark.parametrize(
+    "host", ["chat.example", "Chat", "my_host", "10.1.2.3", "::1", "[fe80::1:2]", "::ffff:10.0.0.1"]
+)
+def test_hosts_are_taken_without_a_port(host: str) -> None:
+    assert ListenSettings(allowed_hosts=(host,)).allowed_hosts == (host,)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "*", "chat.example:8080", "abc:80", "[::1]:80", "http://a", "a/", "*.a", ".a", "a.", "bücher.example"]
+)
+def test_hosts_that_would_never_match_are_refused(host: str) -> None:
+    """Host names are compared without the port, and a browser sends them in ASCII."""
+    with pytest.raises(ConfigError, match=r"listen\.allowed_hosts must be host names or addresses without .*, not '"):
+        parse(changed("listen", {"allowed_hosts": [host]}))
+
+
 def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:
     """An unknown strategy is refused with the list of existing ones."""
     settings = parse(changed(f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "BEST"})).proxy

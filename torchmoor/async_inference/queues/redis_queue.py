@@ -201,10 +201,11 @@ def _argument(body: bytes | None) -> bytes:
 
 
 def _record(fields: Sequence[Any]) -> AsyncRecord:
-    request, state, attempts, wake_at, updated_at, reason, instance, settled = fields
+    seq, request, state, attempts, wake_at, updated_at, reason, instance, settled = fields
     state = AsyncState(state.decode())
     return AsyncRecord(
         request=AsyncRequest.from_json(request, None),
+        arrival=int(seq),
         state=state,
         attempts=int(attempts),
         due_at=float(wake_at) if wake_at and state is AsyncState.WAITING else None,

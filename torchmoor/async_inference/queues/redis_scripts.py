@@ -33,7 +33,7 @@ local function text(number) return string.format('%.6f', number) end
 local function of(id) return P .. 'request:' .. id end
 local function fields(id, ...) return redis.call('HMGET', of(id), ...) end
 local function record(id)
-  return fields(id, 'request', 'state', 'attempts', 'wake_at', 'updated_at', 'reason', 'instance', 'outcome')
+  return fields(id, 'seq', 'request', 'state', 'attempts', 'wake_at', 'updated_at', 'reason', 'instance', 'outcome')
 end
 local function set(id, ...) redis.call('HSET', of(id), 'updated_at', text(now), ...) end
 

@@ -382,9 +382,10 @@ def _totals(db: sqlite3.Connection, endpoint: str) -> builtins.list[tuple[str, i
 
 
 def _record(row: Sequence[Any]) -> AsyncRecord:
-    _, request, state, attempts, wake_at, updated_at, reason, instance, settled = row
+    arrival, request, state, attempts, wake_at, updated_at, reason, instance, settled = row
     return AsyncRecord(
         request=AsyncRequest.from_json(request, None),
+        arrival=arrival,
         state=AsyncState(state),
         attempts=attempts,
         due_at=wake_at if state == AsyncState.WAITING else None,

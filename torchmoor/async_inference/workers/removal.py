@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 
 from torchmoor.async_inference.queues.queue import Queue
@@ -54,7 +53,7 @@ class Removal:
         self._worker = worker
         self._queue = queue
         self._outcome = outcome
-        self._newest_at: float | None = None  # by the queue's clock: the last request that the endpoint has left
+        self._newest: int | None = None  # the arrival of the last request that the endpoint has left
         self._faults = FaultLog(logger, worker.endpoint)
 
     async def run(self) -> None:
@@ -71,9 +70,9 @@ class Removal:
     async def _has_more(self) -> bool:
         """Cancel all undecided requests. Returns whether any request has not ended."""
         try:
-            if self._newest_at is None:
+            if self._newest is None:
                 newest = await self._queue.list(self._worker.endpoint, limit=1, is_newest_first=True)
-                self._newest_at = newest[0].request.received_at if newest else -math.inf
+                self._newest = newest[0].arrival if newest else 0
             for state in (AsyncState.RUNNING, AsyncState.WAITING):  # another worker may return one from the first
                 while ids := await self._list(state):
                     await asyncio.gather(*(self._queue.cancel(each, self._outcome) for each in ids))
@@ -86,6 +85,6 @@ class Removal:
 
     async def _list(self, state: AsyncState) -> list[str]:
         """Return ids of the first requests in a state, without those that have arrived since the removal began."""
-        assert self._newest_at is not None
+        assert self._newest is not None
         records = await self._queue.list(self._worker.endpoint, state, limit=MAX_AT_ONCE)
-        return [each.request.inference_id for each in records if each.request.received_at <= self._newest_at]
+        return [each.request.inference_id for each in records if each.arrival <= self._newest]

@@ -11,7 +11,7 @@ from torchmoor.cli.exit_status import is_explained
 from torchmoor.cli.options import log_level_option, no_auth_option, report_warning
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.settings import ProxySettings
-from torchmoor.run.log import report, start_log
+from torchmoor.run.log import announcer, report, start_log
 from torchmoor.run.serve import check as check_config
 from torchmoor.run.serve import run
 
@@ -52,7 +52,7 @@ def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
         if check:
             click.echo(check_config(config, given=given_settings(), is_open=no_auth, warn=report_warning))
             return
-        uvloop.run(run(config, given=given_settings(), is_open=no_auth, report=report, announce=click.echo))
+        uvloop.run(run(config, given=given_settings(), is_open=no_auth, report=report, announce=announcer()))
     except OSError as error:
         if is_explained(error):
             raise

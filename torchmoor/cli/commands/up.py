@@ -18,7 +18,7 @@ from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.proxy.access.credential_sources import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.proxy.routing.strategies import STRATEGIES
-from torchmoor.run.log import report, start_log
+from torchmoor.run.log import announcer, report, start_log
 from torchmoor.run.up import run
 from torchmoor.wire.handler_variables import JOURNAL_URL
 
@@ -153,7 +153,7 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
             while_running.enter_context(recorded(line))
 
         try:
-            uvloop.run(run(settings, report, record, announce if is_detached else click.echo, is_open=no_auth))
+            uvloop.run(run(settings, report, record, announce if is_detached else announcer(), is_open=no_auth))
         except OSError as error:
             if is_explained(error):
                 raise

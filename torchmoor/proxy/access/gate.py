@@ -15,6 +15,7 @@ from torchmoor.config.credentials import Credentials
 from torchmoor.errors import (
     AccessDenied,
     ApiError,
+    BodyTooLarge,
     IncompleteSignature,
     InvalidSignature,
     MissingCredentials,
@@ -152,7 +153,7 @@ class Gate:
             return None
         limit = settings.max_signed_body_bytes
         if length is not None and length > limit:
-            raise ValidationError(f"A signed body may have up to {limit} bytes; send a longer one with a bearer token.")
+            raise _signed_body_too_long(limit)
         if request.is_chunked or length:
             return signed
         signed.verify_body(b"")
@@ -161,6 +162,16 @@ class Gate:
     def count(self, error: AccessDenied) -> None:
         """Count a refused access."""
         self.num_denied[error.kind] += 1
+
+
+def body_too_large(request: Request, limit: int) -> ValidationError:
+    """Return the error of a body above a limit of its API, or of signed bodies."""
+    check = request.body_check
+    return BodyTooLarge(limit) if check is None or check.max_body_bytes > limit else _signed_body_too_long(limit)
+
+
+def _signed_body_too_long(limit: int) -> ValidationError:
+    return ValidationError(f"A signed body may have up to {limit} bytes; send a longer one with a bearer token.")
 
 
 def _find_authorization(request: Request) -> bytes:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, InternalFailure, ValidationError
 from torchmoor.proxy.access.cors import Cors
-from torchmoor.proxy.access.gate import Gate
+from torchmoor.proxy.access.gate import Gate, body_too_large
 from torchmoor.proxy.access.web_pages import WebPageGuard
 from torchmoor.proxy.api import container, tgi
 from torchmoor.proxy.api.chat_page.page import ChatPage
@@ -175,7 +175,7 @@ class DataPlaneApplication:
             request_id,
             lambda deferred, body: deferred.end(reply),
             self._find_renderer(request),
-            too_large=ValidationError(f"A signed body may have up to {max_body_bytes} bytes."),
+            too_large=body_too_large(request, max_body_bytes),
             max_body_bytes=max_body_bytes,
         )
 

@@ -12,8 +12,7 @@ from typing import Any
 from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.async_inference.service import AsyncInference
-from torchmoor.config.async_inference import MAX_INLINE_BYTES
-from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
+from torchmoor.errors import ApiError, CallerLimited, ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.replies import json_reply, runtime_error
 from torchmoor.proxy.api.runtime_members import (
@@ -27,6 +26,7 @@ from torchmoor.proxy.api.runtime_members import (
     check_members,
     not_there,
 )
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.field_names import (
     AWS_REQUEST_ID,
@@ -37,6 +37,7 @@ from torchmoor.proxy.http.field_names import (
 )
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.wire.headers import MAX_INLINE_BYTES
 
 MAX_INVOCATION_ID_CHARS = 256
 SUBMIT_TIMEOUT_S = 30.0  # after the queue's own time-out
@@ -138,7 +139,7 @@ class AsyncOperation:
         if not self._service.try_submit(asked, on_done, share):
             if lease is not None:
                 lease.release()
-            raise ServiceUnavailable("Too many requests are being queued. Try again later.")
+            raise unavailable.too_many_submitted()
 
     def _accept(self, stored: AsyncRequest, request_id: bytes) -> Reply:
         self.dispatchers.count_without_invocation(self.endpoint, 202)

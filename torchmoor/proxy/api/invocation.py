@@ -9,6 +9,7 @@ from functools import partial
 from time import monotonic
 
 from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError, invocation_timed_out
+from torchmoor.proxy.access.gate import body_too_large
 from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.form_fields import check_form
 from torchmoor.proxy.api.observation import Observation
@@ -172,12 +173,11 @@ class Invocation:
         return self.fail(self.assignment.dispatcher.wait_over(self.assignment))
 
     def on_body_too_large(self) -> Reply:
-        return self.fail(self._too_large or BodyTooLarge(self.max_body_bytes))
+        return self.fail(self._too_large or body_too_large(self.request, self.max_body_bytes))
 
     def limit_body(self, waiter: Waiter) -> None:
         self._waiter, assignment = waiter, self.assignment
-        too_large = assignment.dispatcher.limit_body(assignment)
-        if too_large is not None and too_large.limit < self.max_body_bytes:
+        if (too_large := assignment.dispatcher.limit_body(assignment)) and too_large.limit < self.max_body_bytes:
             self.max_body_bytes, self._too_large = too_large.limit, too_large
 
     def on_body_dropped(self) -> Reply:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchmoor.errors import ApiError, BodyTooLarge
+from torchmoor.errors import ApiError
+from torchmoor.proxy.access.gate import body_too_large
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import WHOLE_BODY, Call, Deadlines, NextStep, Outcome, Waiter
@@ -63,7 +64,7 @@ class OpenAIByBody:
         """Answer as the endpoint's call does; before that is found, with the dialect's error."""
         if self._call is not None:
             return self._call.on_body_too_large()
-        return self._render_error(BodyTooLarge(self.max_body_bytes))
+        return self._render_error(body_too_large(self._request, self.max_body_bytes))
 
     def on_body_dropped(self) -> Reply:
         return self._render_error(unavailable.body_dropped())

@@ -17,6 +17,7 @@ from torchmoor.async_inference.request import DEFAULT_TTL_S, AsyncRequest, backg
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.call import HOLD, PASS_ON, Judgement, NextStep, Outcome
 from torchmoor.proxy.http.field_names import BACKGROUND, NEW_SESSION_ID
@@ -121,7 +122,7 @@ class ResponseInvocation(Invocation):
 
         share = None if callers is None else callers.async_share(self.assignment.caller)
         if not service.try_submit(asked, on_done, share):
-            raise ServiceUnavailable("Too many requests are being queued. Try again later.")
+            raise unavailable.too_many_submitted()
 
     def _pass_on(self, accepted: Accepted) -> None:
         if self._held is not accepted.head:  # the client has another answer, or gets one

@@ -29,6 +29,11 @@ def queue_full() -> ServiceUnavailable:
     return ServiceUnavailable("Too many requests wait for an instance of the endpoint. Try again later.")
 
 
+def too_many_submitted() -> ServiceUnavailable:
+    """Return the answer to an asynchronous request that cannot be queued, because others are being queued."""
+    return ServiceUnavailable("Too many requests are being queued. Try again later.")
+
+
 def none_free_in_time() -> ServiceUnavailable:
     """Return the answer to a request that has waited too long for a busy instance."""
     return ServiceUnavailable("No instance of the endpoint was free in time. Try again later.")

@@ -245,6 +245,37 @@ def test_requests_of_another_proxy_stay(rig: StoreRig) -> None:
     play(scene())
 
 
+def test_a_step_of_the_clock_changes_nothing(rig: StoreRig, store: Store) -> None:
+    """The order of arrival says which requests an endpoint has left, although the clock has gone back meanwhile."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.places.instances = []
+            service, _ = await rig.start_without()
+            store.clock.now = time.time() + 3600
+            stepping = store.make(AsyncQueueSettings(), store.clock)
+            await stepping.submit(rig.request("one"))
+            store.clock.step(-3600)
+            await stepping.submit(rig.request("two"))
+            cancel = service.queue.cancel
+
+            async def submit_meanwhile(inference_id: str, *args: Any) -> Any:
+                if inference_id == "one":
+                    store.clock.step(-3600)
+                    await stepping.submit(rig.request("three"))
+                return await cancel(inference_id, *args)
+
+            service.queue.cancel = submit_meanwhile
+
+            await service.end_requests("llava", SETTINGS, GONE, TIMEOUT_S)
+
+            cancelled = (AsyncState.CANCELLED, GONE)
+            assert await states(service, "one", "two", "three") == [cancelled, cancelled, (AsyncState.WAITING, "")]
+            await stepping.close()
+
+    play(scene())
+
+
 def test_an_endpoint_that_accepts_requests_keeps_them(rig: StoreRig) -> None:
     """An endpoint that accepts requests, such as a new one of the name or an updated one, keeps its requests."""
 

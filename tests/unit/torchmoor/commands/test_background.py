@@ -1,10 +1,11 @@
-"""`torchmoor up -d` until the fleet is ready."""
+"""`torchmoor up -d` until the fleet is ready, and fleets whose terminal is closed."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -51,18 +52,23 @@ def test_signal_ends_the_fleet_that_is_not_ready(tmp_path: Path, number: signal.
 
 
 @contextmanager
-def starting_fleet(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yield the command `up -d` while its fleet waits for an earlier one to end."""
+def waiting_fleet(run_dir: Path, *more: str, stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Yield the command `up`, whose fleet waits in the context for an earlier one to end."""
     run_dir.mkdir()
-    options = ("--port", "0", "--admin-port", "0", "--min-instances", "0", "--run-dir", str(run_dir))
+    options = ("--port", "0", "--admin-port", "0", "--min-instances", "0", "--run-dir", str(run_dir), *more)
     with (run_dir / LOCK_FILE).open("wb") as earlier:
         fcntl.flock(earlier, fcntl.LOCK_EX)
         as_in_a_terminal = ("env", "--default-signal=HUP")  # although the tests may run under nohup
-        started = [*as_in_a_terminal, sys.executable, "-m", "torchmoor", "up", "-d", *options]
-        with subprocess.Popen(started, stderr=subprocess.PIPE, text=True) as command:
-            assert command.stderr is not None
-            assert "waiting for the earlier fleet" in command.stderr.readline()
-            yield command
+        started = [*as_in_a_terminal, sys.executable, "-m", "torchmoor", "up", *options]
+        command = subprocess.Popen(started, stdout=stdout, stderr=subprocess.PIPE, text=True)
+        assert command.stderr is not None
+        assert "waiting for the earlier fleet" in command.stderr.readline()
+        yield command
+
+
+def stop_fleet() -> None:
+    stopped = [sys.executable, "-m", "torchmoor", "stop"]
+    assert subprocess.run(stopped, capture_output=True, text=True, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
@@ -71,22 +77,39 @@ def test_fleet_serves_although_its_command_has_ended(
 ) -> None:
     """A terminal that is closed during the start, which may take minutes, does not end the fleet."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with starting_fleet(tmp_path / "run") as command:
+    with waiting_fleet(tmp_path / "run", "-d") as command, command:
         command.send_signal(number)
         command.wait(60)
 
     wait_until(lambda: len(running_fleets()) == 1, "the fleet is recorded")
     [log] = (tmp_path / "torchmoor").glob("*.log")
     wait_until(lambda: "dashboard: " in log.read_text(), "the fleet serves")
-    stopped = [sys.executable, "-m", "torchmoor", "stop"]
-    assert subprocess.run(stopped, capture_output=True, text=True, timeout=60).returncode == 0
+    stop_fleet()
     assert log.read_text().endswith("torchmoor: stopping\n")
+
+
+def test_fleet_in_the_foreground_serves_although_its_terminal_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line of JSON is lost. A terminal that is closed later does not end the fleet either."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    window, terminal = pty.openpty()
+    with waiting_fleet(tmp_path / "run", stdout=terminal) as command:
+        os.close(terminal)
+        os.close(window)
+        command.send_signal(signal.SIGHUP)
+
+    with command:
+        assert command.stderr is not None
+        assert any("dashboard: " in line for line in command.stderr)
+        stop_fleet()
+        assert (command.wait(60), command.stderr.read()) == (0, "torchmoor: stopping\n")
 
 
 def test_fleet_that_is_killed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fleet that is killed, as by a lack of memory, writes no error itself."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with starting_fleet(tmp_path / "run") as command:
+    with waiting_fleet(tmp_path / "run", "-d") as command, command:
         [fleet] = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
         os.kill(int(fleet), signal.SIGKILL)
         _, said = command.communicate(timeout=60)

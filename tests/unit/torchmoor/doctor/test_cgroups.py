@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.doctor.cgroups import memory_left, processors
+from torchmoor.doctor.cgroups import memory_left
 
 MIB = 1 << 20
 UNLIMITED = 9223372036854771712  # version 1 has a number for it
@@ -39,18 +39,14 @@ def test_a_container_of_version_1_has_its_own_limit(tmp_path: Path, membership: 
     """Version 1 has a folder for each controller; a container sees its own group there, by another path."""
     membership.write_text("4:memory:/docker/0f\n1:cpu,cpuacct:/docker/0f\n0::/\n")
     write(tmp_path / "memory", memory_limit_in_bytes=MIB + 4096, memory_usage_in_bytes=MIB)
-    write(tmp_path / "cpu", cpu_cfs_quota_us=150_000, cpu_cfs_period_us=100_000)
 
     assert memory_left(tmp_path, membership) == 4096
-    assert processors(tmp_path, membership) == 1.5
 
 
 def test_no_limit_of_version_1_is_a_large_one(tmp_path: Path, membership: Path) -> None:
     write(tmp_path / "memory", memory_limit_in_bytes=UNLIMITED, memory_usage_in_bytes=MIB)
-    write(tmp_path / "cpu", cpu_cfs_quota_us=-1, cpu_cfs_period_us=100_000)
 
     assert memory_left(tmp_path, membership) == UNLIMITED - MIB
-    assert processors(tmp_path, membership) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -74,10 +70,3 @@ def test_files_in_the_page_cache_leave_the_memory_to_the_group(tmp_path: Path, m
     stat = f"inactive_file 0\ntotal_inactive_file {5 * MIB}"
     write(tmp_path / "memory", memory_limit_in_bytes=9 * MIB, memory_usage_in_bytes=8 * MIB, memory_stat=stat)
     assert memory_left(tmp_path, membership) == 6 * MIB
-
-
-def test_a_quota_of_version_2_is_a_number_of_processors(tmp_path: Path, membership: Path) -> None:
-    write(tmp_path, cpu_max="max 100000")
-    assert processors(tmp_path, membership) is None
-    write(tmp_path, cpu_max="50000 100000")
-    assert processors(tmp_path, membership) == 0.5

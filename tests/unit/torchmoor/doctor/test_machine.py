@@ -103,12 +103,11 @@ def test_more_instances_than_processors_is_a_warning(make_plan: MakePlan) -> Non
     assert [finding.level for finding in check_processors(make_plan())] == [Level.OK]
 
 
-@pytest.mark.parametrize(("allowed", "shown"), [(None, "1536"), (0.25, "0.25"), (1.3333, "1.33"), (2.0, "2")])
+@pytest.mark.parametrize(("number", "shown"), [(1536, "1536"), (0.25, "0.25"), (1.3333, "1.33"), (2.0, "2")])
 def test_the_number_of_processors_is_readable(
-    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, allowed: float | None, shown: str
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch, number: float, shown: str
 ) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(1536))
-    monkeypatch.setattr("torchmoor.doctor.cgroups.processors", lambda: allowed)
+    monkeypatch.setattr("torchmoor.doctor.machine.available_processors", lambda: number)
 
     [found] = check_processors(make_plan())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def test_in_a_container_the_platform_says_what_is_loaded() -> None:
     assert read_container({}, ContainerSettings()) == ContainerSettings()
     assert read_container({MULTI_MODEL: "false"}, ContainerSettings(page_size=7)) == ContainerSettings(page_size=7)
     assert read_container({}, ContainerSettings(serves_models=True)).serves_models
+
+
+def test_the_platforms_variable_is_read_in_one_way() -> None:
+    """As the container reads its variables: blanks around a value do not count, and other texts are refused."""
+    assert read_container({MULTI_MODEL: " True\n"}, ContainerSettings()).serves_models
+    assert many_environment(["many"], "", {MULTI_MODEL: " True\n"})[MODELS_SOURCE] == ""
+    assert not read_container({MULTI_MODEL: " "}, ContainerSettings()).serves_models
+    for read in (partial(many_environment, ["many"], ""), partial(read_container, settings=ContainerSettings())):
+        with pytest.raises(ConfigError, match=r"^SAGEMAKER_MULTI_MODEL must be true or false, not 'yes'$"):
+            read({MULTI_MODEL: "yes"})
 
 
 def test_models_that_are_not_kept_are_not_expected_to_be() -> None:
