@@ -27,6 +27,7 @@ MAX_STOP = 16
 MAX_STOP_CHARS = 256
 MAX_BIASED = 1024
 SEED_BITS = 53  # of a random seed, which every client reads exactly from JSON
+UNKNOWN_HINT = "unknown fields must be left out"
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -176,8 +177,8 @@ def check_fields(what: str, body: Mapping[str, Any], fields: Set[str]) -> None:
     unknown = body.keys() - fields
     if unknown:
         is_misplaced = "parameters" in fields and unknown <= RULES.keys() | _ALIASES.keys()
-        hint = "; send what controls generation in 'parameters'" if is_misplaced else ""
-        raise InvalidRequest(f"{what} has no field {names(unknown)}{hint}")
+        hint = "send what controls generation in 'parameters'" if is_misplaced else UNKNOWN_HINT
+        raise InvalidRequest(f"{what} has no field {names(unknown)}; {hint}")
 
 
 def parse_parameters(given: Any) -> Parameters:
@@ -188,7 +189,7 @@ def parse_parameters(given: Any) -> Parameters:
         raise InvalidRequest("'parameters' must be an object", param="parameters")
     unknown = set(given) - set(RULES) - set(_ALIASES) - set(_NEUTRAL)
     if unknown:
-        raise InvalidRequest(f"parameters has no field {names(unknown)}", param="parameters")
+        raise InvalidRequest(f"parameters has no field {names(unknown)}; {UNKNOWN_HINT}", param="parameters")
     values: dict[str, Any] = {}
     for name, value in given.items():
         if value is None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from handlers.errors import ClientGone, HandlerError, InternalError, TurnTimedOut
+from handlers.errors import ClientGone, HandlerError, InternalError, SessionGone, TurnTimedOut
 from handlers.requests.continuation import Continuation
 from torchmoor.wire.continuation import PieceKind, mark_piece
 
@@ -57,6 +57,7 @@ class PendingReply:
 
     request_id: the proxy's id, by which it cancels; inference_id: the client's id. Each is empty if the request has
     none. line: the queue of the request's caller. error: why the request failed, if it did.
+    gone: answered instead of an error of the SessionGone family, to clients who know the session as a resource.
     adapter: see `Incoming`.
     fetches_end_at: when its fetches of images are cut, in monotonic seconds. received_at: in seconds since 1970.
     choice: the number of the answer, where a request has several.
@@ -70,6 +71,7 @@ class PendingReply:
         self.line = ""
         self.adapter: str | None = None
         self.error: HandlerError | None = None
+        self.gone: HandlerError | None = None
         self.receipts: dict[str, str] = {}  # headers that are added to the writer's
         self.session_stamps: dict[str, str] = {}  # headers of a session that the request has opened, unless it fails
         self.fetches_end_at = math.inf
@@ -209,6 +211,8 @@ class PendingReply:
 
     def fail(self, error: HandlerError) -> None:
         """Write an error as the whole answer, or as the end of a stream that has begun, in the stream's form."""
+        if self.gone is not None and isinstance(error, SessionGone):
+            error = self.gone
         self.error = self.error or error
         stream = self._stream
         if stream is not None:

@@ -201,6 +201,7 @@ def test_an_endpoint_without_a_queue_refuses(make_stage: MakeStage) -> None:
             "FAILED",
         ),
         (answering(400, body=b"[" * 10_000), {"status": "failed", "message": "[" * 10_000}, "FAILED"),
+        (refusing(400, "Odd", "half a pair: \ud83d"), {"status": "failed", "message": "half a pair: ?"}, "FAILED"),
         (refusing(409, "ResponseCancelled", "cancelled"), {"status": "cancelled"}, "CANCELLED"),
     ],
 )

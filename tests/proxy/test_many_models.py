@@ -367,6 +367,17 @@ def test_admin_plane_pins_where_a_model_is_held(fleet: Fleet) -> None:
     assert [row["code"] for row in json.loads(body)["instances"]] == ["ModelUnknown"] * 2
 
 
+def test_admin_plane_pins_a_name_with_a_slash_before_it(fleet: Fleet) -> None:
+    """The slash is not a part of the name, as in TargetModel: the pin goes where the model is held."""
+    homes = {name: fleet.ask(name)[0] for name in ("m1.tar.gz", "m2.tar.gz", "m3.tar.gz", "m4.tar.gz")}
+
+    for name in homes:
+        status, body = admin(fleet.stage, "POST", f"/models//{name}/pin")
+        assert (status, json.loads(body)["model"]) == (200, name)
+
+    assert {name: home for home, many in fleet.many.items() for name in many.pinned} == homes
+
+
 def test_an_action_that_fails_has_the_status_of_the_failure(fleet: Fleet) -> None:
     """The status of a failed action is that of the failure, not of an instance without the model."""
     fleet.many["b"].broken["broken"] = "it is damaged"

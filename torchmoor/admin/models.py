@@ -97,7 +97,7 @@ class ModelsAdmin:
         is_body_required=False,
     )
     async def _act(self, request: web.Request) -> web.Response:
-        name, action = request.match_info["name"], request.match_info["action"]
+        name, action = request.match_info["name"].removeprefix("/"), request.match_info["action"]  # as for TargetModel
         instances = self._choose(name, action, request.query)
         if not instances:
             raise RequestRefused(404, "No ready instance with many models matches; see GET /models.")

@@ -40,7 +40,9 @@ def read_num_choices(given: Mapping[str, Any], settings: RequestSettings, num_pr
     """Return how many answers to each prompt a request asks for."""
     number = given.get("n", 1)
     if not is_int(number) or not 1 <= number <= settings.max_choices:
-        raise InvalidRequest(f"'n' must be a whole number from 1 to {settings.max_choices}", param="n")
+        raise InvalidRequest(
+            f"'n' must be a whole number from 1 to {settings.max_choices} (handler.request.max_choices)", param="n"
+        )
     if number * num_prompts > settings.max_answers:
         raise InvalidRequest(
             f"a request may have {settings.max_answers} answers (handler.request.max_answers), not {num_prompts} * "

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
+from handlers.chat.checks import check_unicode
 from handlers.chat.commands import (
     Command,
     Compact,
@@ -142,6 +143,7 @@ def _read_end(body: dict[str, Any]) -> dict[str, Any]:
         return {"status": status}
     if status != background.FAILED or not isinstance(message, str):
         raise InvalidRequest(f"a response ends as {background.CANCELLED}, or as {background.FAILED} with a message")
+    check_unicode(message, f"'{background.MESSAGE}'", background.MESSAGE)
     return {"status": status, "error": {"code": "server_error", "message": message}}
 
 

@@ -73,7 +73,9 @@ def decoded(
         yield image
 
 
-def scale_down(file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget, check: Callable[[], None]) -> bytes:
+def scale_down(
+    file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget, check: Callable[[], None], held_bytes: int = 0
+) -> bytes:
     """Scale an image to about `scaled_pixels`, upright, as a PNG.
 
     A JPEG is decoded at a half to an eighth of its size, and only that size counts against `large_pixels`; others
@@ -89,7 +91,7 @@ def scale_down(file: BinaryIO, settings: IntakeSettings, budget: DecodingBudget,
             image.draft(None, size)  # only JPEG's decoder can scale
         _check_pixels(image, settings.large_pixels)
         num_bytes = image.width * image.height * DECODED_BYTES_PER_PIXEL * (2 if image.has_transparency_data else 1)
-        with budget.lease(max(num_bytes, _decoder_bytes(image) + extra), check):
+        with budget.lease(max(num_bytes, _decoder_bytes(image) + extra), check, held_bytes):
             return _scaled(image, size if ratio < 1 else image.size)
 
 

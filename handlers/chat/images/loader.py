@@ -41,8 +41,11 @@ class ImageLoader:
         self._s3: S3Images | None = None
         self.decoding = DecodingBudget(settings.decoding_bytes, settings.decoding_timeout_s)
 
-    def read(self, reference: ImageReference, reply: PendingReply) -> bytes:
-        """Return the encoded bytes, at most `max_bytes`. If the reply is cancelled, a running fetch ends."""
+    def read(self, reference: ImageReference, reply: PendingReply, held_bytes: int = 0) -> bytes:
+        """Return the encoded bytes, at most `max_bytes`. If the reply is cancelled, a running fetch ends.
+
+        held_bytes: as for `DecodingBudget.lease`, since a large image from S3 is scaled down.
+        """
         if isinstance(reference, KeptImage):
             return self._within_limit(reference.read())
         if isinstance(reference, bytes | bytearray):
@@ -54,7 +57,7 @@ class ImageLoader:
         if scheme in HTTP:
             return self._http.read(text, reply)
         if scheme == S3:
-            return self._fetch_from_s3(text, reply)
+            return self._fetch_from_s3(text, reply, held_bytes)
         if scheme:
             raise ImageUrlForbidden(f"an image address must be {SCHEMES}, not {scheme[:20]}")
         if len(text) > self._settings.max_bytes * 4 // 3 + 4:
@@ -72,7 +75,7 @@ class ImageLoader:
         """Decode to RGB within the worker's memory budget; see `image_decoding.decoded`."""
         return image_decoding.decoded(data, self._settings, self.decoding, check, side, held_bytes)
 
-    def _fetch_from_s3(self, url: str, reply: PendingReply) -> bytes:
+    def _fetch_from_s3(self, url: str, reply: PendingReply, held_bytes: int) -> bytes:
         with self._lock:
             if self._s3 is None and self._settings.allowed_buckets:
                 from handlers.chat.images.s3 import S3Images  # the AWS library is slow to load
@@ -83,7 +86,7 @@ class ImageLoader:
             raise ImageUrlForbidden(
                 "this worker reads no images from S3; an operator can allow buckets with handler.intake.allowed_buckets"
             )
-        return s3.read(url, reply)
+        return s3.read(url, reply, held_bytes)
 
 
 def _decode_base64(text: str) -> bytes:

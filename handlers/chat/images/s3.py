@@ -37,10 +37,11 @@ class S3Images:
             connections=settings.num_threads,
         )
 
-    def read(self, url: str, reply: PendingReply) -> bytes:
+    def read(self, url: str, reply: PendingReply, held_bytes: int = 0) -> bytes:
         """Read an image, scaled down to at most `max_bytes`.
 
-        Raises the BadImage family, OutOfMemory, OutOfDisk, and the reason for which the reply was cancelled.
+        held_bytes: as for `DecodingBudget.lease`. Raises the BadImage family, OutOfMemory, OutOfDisk, and the reason
+        for which the reply was cancelled.
         """
         place = self._place(url)
         transfer = Transfer(self._client, place, time.monotonic() + self._settings.s3_timeout_s, reply)
@@ -51,7 +52,7 @@ class S3Images:
             return b"".join(transfer.pieces())
         with self._turn(transfer), tempfile.TemporaryFile(prefix="torchmoor-image-") as file:
             _save(transfer, file)
-            return scale_down(file, self._settings, self._decoding, transfer.check)
+            return scale_down(file, self._settings, self._decoding, transfer.check, held_bytes)
 
     def _place(self, url: str) -> dict[str, str]:
         bucket, _, key = url[len("s3://") :].partition("/")

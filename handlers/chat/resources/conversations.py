@@ -46,8 +46,9 @@ class Conversations:
 
         Raises JournalUnavailable, and ResponseUnknown, also if another caller owns it.
         """
-        unknown = ResponseUnknown(f"Conversation with id '{text[:256]}' not found.", api_code="not_found")
-        return self._sessions.hold_resource(read_conversation_id(text), caller, unknown, CONVERSATION)
+        return self._sessions.hold_resource(
+            read_conversation_id(text), caller, unknown_conversation(text), CONVERSATION
+        )
 
     def show(self, command: ShowConversation) -> dict[str, Any]:
         """Return a conversation, one of its items, or a page of them."""
@@ -93,6 +94,11 @@ class Conversations:
         with self.found(command.caller, command.conversation_id) as session:
             self._sessions.end(session, command.invocation_id, reply)
         return {"id": command.conversation_id, "object": "conversation.deleted", "deleted": True}
+
+
+def unknown_conversation(text: str) -> ResponseUnknown:
+    """Return OpenAI's error for a conversation that does not exist, or no longer."""
+    return ResponseUnknown(f"Conversation with id '{text[:256]}' not found.", api_code="not_found")
 
 
 def show_conversation(session: Session) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from handlers.chat.images.receiver import check_num_images
 from handlers.chat.items import Item, Referred, images_in
 from handlers.chat.messages import SYSTEM, first_address, images_of
 from handlers.chat.resources.background import BackgroundResponses, BackgroundService
-from handlers.chat.resources.conversations import Conversations
+from handlers.chat.resources.conversations import Conversations, unknown_conversation
 from handlers.chat.resources.files import Files
 from handlers.chat.resources.responses import StoredResponses
 from handlers.chat.sessions.additions import SessionAdditions
@@ -162,6 +162,7 @@ class ResourceService:
                 self._service.dispatch(replace(ask, session_id=session_id), reply)
 
     def _respond_in_conversation(self, command: RespondInConversation, reply: PendingReply) -> None:
+        reply.gone = unknown_conversation(command.conversation_id)  # also if it is deleted while the answer runs
         with self._conversations.found(command.ask.caller, command.conversation_id) as session:
             self._service.make_turn(session, command.ask, reply).start()
 

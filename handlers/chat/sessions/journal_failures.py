@@ -13,7 +13,7 @@ from handlers.worker.counters import Counters
 from torchmoor.wire.session_hash import session_hash
 
 logger = logging.getLogger(__name__)
-CONFLICT = "another instance has answered in this session meanwhile; ask again"
+CONFLICT = "another request has changed the conversation meanwhile; send this again"
 
 
 class JournalFailures:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from handlers.chat.sessions.entries import fields_of
@@ -10,7 +11,7 @@ from handlers.chat.sessions.journal_failures import JournalFailures
 from handlers.chat.sessions.known_sessions import opening_name
 from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.store import SessionStore
-from handlers.errors import CallerBudgetReached, JournalUnavailable, Overloaded, SessionClosed
+from handlers.errors import CallerBudgetReached, JournalUnavailable, Overloaded, SessionClosed, SessionLost
 from handlers.journal.event import Event
 from handlers.journal.journal import Journal, JournalFull, Listed, OwnerFull
 from handlers.requests.incoming import Caller
@@ -109,9 +110,13 @@ class JournaledSessions:
             return session_id
         with self._translated(session_id):
             first = self._journal.claim(opening_name(caller, invocation_id, names), session_id)
-            if first != session_id and self._journal.claim(_fate_name(first), KEPT) != KEPT:
-                return session_id  # deleted, because its client left before the answer
-        return first
+            return first if first == session_id or self._try_keep(first) else session_id
+
+    def _try_keep(self, session_id: str) -> bool:
+        """Keep a session for a retry of its opening. Return False if it has ended, or its client left before it."""
+        with suppress(SessionClosed, SessionLost):
+            return self.is_known(session_id) and self._journal.claim(_fate_name(session_id), KEPT) == KEPT
+        return False
 
     def try_undo(self, session_id: str, undo: Callable[[], None]) -> bool:
         """Always undo; `discard` finds out whether a retry was answered with the session."""

@@ -70,8 +70,9 @@ class KnownSessions(Protocol):
     def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
         """Return the session for an opening: `session_id`, or the one that the same request has opened before.
 
-        With a journal, an earlier opening may be another instance's. Call this after the opening is recorded, because
-        another instance may answer with the session at once. If another session is returned, undo this opening.
+        An earlier opening does not count after its session has been closed. With a journal, it may be another
+        instance's. Call this after the opening is recorded, because another instance may answer with the session at
+        once. If another session is returned, undo this opening.
         """
         ...
 

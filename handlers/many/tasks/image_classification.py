@@ -45,7 +45,7 @@ class ImageClassification:
             if not isinstance(reference, bytes | str):
                 raise InvalidRequest("'inputs' must be an image: base64, a data URL or an address", param="inputs")
             reply.raise_if_cancelled()
-            data = self.intake.read(reference, reply)
+            data = self.intake.read(reference, reply, held_bytes)
             with self.intake.decoded(data, reply.raise_if_cancelled, self._side, held_bytes) as image:
                 pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0]
             self._check_size(pixels, len(references))

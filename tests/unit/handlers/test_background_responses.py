@@ -82,6 +82,22 @@ def test_a_retry_of_an_answered_response_needs_no_queue(make_client: Any, is_str
     assert len(client.service.store.snapshot()) == 1
 
 
+def test_a_reason_that_is_not_unicode_is_refused(make_client: Any) -> None:
+    """The response stays open to a later end, and its stream too."""
+    client = make_client()
+    body = {"model": "llava", "background": True, "input": "hello"}
+    response_id = client.call(body, {wire.RESOURCE: "POST responses"}).json["id"]
+    following = client.send({}, {wire.RESOURCE: f"GET responses/{response_id}?stream=true"})
+    ending = {wire.RESOURCE: background.end_resource(response_id)}
+
+    refused = client.call({"status": "failed", "message": "half a pair: \ud83d"}, ending)
+    ended = client.call({"status": "failed", "message": "too long"}, ending)
+
+    assert (refused.status, refused.json["error"]["param"]) == (400, "message")
+    assert (ended.status, ended.json["error"]["message"]) == (200, "too long")
+    assert events_of(following.wait().body)[-1]["type"] == "response.failed"
+
+
 def test_another_attempt_has_the_same_ids_of_calls(make_client: Any, endless_llava: Any, clock: Any) -> None:
     """Another attempt uses the same call ids, because a client that follows sends results under the first ids."""
     client = make_client(endless_llava)

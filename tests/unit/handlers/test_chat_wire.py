@@ -301,6 +301,13 @@ def test_misplaced_parameters_are_explained(body: Any, is_misplaced: bool) -> No
         command(body)
 
     assert ("in 'parameters'" in str(caught.value)) == is_misplaced
+    assert ("must be left out" in str(caught.value)) != is_misplaced
+
+
+def test_an_unknown_parameter_is_named_with_what_to_do() -> None:
+    """TGI ignores it; here a client leaves it out, since an answer without its effect would be wrong."""
+    with pytest.raises(InvalidRequest, match="no field 'max_length', 'tempreature'; unknown fields must be left out"):
+        ask(parameters={"max_length": 5, "tempreature": 0.5})
 
 
 def test_headers_and_body_must_agree() -> None:

@@ -53,6 +53,12 @@ def test_what_cannot_be_served_is_refused_by_name(body: dict[str, Any], param: s
     assert caught.value.param == param
 
 
+def test_a_request_has_a_limit_of_answers_to_one_prompt() -> None:
+    """The error names the setting, which operators change."""
+    with pytest.raises(InvalidRequest, match=r"from 1 to 8 \(handler\.request\.max_choices\)"):
+        command(n=9)
+
+
 @pytest.mark.parametrize(("num_prompts", "number"), [(13, 5), (33, 2)])
 def test_a_request_has_a_limit_of_answers_to_all_its_prompts(num_prompts: int, number: int) -> None:
     with pytest.raises(InvalidRequest, match=r"64 answers \(handler\.request\.max_answers\)") as caught:

@@ -1,12 +1,15 @@
 """One invocation id for several requests: a retry gets the first answer, and another image makes another request."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from handlers.journal.directory import DirectoryJournal
 from handlers.models.llava import LlavaModel
-from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
+from handlers.settings.journal import JournalSettings
+from tests.unit.handlers.conftest import Client, Exchange, FakeClock, ServiceFactory
 from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
 from torchmoor.wire.receipt import CACHE_TIER
@@ -80,3 +83,27 @@ def test_items_with_another_image_are_added(client: Client, red: Image.Image, gr
         assert answer.status == 200, answer.body
 
     assert len(client.call({}, {wire.RESOURCE: f"GET conversations/{talk}/items"}).json["data"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("has_journal", "end"),
+    [(False, "closed"), (False, "expired"), (True, "closed"), (True, "closed elsewhere"), (True, "expired")],
+)
+def test_an_opening_after_the_end_of_the_first_session_opens_another(
+    make_client: ServiceFactory, tmp_path: Path, clock: FakeClock, has_journal: bool, end: str
+) -> None:
+    """An opening whose id's session has ended opens a session; a retry of the same opening finds it open."""
+    journal = DirectoryJournal(tmp_path, JournalSettings()) if has_journal else None
+    client, other = (make_client(instance=f"llava-{i}", journal=journal) for i in range(2))
+    body = {"requestType": "NEW_SESSION", "ttl_s": 60}
+    first, retried = (client.call(body, ONE_ID).json["session_id"] for _ in range(2))
+
+    if end == "expired":
+        clock.advance(61)
+    else:
+        closing = other if end == "closed elsewhere" else client
+        assert closing.call({"type": "close_session", "session_id": first}).status == 200
+    second = client.call(body, ONE_ID).json["session_id"]
+
+    assert first == retried != second
+    assert client.answer(second, "hello")

@@ -1,7 +1,8 @@
 """Notifier that delivers a request's notification to its endpoint's SNS topic and to every webhook.
 
-Delivery is retried until it succeeds or the tries are used up. A crash can cause a second delivery, which receivers
-recognize by its inferenceId.
+Delivery is retried until it succeeds or the tries are used up. After that the receiver counts as down until a delivery
+to it succeeds, so that it does not delay the results of other requests. A crash can cause a second delivery, which
+receivers recognize by its inferenceId.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -26,10 +28,14 @@ logger = logging.getLogger(__name__)
 
 SUCCESS = "SUCCESS_NOTIFICATION_TOPIC"
 ERROR = "ERROR_NOTIFICATION_TOPIC"
+Send = Callable[[], Awaitable[None]]
 
 
 class Notifier:
-    """Sends notifications, a bounded number at a time."""
+    """Sends notifications, a bounded number at a time to each receiver.
+
+    A receiver that is down gets each notification once, without a wait for its turn: one that would wait has failed.
+    """
 
     def __init__(
         self,
@@ -43,7 +49,8 @@ class Notifier:
         self._backoff = Backoff(settings.first_delay_s, settings.max_delay_s)
         self._sns = Sns(settings)
         self._webhooks = WebhookSender(settings, resolver)
-        self._in_flight = asyncio.Semaphore(settings.max_in_flight)
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(settings.max_in_flight))
+        self._down: set[str] = set()
 
     async def notify(self, notification: Notification, endpoint: AsyncEndpointSettings) -> int:
         """Deliver to the endpoint's topic and to every webhook. Returns the number of failed deliveries; logs each."""
@@ -51,23 +58,27 @@ class Notifier:
         includes_response = (SUCCESS if notification.outcome.succeeded else ERROR) in endpoint.include_response_in
         region = region_of(topic) or self._settings.aws_region
         text = json.dumps(notification.message(region, includes_response=includes_response))
-        sends: list[Callable[[], Awaitable[None]]] = [partial(self._sns.publish, topic, text)] if topic else []
-        sends += [partial(self._send, webhook, notification, text) for webhook in self._settings.webhooks]
-        delivered = await asyncio.gather(*(self._deliver(send, notification) for send in sends))
+        sends: list[tuple[str, Send]] = [(topic, partial(self._sns.publish, topic, text))] if topic else []
+        sends += [(each.url, partial(self._send, each, notification, text)) for each in self._settings.webhooks]
+        delivered = await asyncio.gather(*(self._deliver(*each, notification) for each in sends))
         return delivered.count(False)
 
     async def _send(self, webhook: Webhook, notification: Notification, text: str) -> None:
         await self._webhooks.send(webhook, notification.message_id, int(time.time()), text.encode())
 
-    async def _deliver(self, send: Callable[[], Awaitable[None]], notification: Notification) -> bool:
-        """Try until the notification is delivered. Returns False after a permanent failure or the last try."""
+    async def _deliver(self, receiver: str, send: Send, notification: Notification) -> bool:
+        """Try until the notification is delivered. Returns False after a permanent failure or the last try.
+
+        receiver: a topic, or a webhook's URL.
+        """
         for attempt in range(1, self._settings.max_attempts + 1):
             try:
-                async with self._in_flight:
-                    await send()
+                await self._try(receiver, send)
                 return True
             except NotDelivered as exc:
-                is_last = exc.is_permanent or attempt == self._settings.max_attempts
+                if attempt == self._settings.max_attempts and not exc.is_permanent:
+                    self._down.add(receiver)
+                is_last = exc.is_permanent or receiver in self._down
                 logger.log(
                     logging.ERROR if is_last else logging.WARNING,
                     "notification not delivered inference_id=%s attempt=%d will_retry=%s error=%s",
@@ -83,6 +94,14 @@ class Notifier:
                 logger.exception("notification not delivered inference_id=%s", notification.request.inference_id)
                 return False
         raise AssertionError("unreachable")
+
+    async def _try(self, receiver: str, send: Send) -> None:
+        turns = self._turns[receiver]
+        if receiver in self._down and turns.locked():
+            raise NotDelivered("the receiver is down")
+        async with turns:
+            await send()
+        self._down.discard(receiver)
 
     async def close(self) -> None:
         """Wait for the running tries, then close the connections."""

@@ -38,7 +38,7 @@ class WebhookSender:
             private_networks=settings.private_networks,
             connect_timeout_s=settings.connect_timeout_s,
             read_timeout_s=settings.timeout_s,
-            max_connections=settings.max_in_flight,
+            max_connections=settings.max_in_flight * max(1, len(settings.webhooks)),
             resolver=resolver,
         )
 

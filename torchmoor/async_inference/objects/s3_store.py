@@ -61,6 +61,7 @@ class S3Store(ObjectStore):
         self._threads = Threads("objects-s3", settings.max_in_flight)
         self._lock = threading.Lock()
         self._client: Any = None
+        self._undeletable: set[str] = set()  # buckets that were reported for this
 
     def check_input(self, url: str) -> None:
         bucket_and_key(url)
@@ -168,7 +169,9 @@ class S3Store(ObjectStore):
             if not error.is_permanent:
                 raise
             # The result is there, so the request must not end as a failure.
-            logger.warning("staged object not removed url=%s error=%s", staged, error)
+            if source["Bucket"] not in self._undeletable:
+                self._undeletable.add(source["Bucket"])
+                logger.warning("staged objects stay, s3:DeleteObject is refused url=%s error=%s", staged, error)
 
     async def delete(self, url: str) -> None:
         self.check_output(url)

@@ -231,4 +231,4 @@ def _message_in(text: str) -> str:
         message = json.loads(text)["error"]["message"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return text
-    return str(message)
+    return str(message).encode("utf-8", "replace").decode()  # JSON may have half a surrogate pair; the queue may not

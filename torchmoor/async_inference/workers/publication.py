@@ -108,4 +108,4 @@ class Publication:
                 try:
                     await self.context.store.delete(staged)
                 except ObjectError as error:
-                    logger.warning("staged object not removed url=%s error=%s", staged, error)
+                    self.context.faults.add("staged object not removed", error, inference_id=self.request.inference_id)

@@ -266,7 +266,7 @@ class Worker:
             if record is not None and record.outcome is not None and record.outcome.staged != staged:
                 await self._context.store.delete(staged)
         except (QueueUnavailable, ObjectError) as error:
-            logger.warning("staged object not removed url=%s error=%s", staged, error)
+            self._faults.add("staged object not removed", error, inference_id=claim.request.inference_id)
 
     async def _return(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> None:
         """Return a request to the queue. If that fails, its lease lapses."""

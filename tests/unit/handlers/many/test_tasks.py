@@ -7,6 +7,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from handlers.settings.many import ManySettings
 from handlers.settings.model import ModelSettings
 from handlers.settings.pump import PumpSettings
 from handlers.settings.tasks import TaskSettings
+from tests.servers import BUCKET, S3Server
 from tests.unit.handlers.many.tiny import VOCABULARY, make_tokenizer, save_checkpoint
 from tests.waiting import wait_until
 
@@ -527,11 +529,11 @@ def test_requests_of_several_pictures_do_not_wait_for_the_pixels_of_each_other(
     def both_hold_or_one_waits() -> bool:
         return sum(number > 1 for number in reads.values()) == 2 or "1 waiting" in repr(budget)
 
-    def wait_and_read(reference: Any, reply: PendingReply) -> bytes:
+    def wait_and_read(reference: Any, reply: PendingReply, *args: Any) -> bytes:
         reads[reply] += 1
         if reads[reply] > 1:
             wait_until(both_hold_or_one_waits, "both hold pixels, or one waits for the other's")
-        return read(reference, reply)
+        return read(reference, reply, *args)
 
     monkeypatch.setattr(model.task.intake, "read", wait_and_read)
     encoded = base64.b64encode(picture(1)).decode()
@@ -539,6 +541,52 @@ def test_requests_of_several_pictures_do_not_wait_for_the_pixels_of_each_other(
     replies = [send(model, {"inputs": [encoded] * 3}) for _ in range(2)]
 
     assert [whole(reply).status for reply in replies] == [200, 200]
+
+
+@pytest.mark.s3
+def test_a_large_image_from_s3_does_not_wait_for_the_pixels_of_its_own_request(
+    tmp_path: Path, load: Load, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is scaled down before a larger image that waits for the memory which its request holds."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    file = io.BytesIO()
+    Image.new("RGB", (400, 200)).save(file, "TIFF")
+    with closing(s3_server.client()) as client:
+        client.put_object(Bucket=BUCKET, Key="tasks/large.tif", Body=file.getvalue())
+    model = load(
+        save_checkpoint(tmp_path, "ViTForImageClassification"),
+        intake=IntakeSettings(
+            allowed_buckets=(BUCKET,),
+            max_bytes=100_000,
+            scaled_pixels=10_000,
+            decoding_bytes=1_000_000,
+            decoding_timeout_s=60,
+        ),
+    )
+    assert isinstance(model, TaskModel)
+    assert isinstance(model.task, ImageClassification)
+    budget, read = model.task.intake.decoding, model.task.intake.read
+
+    def use_all() -> None:
+        with budget.lease(1_000_000, lambda: None):
+            pass
+
+    waiting = threading.Thread(target=use_all)
+
+    def read_beside_another(reference: Any, reply: PendingReply, *args: Any) -> bytes:
+        if budget.used_bytes:
+            waiting.start()
+            wait_until(lambda: "1 waiting" in repr(budget), "another image waits for the whole budget")
+        return read(reference, reply, *args)
+
+    monkeypatch.setattr(model.task.intake, "read", read_beside_another)
+
+    answer = ask(model, [base64.b64encode(picture(1)).decode(), f"s3://{BUCKET}/tasks/large.tif"])
+
+    waiting.join(60)
+    assert len(answer) == 2
+    assert budget.used_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from aiohttp import web
 from standardwebhooks import Webhook as Receiver
 
 from tests.servers import free_ports, wait_for_server
-from tests.unit.torchmoor.async_inference.rig import MovableLoop, pass_time
+from tests.unit.torchmoor.async_inference.rig import MovableLoop, pass_time, until
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, Notifier
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState
@@ -316,6 +316,7 @@ class Listener:
     heard: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     silence_s: float = 0.0  # time that passes after each request, which then gets no answer
+    may_answer: asyncio.Event | None = None  # awaited before an answer
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -323,6 +324,8 @@ class Listener:
         if self.silence_s:
             await pass_time(self.silence_s)
             await asyncio.Event().wait()
+        if self.may_answer is not None:
+            await self.may_answer.wait()
         if self.statuses:
             return web.Response(status=self.statuses.pop(0), headers={"Location": "/elsewhere"})
         self.heard.append(Receiver(SECRET).verify(body, dict(request.headers)))
@@ -388,6 +391,78 @@ def test_a_webhook_that_goes_on_failing_is_given_up() -> None:
     num_untold, sleeps = call_webhook(listener, max_attempts=3)
 
     assert (num_untold, len(sleeps), len(listener.ids)) == (1, 2, 3)
+
+
+@asynccontextmanager
+async def notifying(*urls: str, **settings: Any) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+    """Yield a function that notifies the webhooks of a success, and returns the number of failed deliveries."""
+    hooks = tuple(Webhook(url=url, secret=SECRET) for url in urls)
+    notifier = Notifier(
+        NotificationSettings(private_networks=LOOPBACK, webhooks=hooks, max_attempts=3, timeout_s=300, **settings),
+        sleep=no_wait,
+    )
+    try:
+        yield lambda: notifier.notify(SUCCEEDED, AsyncEndpointSettings())
+    finally:
+        await notifier.close()
+
+
+async def no_wait(seconds: float) -> None:
+    pass
+
+
+def test_a_webhook_that_is_down_is_tried_once_until_it_answers() -> None:
+    """It would hold the results of other requests for the time of all attempts."""
+    listener, counts = Listener(statuses=[500] * 5), []
+
+    async def body() -> None:
+        async with listening(listener) as url, notifying(url) as notify_all:
+            for _ in range(4):
+                counts.append((await notify_all(), len(listener.ids)))
+            listener.statuses = [500]
+            counts.append((await notify_all(), len(listener.ids)))
+
+    asyncio.run(body())
+
+    assert counts == [(1, 3), (1, 4), (1, 5), (0, 6), (0, 8)]
+
+
+def test_a_webhook_that_is_down_and_busy_gets_no_more() -> None:
+    """Further notifications fail at once while as many deliveries as are allowed wait for its answer."""
+    listener = Listener(statuses=[500] * 3)
+
+    async def body() -> None:
+        async with listening(listener) as url, notifying(url, max_in_flight=1) as notify_all:
+            assert await notify_all() == 1
+            listener.may_answer = asyncio.Event()
+            waiting = asyncio.create_task(notify_all())
+            await until(lambda: len(listener.ids) == 4, "it waits for an answer")
+            assert await notify_all() == 1
+            listener.may_answer.set()
+            assert await waiting == 0
+
+    asyncio.run(body())
+
+    assert len(listener.ids) == 4
+
+
+def test_a_webhook_that_does_not_answer_delays_no_other() -> None:
+    """Each receiver has deliveries of its own, however many are allowed at a time."""
+    may_answer = asyncio.Event()
+    silent, quick = Listener(may_answer=may_answer), Listener()
+
+    async def body() -> None:
+        async with (
+            listening(silent) as first,
+            listening(quick) as second,
+            notifying(first, second, max_in_flight=1) as notify_all,
+        ):
+            both = asyncio.create_task(notify_all())
+            await until(lambda: bool(silent.ids and quick.heard), "both have the message")
+            may_answer.set()
+            assert await both == 0
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 410])

@@ -251,8 +251,13 @@ def test_credentials_that_may_only_read_are_denied_to_write(
     run(test)
 
 
-def test_a_staged_object_that_may_not_be_deleted_is_published(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publishing succeeds without the right to delete: the object has its final name, and a failure must not follow."""
+def test_a_staged_object_that_may_not_be_deleted_is_published(
+    place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Publishing succeeds without the right to delete: the object has its final name, and a failure must not follow.
+
+    The log names the missing right once, not for each result.
+    """
 
     def make_client_without_deletion(settings: ObjectSettings) -> Any:
         client = s3_client.make_client(settings)
@@ -264,12 +269,14 @@ def test_a_staged_object_that_may_not_be_deleted_is_published(place: str, monkey
     monkeypatch.setattr(s3_store, "make_client", make_client_without_deletion)
 
     async def test(store: S3Store) -> None:
-        stored = await store.upload(f"{place}/staged", chunks_of(b"answer"))
-        for _ in range(2):  # a repeat after a crash, too
-            await store.publish(f"{place}/staged", stored.tag, f"{place}/final")
-        assert await read_all(store, f"{place}/final") == b"answer"
+        for name in ("first", "second"):
+            stored = await store.upload(f"{place}/staged-{name}", chunks_of(name.encode()))
+            for _ in range(2):  # a repeat after a crash, too
+                await store.publish(f"{place}/staged-{name}", stored.tag, f"{place}/{name}")
+            assert await read_all(store, f"{place}/{name}") == name.encode()
 
     run(test)
+    assert ["s3:DeleteObject" in each for each in caplog.messages if "staged object" in each] == [True]
 
 
 def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ class Failing(DirectoryStore):
         self._fail("publish")
         await super().publish(staged, tag, final)
 
+    async def delete(self, url: str) -> None:
+        self._fail("delete")
+        await super().delete(url)
+
 
 def fail(rig: Rig, **failures: list[ObjectError]) -> None:
     """Let the next operations of the store fail."""
@@ -326,6 +330,24 @@ def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
             assert rig.results() == {"one.out": LARGE}
 
     play(scene())
+
+
+def test_staged_objects_that_cannot_be_removed_are_logged_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has one line for all requests whose staged objects stay, as without the right to delete."""
+
+    async def scene() -> None:
+        async with rig:
+            fail(rig, delete=[ObjectDenied("denied") for _ in range(3)])
+            rig.instance.behave = answering(400)
+            service = await rig.start()
+
+            for name in ("one", "two", "three"):
+                await service.submit(rig.request(name))
+                assert (await rig.until_ended(service, name)).state is AsyncState.FAILED
+
+    play(scene())
+    (line,) = [each for each in caplog.messages if "denied" in each]
+    assert line.startswith("staged object not removed endpoint=llava inference_id=one")
 
 
 def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
