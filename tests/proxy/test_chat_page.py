@@ -1372,7 +1372,10 @@ def test_the_page_works_in_a_browser_that_stores_nothing(chat: FakeChat, tab: Ta
 
 @pytest.mark.browser
 def test_a_session_that_is_closed_in_one_tab_closes_in_the_others(chat: FakeChat, tab: Tab) -> None:
-    """The other tab stops showing it, does not store it again, and sends the server no second close."""
+    """The other tab stops showing it, does not store it again, and sends the server no second close.
+
+    A question that is being typed there moves to a new session.
+    """
     first = tab.page
     keep_sessions(first)
     for question in ("one", "two"):
@@ -1390,11 +1393,38 @@ def test_a_session_that_is_closed_in_one_tab_closes_in_the_others(chat: FakeChat
     expect(second.get_by_role("button", name="Close session: one")).to_have_count(0)
     expect(second.locator("#announcer")).to_contain_text("Closed in another tab: one")
     expect(second.get_by_role("textbox", name="Your question")).to_be_focused()
+    expect(second.get_by_role("textbox", name="Your question")).to_have_value("half a que")
+    expect(second.locator("#title")).to_have_text("New session")
     second.evaluate("dispatchEvent(new Event('focus'))")
     expect(second.locator(".switch", has_text="two")).to_have_count(1)
     wait_until(lambda: kept_values(first, "question") == ["two"], "the closed session is not kept")
     wait_until(lambda: {"type": "close_session"} in chat.bodies, "the closing of the session")
     assert chat.bodies.count({"type": "close_session"}) == 1
+
+
+@pytest.mark.browser
+def test_a_turn_that_another_tab_is_answering_is_not_shown_as_stopped(chat: FakeChat, tab: Tab) -> None:
+    """If the user asks again there, the same request is sent, whose answer the server may have recorded."""
+    first = tab.page
+    keep_sessions(first)
+    chat.gate = gate = Gate()
+    expect(ask(first, "one").locator(".text")).to_have_text("The")
+    wait_until(lambda: kept_values(first, "state") == ["stopped"], "the turn is kept")
+    second = first.context.new_page()
+    second.goto(first.url)
+    wait_ready(second)
+    second.locator(".switch", has_text="one").click()
+    turn = second.locator(".turn").first
+
+    expect(turn.locator("[data-is=state]")).to_contain_text("Another tab may show the rest")
+    gate.open()
+    expect(first.locator(".turn .text")).to_have_text("The circle is red.")
+    turn.get_by_role("button", name="Ask again").click()
+
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    questions = [each for each in chat.received if json.loads(each.body).get("prompt_text") == "one"]
+    assert len(questions) == 2
+    assert len({each.headers["amz-sdk-invocation-id"] for each in questions}) == 1
 
 
 @pytest.mark.browser

@@ -228,8 +228,13 @@ function onClosedElsewhere(key) {
   closedKeys.add(key);
   const session = sessions.find((each) => each.key === key);
   if (!session) return;
+  const half = session === current ? session.draft.text : "";
   session.leave();
   drop(session);
+  if (half) {
+    startSession();
+    composer.write(half);
+  }
   announce(`Closed in another tab: ${session.title}`);
 }
 

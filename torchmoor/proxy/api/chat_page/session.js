@@ -127,7 +127,7 @@ export class Session {
   async askAgain(turn) {
     if (this.running) return;
     this.turns.push(...this.turns.splice(this.turns.indexOf(turn), 1)); // it comes after the turns since then
-    turn.begin(turn.state === "stopped" ? undefined : turn.invocationId);
+    turn.begin(turn.state === "stopped" && !turn.wasRunning ? undefined : turn.invocationId);
     await this.#run(turn);
   }
 

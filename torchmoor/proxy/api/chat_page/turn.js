@@ -6,6 +6,7 @@ import { restorePicture } from "./pictures.js";
 // A question and its answer.
 // state: sending, waiting, streaming, done, stopped (the server did not record it), failed. waiting: a text with the
 // reason. moved: {from, to} or null. number: in the session at the server, or null. wasStopped: the user ended it.
+// wasRunning: the page that kept it was still answering, perhaps in another tab.
 // failure: {message, remedy: "again" | "reopen" | "edit"} or null. key: the same in every tab. isOwn: this page has
 // changed it, so that its record replaces the one that the browser keeps. askedAt: in ms since 1970.
 export class Turn {
@@ -17,7 +18,7 @@ export class Turn {
   // invocationId: of the first attempt if the question is sent again.
   begin(invocationId = api.newInvocationId()) {
     Object.assign(this, { text: "", state: "sending", waiting: "", receipt: null, moved: null, failure: null });
-    Object.assign(this, { finish: null, number: null, wasStopped: false, isOwn: true, askedAt: Date.now() });
+    Object.assign(this, { finish: null, number: null, wasStopped: false, wasRunning: false, isOwn: true, askedAt: Date.now() });
     Object.assign(this, { invocationId, controller: new AbortController() });
   }
 
@@ -34,7 +35,8 @@ export class Turn {
     const { key, askedAt, question, parameters, text, receipt, moved, failure, finish, number, wasStopped, invocationId } = this;
     const state = this.isRunning ? "stopped" : this.state;
     const pictures = this.pictures.map((picture) => picture.record);
-    const answer = { text, receipt, moved, failure, finish, number, wasStopped, invocationId, state };
+    const wasRunning = this.isRunning || this.wasRunning;
+    const answer = { text, receipt, moved, failure, finish, number, wasStopped, wasRunning, invocationId, state };
     return { key, askedAt, question, parameters, pictures, ...answer };
   }
 

@@ -195,6 +195,7 @@ function stateInWords(turn) {
   if (turn.isRunning && turn.wasStopped) return "Stopping…";
   if (turn.waiting) return turn.waiting;
   if (turn.state === "sending") return "Sending…";
+  if (turn.state === "stopped" && turn.wasRunning) return "The answer was not complete when this page read it. Another tab may show the rest.";
   if (turn.state === "stopped") return "Stopped. The question and its answer are part of the conversation only if the answer was already complete.";
   if (!turn.isCut) return "";
   return turn.wasStopped ? "Stopped. The conversation has the part of the answer that is shown." : "The answer was cut off at its maximum length.";
