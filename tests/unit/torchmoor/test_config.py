@@ -504,6 +504,22 @@ def test_initial_instance_count_may_be_none(given: int | None, least: int, count
             },
             "the metric must be ApproximateBacklogSizePerInstance",
         ),
+        (
+            {
+                "ScalingPolicies": [
+                    {
+                        "PolicyType": "TargetTrackingScaling",
+                        "TargetTrackingScalingPolicyConfiguration": {
+                            "TargetValue": 70.0,
+                            "PredefinedMetricSpecification": {
+                                "PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"
+                            },
+                        },
+                    }
+                ]
+            },
+            "PredefinedMetricSpecification is not supported; .* tracked is ApproximateBacklogSizePerInstance",
+        ),
     ],
 )
 def test_autoscaling_that_cannot_work_is_refused(entry: dict[str, object], message: str) -> None:
