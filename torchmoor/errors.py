@@ -49,6 +49,8 @@ TorchmoorError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 # Seconds of Retry-After.
 BUSY_RETRY_S = 1  # one for a busy instance
 START_RETRY_S = 5  # more for an instance that restarts, or a model that is being loaded
@@ -149,10 +151,12 @@ class UnknownEndpoint(ValidationError):
 
 
 class UnknownVariant(ValidationError):
-    """The endpoint has no variant of that name."""
+    """The endpoint has no variant of that name. known: the names of its variants, of which AWS allows ten."""
 
-    def __init__(self, name: str, endpoint: str) -> None:
-        super().__init__(f"Variant {name} not found for endpoint {endpoint}.")
+    def __init__(self, name: str, endpoint: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"Variant {name} not found for endpoint {endpoint}. Variants of the endpoint: {', '.join(sorted(known))}."
+        )
 
 
 class MissingTargetModel(ValidationError):

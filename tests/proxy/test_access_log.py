@@ -20,6 +20,8 @@ from torchmoor.config.limits import LimitSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.http.eventstream import payload_part
+from torchmoor.wire import headers
+from torchmoor.wire.continuation import PieceKind, mark_piece
 
 NEW_ID = make_session_id("a", nonce="qrstuvwxyzabcdef")
 
@@ -82,6 +84,22 @@ def test_requests_that_the_proxy_answers_have_the_clients_id(stage: Stage, path:
     unknown, too_long = lines(path, 2)
     assert (unknown["status"], unknown["inference_id"]) == (400, "order-8")
     assert (too_long["status"], too_long["inference_id"]) == (400, "n" * 64)
+
+
+def test_line_of_a_stream_has_its_tokens(stage: Stage, path: Path) -> None:
+    """The computed prompt tokens are in the answer's head, the generated ones in the marked stream's last piece."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start", "X-Torchmoor-Prefill-Tokens": "40"})
+        await wire.chunk(mark_piece(b"a b", "17", PieceKind.END))
+        await wire.chunk(b"")
+
+    stage.a.behave = stage.b.behave = behave
+    answer = stage.client().invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
+    assert b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]) == b"a b"
+
+    [line] = lines(path)
+    assert (line["prefill_tokens"], line["generated_tokens"]) == (40, 17)
 
 
 def test_number_that_cannot_be_read_harms_no_record(stage: Stage, path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -111,7 +111,28 @@ def test_instances_are_a_table(stage: Stage) -> None:
     assert first.split() == ["a", "llava", "ready", "0/64", "37/1024", "1.0G/2.0G", "0/1.0M"]
     assert second.split() == ["b", "llava", "ready", "0/64"]
     assert len(json.loads(invoke(stage, "instances", "--json").stdout)["instances"]) == 2
-    assert invoke(stage, "instances", "--endpoint", "llm").stdout == "There is no instance.\n"
+    assert invoke(stage, "instances", "--endpoint", "llm").stdout == "There is no such instance.\n"
+
+
+def test_instances_are_listed_by_state(stage: Stage) -> None:
+    """Each --state adds its instances to the table and to the JSON."""
+
+    async def stop_a() -> None:
+        stage.registry.set_state("a", InstanceState.DOWN)
+
+    def names(*arguments: str) -> list[str]:
+        listed = json.loads(invoke(stage, "instances", "--json", *arguments).stdout)["instances"]
+        _, *rows = invoke(stage, "instances", *arguments).stdout.splitlines()
+        assert [row["name"] for row in listed] == [row.split()[0] for row in rows]
+        return [row["name"] for row in listed]
+
+    stage.run(stop_a())
+
+    assert names("--state", "down") == ["a"]
+    assert names("--state", "ready") == ["b"]
+    assert names("--state", "DOWN", "--state", "ready") == ["a", "b"]
+    assert invoke(stage, "instances", "--state", "draining").stdout == "There is no such instance.\n"
+    assert "'starting', 'ready', 'draining', 'down'" in invoke(stage, "instances", "--state", "gone").output
 
 
 def test_drain_waits_for_what_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import VariantSettings
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire import headers
 from torchmoor.wire.continuation import PieceKind, mark_piece
@@ -216,6 +217,19 @@ def test_filters_and_pages(make_stage: Callable[..., Stage]) -> None:
     assert decisions(stage, f"?since={newest + 1}") == []
     for query in ("limit=0", "limit=5000", f"limit={'9' * 5000}", "since=nan", "since=now"):
         assert requests.get(f"{stage.proxy.admin_url}/decisions?{query}", timeout=60).status_code == 400
+
+
+def test_decisions_of_one_variant_are_found(make_stage: Callable[..., Stage]) -> None:
+    """Decisions can be filtered by variant, alone and with another filter."""
+    variants = tuple(VariantSettings(name=name, model="llava") for name in ("blue", "green"))
+    stage = make_stage(variants=variants, homes={"a": "blue", "b": "green"})
+    for variant in ("blue", "green", "green"):
+        stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant=variant)
+
+    wait_until(lambda: len(decisions(stage)) == 3, "all are over")
+    assert [row["variant"] for row in decisions(stage, "?variant=green")] == ["green", "green"]
+    assert [row["instance"] for row in decisions(stage, "?variant=blue&endpoint=llava")] == ["a"]
+    assert decisions(stage, "?variant=blue&instance=b") == decisions(stage, "?variant=red") == []
 
 
 def test_so_many_are_kept_and_no_more(make_stage: Callable[..., Stage]) -> None:

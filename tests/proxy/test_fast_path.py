@@ -88,7 +88,8 @@ def drive(stage: Stage) -> dict[str, Any]:
         except ClientError as error:
             answers.append((error.response["Error"], error.response["ResponseMetadata"]["HTTPStatusCode"]))
 
-    stage.a.behave = stage.b.behave = answering(200, {"X-Torchmoor-Prompt-Tokens": "5", "ts_stream_next": "false"})
+    tokens = {"X-Torchmoor-Prefill-Tokens": "5", "X-Torchmoor-Generated-Tokens": "7"}
+    stage.a.behave = stage.b.behave = answering(200, {**tokens, "ts_stream_next": "false"})
     for _ in range(4):
         invoke(SessionId=session, ContentType="application/json", Accept="application/json")
         invoke(ContentType="text/csv", CustomAttributes="mine", InferenceId="request-7")
@@ -266,6 +267,8 @@ def test_the_access_log_is_the_same_on_both_paths(make_stage: Callable[..., Stag
             for line in found
         ]
         assert {line["inference_id"] for line in found} > {"request-7"}
+        assert {(line["prefill_tokens"], line["generated_tokens"]) for line in found[:8]} == {(5, 7)}
+        assert not {"prefill_tokens", "generated_tokens"} & found[8].keys()
     assert logged[FAST] == logged[GENERAL]
 
 

@@ -109,6 +109,15 @@ def test_invocations_are_shared_among_instances(stage: Stage) -> None:
     assert value(scrape(stage), "InvocationsPerInstance", "InvocationsPerInstance_total") == 1.5
 
 
+def test_instance_has_its_capacity(stage: Stage) -> None:
+    """The page has the capacity of each instance, by which a query divides its outstanding requests."""
+    found = scrape(stage)
+
+    for instance in stage.registry.instances():
+        labels = {"endpoint": "llava", "instance": instance.name}
+        assert value(found, "InstanceCapacity", "InstanceCapacity", **labels) == instance.capacity > 0
+
+
 def test_reply_about_a_deleted_endpoint_is_not_counted(stage: Stage) -> None:
     """A late reply about a deleted endpoint, such as one of the asynchronous queue, is not counted."""
 

@@ -293,15 +293,15 @@ def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_s
 
 
 def test_target_variant_goes_before_weights(make_stage: Callable[..., Stage]) -> None:
-    """TargetVariant overrides weights, also for a variant of weight 0; an unknown one is a client error."""
-    stage = make_stage(variants=(BLUE, GREEN.replace(weight=0)), homes=HOMES)
+    """TargetVariant overrides weights, also for a variant of weight 0; the error for an unknown one lists all."""
+    stage = make_stage(variants=(GREEN.replace(weight=0), BLUE), homes=HOMES)
     client = stage.client()
 
     answers = [client.invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant="green") for _ in range(5)]
 
     assert {answer["InvokedProductionVariant"] for answer in answers} == {"green"}
     assert {ask(client, b"{}")[0] for _ in range(10)} == {"a"}
-    with pytest.raises(client.exceptions.ClientError, match="Variant red not found for endpoint llava"):
+    with pytest.raises(client.exceptions.ClientError, match=r"Variant red not found .* of the endpoint: blue, green\."):
         client.invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant="red")
 
 

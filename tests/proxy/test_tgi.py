@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
+import jsonschema
 import pytest
 import requests
 
@@ -15,6 +15,7 @@ from torchmoor import __version__
 from torchmoor.config.credentials import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
+from torchmoor.proxy.api.reference import tgi_schemas
 from torchmoor.proxy.instances.instance import InstanceState
 
 MakeStage = Callable[..., Stage]
@@ -142,15 +143,21 @@ def test_the_server_describes_itself(stage: Stage) -> None:
     assert received(stage) == []
 
 
-def test_health_is_that_of_ping(stage: Stage) -> None:
-    def ask() -> Any:
-        answer = requests.get(f"{stage.proxy.runtime_url}/health", timeout=60)
+def test_health_is_that_of_ping_with_tgis_error(stage: Stage) -> None:
+    """While nothing is ready, /health has TGI's error object, and /ping, as SageMaker requires, has no body."""
+
+    def ask(method: str, path: str) -> tuple[int, bytes]:
+        answer = requests.request(method, f"{stage.proxy.runtime_url}/{path}", timeout=60)
         return answer.status_code, answer.content
 
-    before = ask()
+    before = ask("GET", "health")
     set_down(stage)
 
-    assert (before, ask()) == ((200, b""), (503, b""))
+    assert before == (200, b"")
+    status, body = ask("GET", "health")
+    assert (status, json.loads(body)) == (503, {"error": "unhealthy", "error_type": "healthcheck"})
+    jsonschema.validate(json.loads(body), tgi_schemas.ERROR)
+    assert ask("HEAD", "health") == ask("GET", "ping") == (503, b"")
 
 
 @pytest.mark.parametrize("path", ["generate", "generate_stream", "info"])

@@ -35,6 +35,7 @@ INVOCATIONS = (
 INSTANCES = (
     gauge("OutstandingInvocations", "Requests that the instance works on.", BY_INSTANCE),
     gauge("InflightBodyBytes", "Heap that their bodies take in the instance's JVM.", BY_INSTANCE, "bytes"),
+    gauge("InstanceCapacity", "Requests that each proxy process may send to the instance at a time.", BY_INSTANCE),
     gauge("InstanceReady", "1 while the instance takes requests.", BY_INSTANCE, "0 or 1"),
     gauge("InstanceBreaker", "0: closed, 1: half open (one trial request), 2: open.", BY_INSTANCE, "0 to 2"),
     gauge("InstanceShare", "Share of its usual work; below 1 during slow start.", BY_INSTANCE, "0 to 1"),
@@ -122,6 +123,7 @@ class FleetCollector:
             labels = (instance.endpoint, instance.name)
             families.add("OutstandingInvocations", labels, instance.outstanding)
             families.add("InflightBodyBytes", labels, instance.inflight_body_bytes)
+            families.add("InstanceCapacity", labels, instance.capacity)
             families.add("InstanceReady", labels, int(instance.state is InstanceState.READY))
             families.add("InstanceBreaker", labels, SEVERITIES.index(instance.breaker.state))
             families.add("InstanceShare", labels, instance.share)

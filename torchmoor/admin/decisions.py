@@ -18,8 +18,7 @@ FRESH_S = 0.5
 
 
 class DecisionsAdmin:
-    """Serves GET /decisions?endpoint=E&instance=I&request=ID&error=CODE&session=HASH&since=SECONDS&limit=N, the newest
-    first.
+    """Serves GET /decisions, the newest first. Its query has the fields of a DecisionQuery.
 
     find: returns the decisions of all processes. trace_link: the address of a trace, with {trace_id}; "" for no links.
     """
@@ -39,7 +38,8 @@ class DecisionsAdmin:
             since = math.nan
         if not math.isfinite(since):
             raise RequestRefused(400, "since must be a time in seconds since 1970.")
-        texts = {name: query[name] for name in ("endpoint", "instance", "request", "error", "session") if name in query}
+        names = ("endpoint", "variant", "instance", "request", "error", "session")
+        texts = {name: query[name] for name in names if name in query}
         wanted = DecisionQuery(**texts, since=since, limit=limit)
         return web.json_response(await self._answers.get(wanted, lambda: self._find_linked(wanted)))
 

@@ -37,6 +37,7 @@ _OF_POLICY = {
     *("TargetTrackingScalingPolicyConfiguration", "StepScalingPolicyConfiguration"),
 }
 _OF_TRACKING = {"TargetValue", "ScaleInCooldown", "ScaleOutCooldown", "DisableScaleIn", "CustomizedMetricSpecification"}
+_PREDEFINED = "PredefinedMetricSpecification"
 _OF_STEP = {"AdjustmentType", "StepAdjustments", "Cooldown", "MetricAggregationType"}
 
 
@@ -112,6 +113,11 @@ def _read_policies(entry: Mapping[str, Any], where: str) -> dict[str, TargetTrac
 
 def _read_tracking(given: object, where: str) -> TargetTracking:
     where += ".TargetTrackingScalingPolicyConfiguration"
+    if isinstance(given, dict) and _PREDEFINED in given:
+        raise ConfigError(
+            f"{where}: {_PREDEFINED} is not supported; the only metric that can be tracked is {TRACKED_METRIC}, with "
+            "CustomizedMetricSpecification"
+        )
     values = read_mapping(given, where, _OF_TRACKING)
     metric = values.get("CustomizedMetricSpecification", {}).get("MetricName", TRACKED_METRIC)
     if metric != TRACKED_METRIC:

@@ -39,12 +39,13 @@ class Credentials(SettingsGroup, title="credentials"):
             if not _KEY_ID.fullmatch(key_id):
                 raise ConfigError("access keys: an id must be 3 to 128 letters, digits or underscores")
             _require_secret(key.secret, f"access keys: the secret of {key_id}")
+        owners: dict[str, str] = {}
         for name, token in self.tokens.items():
             if not _KEY_ID.fullmatch(name):
                 raise ConfigError("tokens: a name must be 3 to 128 letters, digits or underscores")
             _require_secret(token, f"tokens: the token of {name}")
-        if len(set(self.tokens.values())) != len(self.tokens):
-            raise ConfigError("tokens: two names have the same token")
+            if (owner := owners.setdefault(token, name)) != name:
+                raise ConfigError(f"tokens: {owner} and {name} have the same token")
         if self.admin_token:
             _require_secret(self.admin_token, "the admin token")
         return self

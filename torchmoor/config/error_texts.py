@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from annotated_types import Ge, Gt, Le
@@ -96,7 +97,10 @@ def _join(where: str, path: Sequence[int | str]) -> str:
 
 
 def unknown_key(key: object, known: Mapping[str, Any] | set[str]) -> str:
-    return f"unknown key {key!r}; known are {', '.join(sorted(known))}"
+    """Return what is wrong with a key, which keys are known, and which of them looks like it."""
+    close = get_close_matches(str(key), known, n=1)
+    question = f". Did you mean {close[0]!r}?" if close else ""
+    return f"unknown key {key!r}; known are {', '.join(sorted(known))}{question}"
 
 
 def limits_of(field: FieldInfo) -> dict[str, Any]:

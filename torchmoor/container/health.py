@@ -1,4 +1,7 @@
-"""The image's HEALTHCHECK, which asks the role that runs. It starts every few seconds: standard library only."""
+"""The image's HEALTHCHECK, which asks the role that runs. It starts every few seconds: standard library only.
+
+It prints each request with its result, which `docker inspect` shows.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,16 @@ def main() -> int:
 
 def _is_well(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    result: int | Exception
     try:
         connection.request("GET", path)
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
+        result = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        result = error
     finally:
         connection.close()
+    print(f"GET http://127.0.0.1:{port}{path}: {result!a}", flush=True)
+    return result == 200
 
 
 if __name__ == "__main__":

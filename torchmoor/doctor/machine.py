@@ -116,8 +116,12 @@ def check_writable(check: str, folder: Path, shown: str = "") -> Finding:
             file.write(b"x")
             file.flush()
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = f"{'make room' if is_full else f'chown it to user {os.getuid()}'}, or give another directory"
+        remedies = {
+            errno.ENOSPC: "make room",
+            errno.EDQUOT: "make room",
+            errno.EROFS: "mount a writable file system there",
+        }
+        remedy = f"{remedies.get(error.errno or 0, f'chown it to user {os.getuid()}')}, or give another directory"
         return problem(check, f"{shown and shown + ': '}{there} cannot be written: {error.strerror}", remedy)
     return ok(check, f"{shown or there} can be written")
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from torchmoor.config.objects import ObjectSettings
@@ -22,6 +23,9 @@ from torchmoor.wire.store_urls import (
     SQLITE_SCHEME,
     read_redis_address,
 )
+
+if TYPE_CHECKING:  # the import takes a while
+    from redis import Redis
 
 TIMEOUT_S = 5.0
 CERTIFICATE_REMEDY = "renew the server's certificate, correct the host, or name its authority's certificate in {}"
@@ -94,6 +98,8 @@ def _check_redis(check: str, shown: str, parts: SplitResult) -> Finding:
         with closing(redis.Redis(ssl=address.tls, retry=Retry(NoBackoff(), 0), **options)) as client:
             began = time.monotonic()
             client.ping()
+            took_ms = 1000 * (time.monotonic() - began)
+            policy = _find_eviction_policy(client)
     except redis.AuthenticationError:
         return problem(check, f"{shown} refuses the user name and password", "correct them in the URL")
     except (redis.RedisError, ValueError, OSError) as error:
@@ -101,7 +107,20 @@ def _check_redis(check: str, shown: str, parts: SplitResult) -> Finding:
             return problem(check, f"{shown}: {reason}", CERTIFICATE_REMEDY.format("SSL_CERT_FILE"))
         found = f"{shown} does not answer: {str(error).rstrip('.')}"
         return problem(check, found, "start it, or correct the URL's host and port")
-    return ok(check, f"{shown} answers in {1000 * (time.monotonic() - began):.1f} ms")
+    if policy not in (None, "noeviction"):
+        found = f"{shown} may delete live data when its memory is full: its maxmemory-policy is {policy}"
+        return warning(check, found, "set maxmemory-policy noeviction in the server's configuration")
+    return ok(check, f"{shown} answers in {took_ms:.1f} ms")
+
+
+def _find_eviction_policy(client: Redis) -> str | None:
+    """Return the server's maxmemory-policy; None if it does not say. INFO is allowed more often than CONFIG GET."""
+    from redis import ResponseError
+
+    try:
+        return client.info("memory").get("maxmemory_policy")
+    except ResponseError:  # this user may not ask
+        return None
 
 
 def _check_s3(check: str, shown: str, bucket: str, objects: ObjectSettings) -> Iterator[Finding]:

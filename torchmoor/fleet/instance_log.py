@@ -13,6 +13,7 @@ from torchmoor.proxy.instances.instance import InstanceEnd
 from torchmoor.wire.connection_errors import is_shortage
 from torchmoor.wire.progress import MARK
 
+_HEAP_FULL = "Terminating due to java.lang.OutOfMemoryError: Java heap space"  # in the console, as the JVM says it
 TAKEN = "failed: Address already in use"  # in the console, as netty says it
 NUM_LOG_LINES = 15
 MAX_LINE = 500  # characters
@@ -101,7 +102,10 @@ def describe_exit(status: int) -> str:
 def read_end(spec: InstanceSpec, reason: str) -> InstanceEnd:
     """Return an instance's end. reason: a message, which may contain the log's end."""
     first = reason.partition("\n")[0].removesuffix(f"; {_HEADING.strip()}").removeprefix(f"{spec.name} ")
-    return InstanceEnd(time.time(), first, _read_tail(spec))
+    log = _read_tail(spec)
+    if _HEAP_FULL in log:
+        first += ": the heap of its JVM was too small; set a larger --heap-mib"
+    return InstanceEnd(time.time(), first, log)
 
 
 def has_met_taken_port(spec: InstanceSpec) -> bool:

@@ -170,6 +170,9 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
             "unknown key 'heap_mib'; known are capacity, gpus_per_instance, model_store, progress_interval_s, python, ",
         ),
         ("launcher", {"max_body_mib": 64}, "launcher: unknown key 'max_body_mib'"),
+        ("launcher", {"cores": 4}, r"unknown key 'cores'; known are [a-z_, ]+$"),
+        ("timeouts", {"model_timout_s": 60}, r"known are cancel_timeout_s, .*\. Did you mean 'model_timeout_s'\?"),
+        ("launchers", {}, r"the file: unknown key 'launchers'; .*\. Did you mean 'launcher'\?"),
         ("notices", {"webhooks": ["a"]}, r"notices.webhooks\[0\] must be keys and values"),
     ],
 )
@@ -177,6 +180,12 @@ def test_error_names_the_key_and_the_value(path: str, value: object, message: st
     """Errors name the key and the value, and unknown keys are refused."""
     with pytest.raises(ConfigError, match=message):
         parse(changed(path, value))
+
+
+def test_a_key_that_is_a_number_is_unknown() -> None:
+    """YAML has keys that are not texts; the error names one like any other unknown key."""
+    with pytest.raises(ConfigError, match=r"the file: unknown key 3; known are [A-Za-z_, ]+$"):
+        parse({**SMALL, 3: {}})
 
 
 @pytest.mark.parametrize(
@@ -510,6 +519,22 @@ def test_initial_instance_count_may_be_none(given: int | None, least: int, count
                 ]
             },
             "the metric must be ApproximateBacklogSizePerInstance",
+        ),
+        (
+            {
+                "ScalingPolicies": [
+                    {
+                        "PolicyType": "TargetTrackingScaling",
+                        "TargetTrackingScalingPolicyConfiguration": {
+                            "TargetValue": 70.0,
+                            "PredefinedMetricSpecification": {
+                                "PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"
+                            },
+                        },
+                    }
+                ]
+            },
+            "PredefinedMetricSpecification is not supported; .* tracked is ApproximateBacklogSizePerInstance",
         ),
     ],
 )

@@ -30,6 +30,7 @@ from torchmoor.wire import headers
 HEALTH = b"/health"
 ROOT = b"/"
 _INFO = b"/info"
+_UNHEALTHY = {"error": "unhealthy", "error_type": "healthcheck"}
 _ROUTES = {"Generate": headers.GENERATE, "GenerateStream": headers.GENERATE_STREAM}
 _OVERLOADED = frozenset((429, 503, 507))
 _JSON = re.compile(rb"application/json[ \t]*(?:;|$)", re.IGNORECASE)
@@ -52,7 +53,7 @@ class TgiApi:
         if method == b"POST" and path != ROOT and path in self._generating:
             return self._generate
         if method in LOOKING and path == HEALTH:
-            return self._container.ping
+            return self._health
         return self._describe if method in LOOKING and path == _INFO else None
 
     def answer_root(self, request: Request, request_id: bytes) -> Invocation | Reply:
@@ -68,6 +69,11 @@ class TgiApi:
     def _generate(self, request: Request, request_id: bytes) -> Invocation | Reply:
         operations = self._generating[request.path]
         return self._container.begin(request, request_id, operations, _error_reply)
+
+    def _health(self, request: Request, request_id: bytes) -> Reply:
+        """Answer as to a ping, but with TGI's error object while nothing is ready."""
+        reply = self._container.ping(request, request_id)
+        return reply if reply.status == 200 else json_reply(reply.status, _UNHEALTHY)
 
     def _describe(self, request: Request, request_id: bytes) -> Reply:
         """Answer with the facts about the endpoint that the proxy knows; TGI's other fields are left out."""

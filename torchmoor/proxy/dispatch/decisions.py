@@ -29,6 +29,7 @@ class DecisionQuery:
     """
 
     endpoint: str | None = None
+    variant: str | None = None
     instance: str | None = None
     request: str | None = None
     error: str | None = None
@@ -44,6 +45,7 @@ class DecisionQuery:
         """Return whether the selection includes a record, by everything but its time."""
         return (
             self.endpoint in (None, record.endpoint)
+            and self.variant in (None, record.variant)
             and self.instance in (None, record.instance)
             and self.request in (None, record.request_id)
             and (self.session is None or (record.session or "").startswith(self.session))

@@ -158,7 +158,7 @@ class Dispatchers:
             name = variant.decode("latin-1")
             named = next((each for each in dispatchers if each.variant.name == name), None)
             if named is None:
-                raise UnknownVariant(name, endpoint.name)
+                raise UnknownVariant(name, endpoint.name, (each.variant.name for each in dispatchers))
             if session is None or len(dispatchers) == 1:
                 return named
         if session is not None:

@@ -266,7 +266,7 @@ class Registry:
             raise UnknownEndpoint(instance.endpoint)
         variant = endpoint.find_variant(instance.variant)
         if variant is None:
-            raise UnknownVariant(instance.variant, endpoint.name)
+            raise UnknownVariant(instance.variant, endpoint.name, (each.name for each in endpoint.variants))
         was_down = instance.name in self._down
         if instance.name in self._instances:
             self.remove(instance.name)

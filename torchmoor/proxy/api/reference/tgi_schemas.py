@@ -27,9 +27,10 @@ EVENTS: Schema = {
     "description": "Server-sent events `data:{token, generated_text, details}`."
 }  # see common_schemas.EVENTS
 INFO = record(("model_id", "router", "version"), model_id=TEXT, router=TEXT, version=TEXT)
+_ERROR_TYPES = ["validation", "overloaded", "generation", "healthcheck"]
 ERROR: Schema = {
     "anyOf": [
-        record(("error", "error_type"), error=TEXT, error_type={"enum": ["validation", "overloaded", "generation"]}),
+        record(("error", "error_type"), error=TEXT, error_type={"enum": _ERROR_TYPES}),
         record(("message",), message=TEXT),
         record(("Message",), Message=TEXT),
     ],
