@@ -48,19 +48,17 @@ def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> 
     assert asyncio.run(look()) == ["open", "closed"]
 
 
-def test_only_so_many_questions_are_remembered() -> None:
+async def test_only_so_many_questions_are_remembered() -> None:
     """A limited number of answers is kept; the oldest is dropped."""
     found = []
 
-    async def ask() -> None:
-        answers = RecentAnswers(1000.0)
-        for number in (*range(MAX_KEPT + 1), MAX_KEPT, 0):
+    answers = RecentAnswers(1000.0)
+    for number in (*range(MAX_KEPT + 1), MAX_KEPT, 0):
 
-            async def find(number: int = number) -> int:
-                found.append(number)
-                return number
+        async def find(number: int = number) -> int:
+            found.append(number)
+            return number
 
-            await answers.get(number, find)
+        await answers.get(number, find)
 
-    asyncio.run(ask())
     assert found == [*range(MAX_KEPT + 1), 0]

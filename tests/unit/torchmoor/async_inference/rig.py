@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -236,34 +236,3 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> N
             return
         assert asyncio.get_running_loop().time() < deadline, f"never came: {what}"
         await asyncio.sleep(0.01)
-
-
-class MovableLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time a test can move forward; the queue's time is `Rig.now`."""
-
-    ahead_s = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.ahead_s
-
-
-async def pass_time(seconds: float) -> None:
-    """Make every timer due that ends within `seconds`, and run the timers' callbacks."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, MovableLoop)
-    loop.ahead_s += seconds
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
-def play(scene: Coroutine[Any, Any, None]) -> None:
-    """Run a test's scene on a movable loop."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(2 * DEADLINE_S):
-            await scene
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, f"tasks are left: {left}"
-
-    with asyncio.Runner(loop_factory=MovableLoop) as runner:
-        runner.run(bounded())

@@ -21,7 +21,7 @@ from aiohttp import web
 from standardwebhooks import Webhook as Receiver
 
 from tests.servers import free_ports, wait_for_server
-from tests.unit.torchmoor.async_inference.rig import MovableLoop, pass_time
+from tests.unit.torchmoor.movable_loop import MovableLoop, pass_time
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, Notifier
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState

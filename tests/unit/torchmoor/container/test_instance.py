@@ -56,15 +56,12 @@ def test_one_look_at_an_idle_instance_is_not_enough(registry: Registry, monkeypa
     assert handler.num_looks > 6
 
 
-def test_what_is_not_running_is_not_waited_for(registry: Registry) -> None:
+async def test_what_is_not_running_is_not_waited_for(registry: Registry) -> None:
     """A TorchServe that has ended is not waited for, because none of its requests can end."""
     handler = Handler(1)
 
-    async def run() -> None:
-        async with asyncio.timeout(60):
-            await drain(registry, told(settle_s=600, drain_s=3600), handler, lambda name: False)
-
-    asyncio.run(run())
+    async with asyncio.timeout(60):
+        await drain(registry, told(settle_s=600, drain_s=3600), handler, lambda name: False)
 
     assert handler.num_looks == 0
 

@@ -115,18 +115,14 @@ def test_an_instance_that_drains_is_not_ready_and_still_probed_as_well() -> None
     assert asyncio.run(see()) == ((503, "stopping\n"), 200, 200)
 
 
-def test_torchserves_pages_are_passed_on_whole_and_nothing_else() -> None:
+async def test_torchserves_pages_are_passed_on_whole_and_nothing_else() -> None:
     """TorchServe's pages are forwarded unchanged; its management API cannot be reached through this port."""
-
-    async def see() -> None:
-        async with scene() as at:
-            at.start()
-            assert await at.ask("/models/llava") == (200, '[{"modelName": "llava"}]')
-            assert (await at.ask("/metrics"))[1] == "Requests2XX 1.0\n" * 100_000
-            assert [(await at.ask(path))[0] for path in ("/models/other", "/models", "/api-description")] == [404] * 3
-            assert [(await at.ask("/models/llava", method))[0] for method in ("POST", "PUT", "DELETE")] == [405] * 3
-
-    asyncio.run(see())
+    async with scene() as at:
+        at.start()
+        assert await at.ask("/models/llava") == (200, '[{"modelName": "llava"}]')
+        assert (await at.ask("/metrics"))[1] == "Requests2XX 1.0\n" * 100_000
+        assert [(await at.ask(path))[0] for path in ("/models/other", "/models", "/api-description")] == [404] * 3
+        assert [(await at.ask("/models/llava", method))[0] for method in ("POST", "PUT", "DELETE")] == [405] * 3
 
 
 def test_a_torchserve_that_does_not_answer_is_told_as_unavailable() -> None:
