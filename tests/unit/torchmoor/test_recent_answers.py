@@ -7,7 +7,7 @@ import asyncio
 from torchmoor.admin.recent_answers import MAX_KEPT, RecentAnswers
 
 
-def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
+async def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
     """Ten concurrent readers cause one computation."""
     num_found = 0
 
@@ -17,11 +17,8 @@ def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
         await asyncio.sleep(0)
         return num_found
 
-    async def ask() -> list[int]:
-        answers = RecentAnswers(1000.0)
-        return await asyncio.gather(*(answers.get("a", find) for _ in range(10)))
-
-    assert asyncio.run(ask()) == [1] * 10
+    answers = RecentAnswers(1000.0)
+    assert await asyncio.gather(*(answers.get("a", find) for _ in range(10))) == [1] * 10
 
 
 def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> None:

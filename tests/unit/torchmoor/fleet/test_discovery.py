@@ -262,31 +262,27 @@ async def test_entries_come_change_and_go_at_a_reload() -> None:
 
 
 @pytest.mark.parametrize("is_stop", [False, True], ids=["removed", "stopped"])
-def test_an_answer_that_arrives_as_its_entry_ends_changes_nothing(*, is_stop: bool) -> None:
+async def test_an_answer_that_arrives_as_its_entry_ends_changes_nothing(*, is_stop: bool) -> None:
     """wait_for of Python 3.11, which dnspython uses, loses a cancellation if its answer has just arrived."""
+    rig = Rig()
+    reply: asyncio.Future[DnsAnswer] = asyncio.get_running_loop().create_future()
 
-    async def run() -> dict[str, str]:
-        rig = Rig()
-        reply: asyncio.Future[DnsAnswer] = asyncio.get_running_loop().create_future()
+    async def ask(settings: DiscoverySettings) -> DnsAnswer:
+        return await asyncio.wait_for(asyncio.shield(reply), 60)
 
-        async def ask(settings: DiscoverySettings) -> DnsAnswer:
-            return await asyncio.wait_for(asyncio.shield(reply), 60)
-
-        discovery = Discovery([ENTRY], rig.registry, rig.drainer, are_journaled=True, ask=ask)
-        async with asyncio.timeout(30):
-            async with discovery:
-                for _ in range(3):
-                    await asyncio.sleep(0)
-                reply.set_result(DnsAnswer(targets=(DnsTarget("a", 85, ("10.0.0.1",)),)))
+    discovery = Discovery([ENTRY], rig.registry, rig.drainer, are_journaled=True, ask=ask)
+    async with asyncio.timeout(30):
+        async with discovery:
+            for _ in range(3):
                 await asyncio.sleep(0)
-                if not is_stop:
-                    discovery.take([])
-                    for _ in range(5):
-                        await asyncio.sleep(0)
-        rig.drainer.stop()
-        return rig.states()
-
-    assert asyncio.run(run()) == {}
+            reply.set_result(DnsAnswer(targets=(DnsTarget("a", 85, ("10.0.0.1",)),)))
+            await asyncio.sleep(0)
+            if not is_stop:
+                discovery.take([])
+                for _ in range(5):
+                    await asyncio.sleep(0)
+    rig.drainer.stop()
+    assert rig.states() == {}
 
 
 class Said:
