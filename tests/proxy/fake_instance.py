@@ -1,7 +1,5 @@
 """Run a fake TorchServe instance whose behaviour the test defines: a raw HTTP/1.1 server on its own port."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Access control of the data plane with boto3's and OpenAI's own clients: signatures, tokens, identities, TLS."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

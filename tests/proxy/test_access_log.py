@@ -1,7 +1,5 @@
 """The access log of a running proxy: one line of JSON per request."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sessions on the admin plane: listed, closed and pinned there, and not from outside."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """InvokeEndpointAsync with an unmodified boto3: each accepted request ends as its answer promised."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Responses in the background at the proxy: queued before the client has the answer, run and ended by the queue."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

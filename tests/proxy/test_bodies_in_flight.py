@@ -1,7 +1,5 @@
 """Bodies in flight: an instance gets at most the bytes that its JVM can hold, and their count returns to zero."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from pathlib import Path

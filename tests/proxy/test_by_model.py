@@ -1,7 +1,5 @@
 """OpenAI's paths without an endpoint in front of several: the body's `model` selects the endpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Cancellation: what the proxy sends to an instance when a client leaves or a request times out."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """The chat page in a real browser, before fake instances: requests, display and errors."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """The commands with a real proxy, its admin plane and fake instances."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

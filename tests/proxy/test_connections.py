@@ -1,7 +1,5 @@
 """Failing connections: clients and instances that disconnect, stall or are slow."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """The operations on models of SageMaker's containers, over plain HTTP as the platform sends them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

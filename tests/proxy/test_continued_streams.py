@@ -1,7 +1,5 @@
 """Streams whose instance is lost go on at another one, with the real boto3 client or bytes on a socket."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from http.client import IncompleteRead

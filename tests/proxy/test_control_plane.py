@@ -1,7 +1,5 @@
 """The control plane's Describe operations, and access to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

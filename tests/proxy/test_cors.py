@@ -1,7 +1,5 @@
 """Web apps of other origins (listen.allowed_origins): what they may call and read, in a browser and byte by byte."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

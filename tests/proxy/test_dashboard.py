@@ -1,7 +1,5 @@
 """The dashboard in a real browser, before fake instances: every state, both colour schemes, a phone."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -2,8 +2,6 @@
 the autoscaler, their actions, and names of clients, which are only ever text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """GET /decisions: the instance, reason and result of each request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

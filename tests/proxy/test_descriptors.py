@@ -1,7 +1,5 @@
 """A proxy without a free file descriptor: this is its own fault, not its instances'."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable
 

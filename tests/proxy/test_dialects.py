@@ -1,7 +1,5 @@
 """The dialects that are forwarded unchanged, and the admin plane."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """Every row of the error mapping, as the botocore exception that the client sees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The fast path has the effect of the general one, for real clients; tests/fuzz compares the two byte by byte."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Instances that die, hang, fail or are drained: the outcome for their requests and sessions, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Sessions of handlers with their own ids: the proxy remembers which instance opened each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

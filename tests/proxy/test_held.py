@@ -1,7 +1,5 @@
 """Requests without an instance where instances start on demand: they wait and are served, or get Retry-After."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

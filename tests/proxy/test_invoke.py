@@ -1,7 +1,5 @@
 """InvokeEndpoint with the real boto3 client: what is forwarded, added and refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

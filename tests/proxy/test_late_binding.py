@@ -1,7 +1,5 @@
 """Late binding over real sockets: which requests wait, their order, and how a wait ends."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable

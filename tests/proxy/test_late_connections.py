@@ -1,7 +1,5 @@
 """Instances that are slow to accept connections, and a proxy that is itself delayed: no request is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

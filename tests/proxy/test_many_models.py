@@ -1,7 +1,5 @@
 """Endpoints with many models: TargetModel through boto3, and what it does with instances that hold some of them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Callable

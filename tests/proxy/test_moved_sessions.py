@@ -1,7 +1,5 @@
 """A client's close of a session that several instances hold reaches the others and cannot fail because of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

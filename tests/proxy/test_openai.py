@@ -1,7 +1,5 @@
 """OpenAI's dialect at the proxy: paths, unchanged answers, and its error object for every failure."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The parent of several proxy processes: its messages to them, and the use of their reports."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

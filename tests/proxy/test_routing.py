@@ -1,7 +1,5 @@
 """Strategies that look at the body, variants, and new sessions, over real sockets."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections import Counter

@@ -1,7 +1,5 @@
 """TGI's routes: the instance learns the route from a header, and errors have TGI's form."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Spans of a running proxy, as received by a collector."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import re

@@ -1,7 +1,5 @@
 """The chat page in a real browser with real instances."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """The dashboard in a real browser with real instances: it updates live, and its buttons work."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 The last test leaves the fleet with one instance, so these run last.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Images from S3: allowed buckets, sizes, and scaling of large ones."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """Connections to the admin plane: their number and time-outs, with a clock that the test sets."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

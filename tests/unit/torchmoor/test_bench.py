@@ -1,7 +1,5 @@
 """Load generation without a network: concurrency, end and numbers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

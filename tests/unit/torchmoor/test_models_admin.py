@@ -1,7 +1,5 @@
 """An operator's actions on models, while the endpoints change."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answers that are computed once for concurrent readers."""
 
-from __future__ import annotations
-
 import asyncio
 
 from torchmoor.admin.recent_answers import MAX_KEPT, RecentAnswers

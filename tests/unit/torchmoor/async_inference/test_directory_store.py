@@ -1,7 +1,5 @@
 """Properties of objects in files: links, pipes, permissions and full disks."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -1,7 +1,5 @@
 """Disks that fill with results or with the queue: new requests are refused, running ones end."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Inputs by https: presigned URLs of a real S3 server behind TLS, and hosts that must not be asked."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import subprocess

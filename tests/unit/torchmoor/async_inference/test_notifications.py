@@ -1,7 +1,5 @@
 """Notifications: SageMaker's message, sent to SNS as played by moto, and to webhooks on a real listener."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

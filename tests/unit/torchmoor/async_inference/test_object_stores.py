@@ -1,7 +1,5 @@
 """The contract of object stores, on directories and on a real S3 server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager

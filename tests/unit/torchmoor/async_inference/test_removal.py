@@ -1,7 +1,5 @@
 """Requests of a removed endpoint: each ends with one object, and a new endpoint of the name runs none of them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Properties of objects in S3: servers that are down, slow or lossy, permissions, names."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A worker with a real queue and directory, and instances that fail in every way: each request ends once."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any, cast

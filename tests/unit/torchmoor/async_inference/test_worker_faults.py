@@ -1,7 +1,5 @@
 """A worker while its stores fail or answer wrongly: each request still ends once."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Streams are read alike wherever their bytes are cut; the handlers' output is the reference."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import pairwise

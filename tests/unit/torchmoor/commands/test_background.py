@@ -1,7 +1,5 @@
 """`torchmoor up -d` until the fleet is ready."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """The drain of an instance that is asked to stop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """An instance's probe port: what other hosts may learn from it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Scalable targets whose endpoint is deleted while a request waits, and those that cannot be saved."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

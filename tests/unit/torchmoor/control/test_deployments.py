@@ -1,7 +1,5 @@
 """Changes of one endpoint happen one at a time, however many wait."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Updates that keep parts of the previous configuration, asynchronous requests of changed endpoints, and counts."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bodies of the control plane: their cost and where they are parsed."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -1,7 +1,5 @@
 """The file of the control plane's resources: a change that cannot be saved is undone, and a damaged file is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

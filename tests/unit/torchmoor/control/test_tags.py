@@ -1,7 +1,5 @@
 """Tags of created resources."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

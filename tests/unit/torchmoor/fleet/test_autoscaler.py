@@ -1,7 +1,5 @@
 """The autoscaler with a launcher, a proxy and a clock that the test moves by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

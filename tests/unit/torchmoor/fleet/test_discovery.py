@@ -1,7 +1,5 @@
 """DNS answers applied to the registry: instances join, leave and move; questions and log messages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

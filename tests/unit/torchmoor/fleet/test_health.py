@@ -1,7 +1,5 @@
 """Health checks of many instances at a time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

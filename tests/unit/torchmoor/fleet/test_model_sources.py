@@ -1,7 +1,5 @@
 """Options and environment variables of many models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

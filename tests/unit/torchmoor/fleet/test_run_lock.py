@@ -1,7 +1,5 @@
 """One fleet at a time in a run directory."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

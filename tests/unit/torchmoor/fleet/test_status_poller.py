@@ -1,7 +1,5 @@
 """Sessions and capacity of instances, polled from stubs over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable

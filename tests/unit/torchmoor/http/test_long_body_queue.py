@@ -1,7 +1,5 @@
 """Long bodies to an instance: one at a time, at a limited rate, and without waiting for lost ones."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Bodies in files: how much is read at a time."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Make instances in the form that routing uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
