@@ -24,9 +24,9 @@ import pytest
 import redis
 
 from tests.tools import missing
+from tests.waiting import DEADLINE_S
 from torchmoor.fleet.ports import is_free
 
-DEADLINE_S = 60
 BUCKET = "journals"
 
 

@@ -15,7 +15,7 @@ from scripts.ecr import main as ecr
 from tests.aws.conftest import ACCOUNT, REGION, Aws
 from tests.servers import free_ports
 from tests.tools import require
-from tests.waiting import wait_until
+from tests.waiting import PROGRAM_S, wait_until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ if [ "$1" = login ]; then cat >> "$NOTES"; fi
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SCRIPT, *arguments], capture_output=True, text=True, timeout=200, env={**os.environ, **environment}
+        [SCRIPT, *arguments], capture_output=True, text=True, timeout=PROGRAM_S, env={**os.environ, **environment}
     )
 
 

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.waiting import PROGRAM_S
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 SETTINGS = ("AWS_", "PYTHON", "TORCHMOOR_", "MAKE")  # variables that change what a command does
@@ -17,7 +19,7 @@ def environment(**variables: str) -> dict[str, str]:
     return {**inherited, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **variables}
 
 
-def run(*command: str | Path, timeout_s: float = 240, variables: Mapping[str, str] | None = None) -> str:
+def run(*command: str | Path, timeout_s: float = PROGRAM_S, variables: Mapping[str, str] | None = None) -> str:
     """Run a command in the checkout and return its standard output. Fails with its errors unless it exits with 0."""
     done = subprocess.run(
         command,
@@ -49,7 +51,7 @@ def run_shell(script: str, folder: Path, variables: Mapping[str, str]) -> "subpr
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=360,
+        timeout=PROGRAM_S,
         check=False,
     )
     assert done.returncode == 0, f"{script}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

@@ -17,7 +17,6 @@ from tests.documented.as_user import ROOT, environment, run_shell
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.torchserve,
-    pytest.mark.timeout(400),
     pytest.mark.needs("unshare", "ip", "curl", "openssl"),
 ]
 STOP = "{ torchmoor stop --all; torchserve --stop; } >/dev/null 2>&1 || true"

@@ -11,7 +11,6 @@ from tests.documented.as_user import ROOT, environment, run_shell
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.torchserve,
-    pytest.mark.timeout(400),
     pytest.mark.needs("unshare", "ip", "curl"),
 ]
 MARK = "@@ block"

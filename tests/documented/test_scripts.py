@@ -7,7 +7,7 @@ import pytest
 
 from tests.documented.as_user import ROOT, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow]
 PROGRAMS = sorted(
     path.name
     for path in (ROOT / "scripts").iterdir()

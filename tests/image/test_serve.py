@@ -86,7 +86,7 @@ def test_ping_is_answered_before_the_model_is_there_and_says_so(served: Served) 
         assert served.container.process.poll() is None, served.container.log[-4000:]
         return served.pings()
 
-    wait_until(first_ping, "the container listens", deadline_s=120)
+    wait_until(first_ping, "the container listens")
     assert served.pings() == (503, b"")
     served.container.wait_until_ok(f"{served.url}/ping")
     assert served.pings() == (200, b"")

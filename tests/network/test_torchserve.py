@@ -18,7 +18,7 @@ from tests.torchserve.test_sessions import open_session
 from tests.waiting import wait_until
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, environment, prepare
 
-pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.torchserve]
 
 NAMES = ("real-0", "real-1")
 MANAGEMENT = PORT + 1

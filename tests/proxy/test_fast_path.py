@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import FAST, GENERAL, PATH, Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
-from tests.waiting import wait_until
+from tests.waiting import PROGRAM_S, wait_until
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.callers import CallerSettings
 from torchmoor.config.observe import ObserveSettings
@@ -323,6 +323,6 @@ def test_the_proxys_tests_pass_on_either_path(path: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=PROGRAM_S,
     )
     assert done.returncode == 0, done.stdout[-5000:]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.proxy.conftest import KEY
 from tests.proxy.fake_instance import FakeInstance
+from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings
@@ -24,7 +25,6 @@ from torchmoor.run.app import Proxy
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 60.0
 NUM_REQUESTS = 4  # the default executor has more threads than that
 NO_PROBES = HealthSettings(starting_interval_s=3600, ready_interval_s=3600)
 

@@ -26,10 +26,8 @@ from click.testing import CliRunner
 
 from tests.proxy.conftest import KEY, make_session_id
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.cli.main import main
-
-DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -244,7 +242,6 @@ def hang_up(process: subprocess.Popen[str], log: Path, message: str) -> None:
     wait_until(
         lambda: any(message in line for line in log.read_text().splitlines()[num_lines:]),
         f"{message!r} is logged",
-        deadline_s=DEADLINE_S,
     )
 
 
@@ -287,7 +284,7 @@ def test_sighup_changes_instances_and_keys_and_harms_no_request(fakes: list[Fake
 
     write("a", old)
     with serving(path, log) as (process, where):
-        wait_until(lambda: states(where) == {"a": "ready"}, "a is ready", deadline_s=DEADLINE_S)
+        wait_until(lambda: states(where) == {"a": "ready"}, "a is ready")
         a.behave = hold = Held()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(invoke, where, old)
@@ -295,14 +292,12 @@ def test_sighup_changes_instances_and_keys_and_harms_no_request(fakes: list[Fake
 
             write("b", new)
             hang_up(process, log, "configuration read again")
-            wait_until(
-                lambda: states(where) == {"a": "draining", "b": "ready"}, "b comes, a goes", deadline_s=DEADLINE_S
-            )
+            wait_until(lambda: states(where) == {"a": "draining", "b": "ready"}, "b comes, a goes")
             assert invoke(where, new) == (200, "b")
             assert invoke(where, old)[0] == 403
             hold.open()
             assert running.result(DEADLINE_S) == (200, "a")
-        wait_until(lambda: states(where) == {"b": "ready"}, "a is gone", deadline_s=DEADLINE_S)
+        wait_until(lambda: states(where) == {"b": "ready"}, "a is gone")
 
         write("a", old, limits={"max_conections": 5})
         hang_up(process, log, "limits: unknown key 'max_conections'")
@@ -314,7 +309,7 @@ def test_sighup_changes_instances_and_keys_and_harms_no_request(fakes: list[Fake
         a.behave = answering()
         write("ab", new)
         hang_up(process, log, "configuration read again")
-        wait_until(lambda: states(where) == {"a": "ready", "b": "ready"}, "a is back", deadline_s=DEADLINE_S)
+        wait_until(lambda: states(where) == {"a": "ready", "b": "ready"}, "a is back")
 
 
 class Held(Gate):

@@ -25,7 +25,7 @@ from websockets.sync.client import connect as socket_connect
 from tests.proxy.test_access import make_certificate
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import draw
-from tests.torchserve.test_faults import PATIENTLY, ask_until_answered, worker_pids
+from tests.torchserve.test_faults import ask_until_answered, worker_pids
 from tests.torchserve.test_sessions import SAMPLES, Chat, data_url, open_session
 from tests.waiting import wait_until
 
@@ -204,6 +204,6 @@ def test_without_a_journal_a_dead_workers_session_is_lost(guarded: Fleet, certif
 
     with pytest.raises(ClientError, match=r"ValidationError.*memory is gone"):
         ask_until_answered(chat, "What color is the circle?")
-    wait_until(lambda: [i["state"] for i in instances(guarded)] == ["ready"], "the worker is back", **PATIENTLY)
+    wait_until(lambda: [i["state"] for i in instances(guarded)] == ["ready"], "the worker is back")
     again = open_session(client, image=data_url(draw("square", "blue")))
     assert "blue" in again.ask("What color is the square?")

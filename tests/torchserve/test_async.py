@@ -13,8 +13,7 @@ from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
-PATIENTLY = {"deadline_s": 120.0, "interval_s": 0.1}
+pytestmark = [pytest.mark.torchserve]
 
 
 def question(color: str) -> bytes:
@@ -35,7 +34,7 @@ def submit(fleet: Fleet, **members: Any) -> dict[str, Any]:
 
 
 def until_there(url: str) -> str:
-    wait_until(path_of(url).is_file, f"{url} is there", **PATIENTLY)
+    wait_until(path_of(url).is_file, f"{url} is there")
     return path_of(url).read_text()
 
 

@@ -18,7 +18,7 @@ from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_async import path_of
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchserve]
 IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-inference:2.6.0-cpu-py312"
 ROLE = "arn:aws:iam::000000000000:role/anything-at-all"
 SCALING = "application-autoscaling"

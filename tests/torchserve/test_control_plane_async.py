@@ -18,7 +18,7 @@ from tests.torchserve.test_control_plane import (
 )
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchserve]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.test_control_plane import QUICK, ROLE
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.s3, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.s3]
 TGI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-tgi-inference:2.7.0-tgi3.3.4-gpu-py311"
 TRITON = "785573368785.dkr.ecr.us-east-1.amazonaws.com/sagemaker-tritonserver:25.01-py3"
 MODELS = f"s3://{BUCKET}/control/models"

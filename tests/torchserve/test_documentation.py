@@ -13,6 +13,7 @@ import pytest
 
 from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.test_sdk_clients import require_clients
+from tests.waiting import PROGRAM_S
 
 pytestmark = pytest.mark.torchserve
 README = ROOT / "README.md"
@@ -34,7 +35,7 @@ def run(fleet: Fleet, program: str, script: str) -> str:
     script = re.sub(r"(localhost|127\.0\.0\.1):8080", address, script)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON"))}
     done = subprocess.run(
-        [program, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=200, env=environment
+        [program, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM_S, env=environment
     )
     assert done.returncode == 0, f"{script}\n{done.stderr[-3000:]}"
     return done.stdout

@@ -23,7 +23,6 @@ from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.long_streams import begin_streams, num_continued
 from tests.torchserve.test_cancel import ENDLESS
 from tests.torchserve.test_faults import (
-    PATIENTLY,
     ask_until_answered,
     ready_instances,
     slowed_worker,
@@ -37,7 +36,7 @@ from tests.waiting import wait_until
 from torchmoor.wire.headers import INSTANCE
 from torchmoor.wire.response_ids import read_response_id
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 QUESTION = "What color is the circle?"
 
 
@@ -144,9 +143,9 @@ def test_hanging_worker_is_gone_around(three: Three) -> None:
 
     with stopped_worker(three.run_dir, hung):
         assert "blue" in chat.ask("What color is the square?")
-        wait_until(lambda: hung not in ready_instances(fleet), "the hanging worker is noticed", **PATIENTLY)
+        wait_until(lambda: hung not in ready_instances(fleet), "the hanging worker is noticed")
 
-    wait_until(lambda: hung in ready_instances(fleet), "the worker is back", **PATIENTLY)
+    wait_until(lambda: hung in ready_instances(fleet), "the worker is back")
     assert "blue" in ask_until_answered(chat, "What color is the square?")
     assert len(fleet.holders(chat.id)) == 2
 
@@ -162,7 +161,7 @@ def test_streams_go_on_elsewhere_while_their_workers_die(three: Three) -> None:
     once.
     """
     fleet, run_dir = three.fleet, three.run_dir
-    wait_until(lambda: all(i["share"] == 1.0 for i in fleet.instances()), "all instances at work", **PATIENTLY)
+    wait_until(lambda: all(i["share"] == 1.0 for i in fleet.instances()), "all instances at work")
     spared = sorted(ready_instances(fleet))[-1]
     requests.post(f"{fleet.admin}/instances/{spared}/drain", timeout=10).raise_for_status()
     chats = [open_session(fleet.client(), image=data_url(draw("circle", "red"))) for _ in range(2)]
@@ -292,7 +291,7 @@ def test_a_response_in_the_background_is_generated_again_when_its_instance_dies(
                 )
             return bool(events[-1].type == "response.incomplete")
 
-        wait_until(is_followed_to_its_end, "the response ends", **PATIENTLY)
+        wait_until(is_followed_to_its_end, "the response ends")
         stored = list(gpt.responses.retrieve(response_id, stream=True))
         direct = gpt.responses.create(**turn)
 

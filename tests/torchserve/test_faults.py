@@ -14,11 +14,9 @@ from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import Fleet, processes_below, run_fleet
 from tests.torchserve.test_sessions import Chat
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.torchserve
-DEADLINE_S = 90
-PATIENTLY = {"deadline_s": DEADLINE_S, "interval_s": 0.2}
 
 
 def ready_instances(fleet: Fleet) -> set[str]:
@@ -36,7 +34,7 @@ def wait_until_all_serve(fleet: Fleet) -> None:
             return False
         return are_answering and len(ready_instances(fleet)) == len(instances)
 
-    wait_until(do_all_serve, "all instances serve", **PATIENTLY)
+    wait_until(do_all_serve, "all instances serve")
 
 
 def worker_pids(folder: Path, instance: str) -> list[int]:

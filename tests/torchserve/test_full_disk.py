@@ -13,12 +13,12 @@ from botocore.exceptions import ClientError
 from tests.tools import require_mount_namespace
 from tests.torchserve.conftest import TORCHMOOR, Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_async import PATIENTLY, path_of, question, submit
+from tests.torchserve.test_async import path_of, question, submit
 from tests.torchserve.test_faults import worker_pids
 from tests.torchserve.test_sessions import Chat, open_session, refusal
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.ends_fleet, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.ends_fleet]
 DISK_BYTES = 320 << 20  # more than the free space that the asynchronous queue requires
 COLORS = ("red", "green", "blue")
 # The fleet sees a file system in memory at its disk's place; the tests reach it through /proc.
@@ -92,12 +92,12 @@ def test_full_disk_refuses_new_work_and_loses_nothing(small_disk: SmallDisk) -> 
     assert "red" in chat.ask("What color is the circle?")
     for answer, color in accepted:
         result = small_disk.seen(path_of(answer["OutputLocation"]))
-        wait_until(result.is_file, f"{result} is there", **PATIENTLY)
+        wait_until(result.is_file, f"{result} is there")
         assert color in result.read_text()
         assert not small_disk.seen(path_of(answer["FailureLocation"])).exists()
     for pid in worker_pids(fleet.run_dir, "llava-0"):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: is_answered(chat), "another worker has the session", **PATIENTLY)
+    wait_until(lambda: is_answered(chat), "another worker has the session")
     chat.close()
     assert not list(small_disk.seen(small_disk.folder).glob("**/." + "[0-9a-f]" * 16))
 

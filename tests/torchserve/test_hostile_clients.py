@@ -21,7 +21,7 @@ from tests.torchserve.test_response_sockets import address_of, create, num_open
 from tests.waiting import wait_until
 from torchmoor.wire.response_ids import compaction_id, read_conversation_id, read_file_id, read_response_id
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 SAMPLED: Any = {
     "model": "llava",
     "messages": [{"role": "user", "content": "hello"}],

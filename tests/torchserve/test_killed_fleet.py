@@ -16,12 +16,12 @@ from openai.types.responses import Response
 
 from tests.torchserve.conftest import Fleet, processes_below, run_small
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_async import PATIENTLY, path_of, question, state_of, submit, until_there
+from tests.torchserve.test_async import path_of, question, state_of, submit, until_there
 from tests.torchserve.test_faults import worker_pids
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.ends_fleet, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.ends_fleet]
 COLORS = ("red", "green", "blue")
 NUM_REQUESTS = 100
 NUM_QUEUED = 5
@@ -97,7 +97,6 @@ def wait_until_some(answers: list[dict[str, Any]], fraction: float) -> None:
     wait_until(
         lambda: sum(path_of(each["OutputLocation"]).exists() for each in answers) >= fraction * len(answers),
         f"{fraction:.0%} of the results are there",
-        **PATIENTLY,
     )
 
 
@@ -109,7 +108,6 @@ def test_every_request_has_its_one_result(restarted: Restarted) -> None:
     wait_until(
         lambda: all(state_of(restarted.fleet, each) == "COMPLETED" for each in ids),
         "all requests have completed",
-        **PATIENTLY,
     )
 
     results = restarted.folder / "run/async/results"
@@ -155,7 +153,6 @@ def test_every_response_in_the_background_is_generated_after_a_restart(restarted
             wait_until(
                 lambda each=each: gpt.responses.retrieve(each.id).status == "completed",
                 "the response is complete",
-                **PATIENTLY,
             )
             assert "red" in gpt.responses.retrieve(each.id).output_text
 
@@ -178,5 +175,5 @@ def test_up_killed_with_9_takes_its_instances_along(restarted: Restarted) -> Non
     fleet.process.kill()
     fleet.process.wait(timeout=60)
 
-    wait_until(lambda: not processes_below(fleet.run_dir), "the fleet's processes are gone", **PATIENTLY)
+    wait_until(lambda: not processes_below(fleet.run_dir), "the fleet's processes are gone")
     assert [path.name for path in fleet.run_dir.iterdir()] == ["async"]

@@ -13,8 +13,9 @@ import pytest
 from tests.torchserve.conftest import SCRIPTED_NAME, Fleet
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_sdk_clients import CLIENTS, require_clients
+from tests.waiting import PROGRAM_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 # The reasons for which the suite may skip tests.
 SKIPPED = {
     "Model does not support PDF inputs.",
@@ -37,7 +38,7 @@ def test_every_standard_test_passes(scripted: Fleet, tmp_path: Path) -> None:
         [require_clients(), "-m", "pytest", "-c", folder / "pytest.ini", folder],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROGRAM_S,
         env={**inherited, **own},
     )
 

@@ -19,7 +19,6 @@ from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_chat_page import STREAM, ask, open_chat, picture
 from tests.torchserve.test_failover import QUESTION, find_jvm
 from tests.torchserve.test_faults import (
-    PATIENTLY,
     ask_until_answered,
     ready_instances,
     slowed_worker,
@@ -61,7 +60,7 @@ def test_sessions_survive_the_death_of_their_worker(fleet: Fleet) -> None:
     victim, survivor = sorted(ready_instances(fleet))
     client = fleet.client()
     chats = open_at(fleet, victim, survivor), open_at(fleet, survivor, victim)
-    wait_until(lambda: len(fleet.settled()) == 2, "both instances get all turns of their sessions", **PATIENTLY)
+    wait_until(lambda: len(fleet.settled()) == 2, "both instances get all turns of their sessions")
     assert [fleet.holders(chat.id) for chat in chats] == [[victim], [survivor]]
     chats[0].ask(QUESTION)
 

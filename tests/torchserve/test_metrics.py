@@ -122,7 +122,7 @@ def test_bare_torchserve_shows_them_too(archives: Path, tmp_path: Path) -> None:
             start_new_session=True,
         )
     try:
-        wait_until(lambda: _has_sessions(own, process), "the worker's metrics", deadline_s=150)
+        wait_until(lambda: _has_sessions(own, process), "the worker's metrics")
         # A worker's lines reach the page one by one.
         wait_until(lambda: scrape(own).get(PREFIX + "turns_total"), "the turns", interval_s=0.1)
         assert {s.labels["ModelName"] for s in scrape(own)[PREFIX + "turns_total"]} == {"llava"}

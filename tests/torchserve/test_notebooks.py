@@ -18,6 +18,7 @@ import pytest
 from tests.servers import S3Server
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.test_sdk_clients import require_clients
+from tests.waiting import PROGRAM_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.s3]
 EXAMPLES = ROOT / "examples"
@@ -59,7 +60,7 @@ def execute(plane: Fleet, s3_server: S3Server, tmp_path: Path) -> Execute:
             [Path(sys.executable).with_name("jupyter-execute"), notebook, f"--output={output}", *options],
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=PROGRAM_S,
             env={**environment, **variables},
         )
         assert done.returncode == 0, done.stderr[-4000:]

@@ -6,7 +6,7 @@ import requests
 from tests.openapi_cases import find_violations, with_values
 from tests.torchserve.conftest import Fleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 SHORT = [1, 2]  # tokens of an answer
 
 

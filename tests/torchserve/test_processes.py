@@ -21,7 +21,7 @@ from tests.torchserve.test_faults import ready_instances
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.redis, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.redis]
 
 
 def proxies_of(fleet_pid: int) -> list[int]:

@@ -21,7 +21,7 @@ from tests.torchserve.test_response_sockets import LONG, create
 from tests.torchserve.test_responses import COLOR, FIRST
 from tests.waiting import DEADLINE_S, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 TTL_S = 20
 
 

@@ -13,7 +13,7 @@ from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_sessions import open_session
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 
 
 def test_goes_to_zero_and_back_with_its_sessions(archives: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.tools import missing
 from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_sessions import SAMPLES
+from tests.waiting import PROGRAM_S
 
 pytestmark = pytest.mark.torchserve
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
@@ -31,7 +32,7 @@ def run(script: str, *arguments: str) -> Any:
         [require_clients(), CLIENTS / script, *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PROGRAM_S,
         env={
             **{key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON"))},
             "PYTHONPATH": str(ROOT),  # torchmoor.clients is not installed there

@@ -19,7 +19,7 @@ from tests.torchserve.conftest import Fleet, run_fleet
 from tests.unit.handlers.merged import add_adapter
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 NUM_ADAPTERS = 200
 NUM_RESIDENT = 24
 KIND: Any = {"rank": 2, "strength": 1.0, "projections": ("q_proj", "v_proj")}

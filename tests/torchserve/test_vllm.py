@@ -23,7 +23,7 @@ from tests.torchserve.in_s3.fleet import CHECKPOINT
 from tests.torchserve.in_s3.test_adapters import Adapted, find_expected
 from tests.torchserve.long_streams import num_continued
 from tests.torchserve.test_failover import find_jvm
-from tests.torchserve.test_faults import PATIENTLY, ready_instances, slowed_process, worker_pids
+from tests.torchserve.test_faults import ready_instances, slowed_process, worker_pids
 from tests.torchserve.test_lost_instance import open_at
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.vllm.rename_weights import copy_renamed
@@ -163,20 +163,20 @@ def find_vllm(fleet: Fleet, instance: str) -> psutil.Process:
 
 def wait_for_restart(fleet: Fleet, instance: str, worker: int) -> None:
     """Wait until the worker has ended and another one of the instance serves."""
-    wait_until(lambda: not psutil.pid_exists(worker), "the worker has ended", **PATIENTLY)
+    wait_until(lambda: not psutil.pid_exists(worker), "the worker has ended")
     wait_until(lambda: instance in fleet.settled(), "the worker is back", deadline_s=START_S, interval_s=0.5)
 
 
 def test_vllm_that_dies_between_answers_is_started_again(two: Fleet) -> None:
     """The worker detects the end of vLLM without a request, and the session continues."""
-    wait_until(lambda: len(two.settled()) == 2, "both instances at work", **PATIENTLY)
+    wait_until(lambda: len(two.settled()) == 2, "both instances at work")
     chat = open_at(two, "llava-1", "llava-0")
     assert chat.ask(QUESTION) == "The circle is red."
     worker = worker_pids(two.run_dir, "llava-1")[0]
 
     find_vllm(two, "llava-1").kill()
 
-    wait_until(lambda: not psutil.pid_exists(worker), "the worker has ended", **PATIENTLY)
+    wait_until(lambda: not psutil.pid_exists(worker), "the worker has ended")
     assert chat.ask(QUESTION) == "The circle is red."
     wait_for_restart(two, "llava-1", worker)
     assert chat.ask(QUESTION) == "The circle is red."
@@ -184,7 +184,7 @@ def test_vllm_that_dies_between_answers_is_started_again(two: Fleet) -> None:
 
 def test_a_greedy_stream_continues_when_vllm_dies(two: Fleet) -> None:
     """After kill -9 of vLLM in mid-answer, the client gets each character once."""
-    wait_until(lambda: len(two.settled()) == 2, "both instances at work", **PATIENTLY)
+    wait_until(lambda: len(two.settled()) == 2, "both instances at work")
     asked: Any = {"model": "llava", "prompt": "a", "temperature": 0, "max_tokens": 100}
     with (
         openai.OpenAI(base_url=f"{two.runtime}/v1", api_key="any", timeout=240, max_retries=0) as gpt,
@@ -222,7 +222,7 @@ def test_another_instance_adopts_the_session_of_a_killed_one(two: Fleet) -> None
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
 
-    wait_until(lambda: home not in ready_instances(two), "the proxy notices", **PATIENTLY)
+    wait_until(lambda: home not in ready_instances(two), "the proxy notices")
     assert chat.ask(QUESTION) == "The circle is red."
     assert two.status(other)["sessions"]["adopted"] == before + 1
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in of_home), "vLLM has ended", **PATIENTLY)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in of_home), "vLLM has ended")

@@ -23,6 +23,7 @@ import pytest
 from tests.archives import unpack_tar
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import draw
+from tests.waiting import PROGRAM_S
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 
@@ -36,7 +37,7 @@ BUNDLE = "torchmoor/bundle"
 def build(kind: str, source: Path, target: Path) -> Path:
     target.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, kind, str(target)], cwd=source, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", BUILD, kind, str(target)], cwd=source, capture_output=True, text=True, timeout=PROGRAM_S
     )
     assert done.returncode == 0, done.stderr
     [built] = target.iterdir()
@@ -200,7 +201,7 @@ def test_doctor_finds_the_packages_and_the_demo_model(serving: Path, empty: Path
     """The installed versions are within the wheel's ranges."""
     command = [serving / "torchmoor", "doctor", "--json", "--port", "0", "--admin-port", "0"]
 
-    done = subprocess.run(command, cwd=empty, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=empty, capture_output=True, text=True, timeout=PROGRAM_S)
 
     found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
     assert found["packages"]["level"] == "ok", found["packages"]

@@ -25,7 +25,7 @@ from tests.unit.handlers.conftest import Reference
 from tests.unit.handlers.merged import add_adapter
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.torchserve, pytest.mark.s3, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torchserve, pytest.mark.s3]
 QUESTION = "What is it?"
 NUM_TOKENS = 8
 RETRYING = Config(retries={"mode": "standard", "max_attempts": 10}, read_timeout=90)

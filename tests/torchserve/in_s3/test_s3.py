@@ -84,7 +84,7 @@ def test_asynchronous_results_are_polled_in_s3(from_s3: Fleet, s3_server: S3Serv
                 found.append(s3.get_object(Bucket=url.netloc, Key=url.path[1:])["Body"].read().decode())
             return bool(found)
 
-        wait_until(is_there, f"{location} is there", deadline_s=60.0, interval_s=0.1)
+        wait_until(is_there, f"{location} is there", interval_s=0.1)
         return found[0]
 
     answered = submit({"inputs": "Hello", "parameters": {"max_new_tokens": 4}})

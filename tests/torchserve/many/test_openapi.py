@@ -6,7 +6,7 @@ import requests
 from tests.openapi_cases import find_violations, with_values
 from tests.torchserve.many.fleet import TARGET_MODEL, ManyFleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(290)]
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 MODELS = ["writes.tar.gz", "classifier-0.tar.gz", "absent.tar.gz"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.servers import S3Server
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.test_sdk_clients import require_clients
-from tests.waiting import wait_until
+from tests.waiting import PROGRAM_S, wait_until
 
 BUCKET = "published"
 CLIENTS = Path(__file__).parent / "clients"
@@ -58,7 +58,7 @@ def run_client(plane: Fleet, s3_server: S3Server, tmp_path: Path) -> Iterator[Ru
             [require_clients(), CLIENTS / script, BUCKET, *arguments],
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=PROGRAM_S,
             env=environment,
             cwd=tmp_path,
         )
@@ -86,7 +86,6 @@ def remove_all(plane: Fleet) -> None:
         wait_until(
             lambda name=name: client.describe_endpoint(EndpointName=name)["EndpointStatus"] != "Creating",
             "the endpoint can be deleted",
-            deadline_s=120.0,
         )
         client.delete_endpoint(EndpointName=name)
         client.get_waiter("endpoint_deleted").wait(EndpointName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 200})

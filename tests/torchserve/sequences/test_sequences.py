@@ -146,7 +146,7 @@ def test_the_image_starts_with_the_samples_environment(tmp_path: Path) -> None:
         )
     with process, session:
         try:
-            wait_until(is_ready, "the container answers pings", deadline_s=90.0)
+            wait_until(is_ready, "the container answers pings")
             opened = send("NEW_SESSION", type="start_session")
             sid = opened.json()["session_id"]
             assert opened.headers[SESSION].startswith(f"{sid}; Expires=")

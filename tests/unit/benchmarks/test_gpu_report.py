@@ -12,6 +12,7 @@ import torch
 from benchmarks import gpu_phases
 from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_model import SHAPES
+from tests.waiting import PROGRAM_S
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PROGRAM_S,
         check=False,
     )
 

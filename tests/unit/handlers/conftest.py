@@ -38,7 +38,7 @@ from handlers.settings.request import RequestSettings
 from handlers.settings.session import ChatSessionSettings
 from tests.unit.handlers.journal_stores import store as store
 from tests.unit.handlers.tiny_checkpoints import copy_with_two_layers
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
@@ -46,7 +46,6 @@ with warnings.catch_warnings():
     from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 DEMO = Path(__file__).parents[3] / "models" / "tiny-llava"
-DEADLINE_S = 30.0
 
 
 class FakeClock:

@@ -31,9 +31,8 @@ from handlers.errors import HandlerError, InternalError, ModelBroken, TurnTimedO
 from handlers.models.prompt_format import PromptFormat
 from scripts.make_adapters import make_adapters
 from tests.unit.handlers.merged import add_adapter
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
-DEADLINE_S = 60.0
 QUESTION = "What do you see in this picture, and where is it? Please say its shape and its colour. " * 4
 
 Question = str | Sequence[dict[str, Any]]  # the text of one question, or a conversation

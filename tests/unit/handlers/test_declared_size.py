@@ -20,6 +20,7 @@ from handlers.models.declared_size import BuildLimit, check_buffers, check_confi
 from handlers.models.loader import load_model
 from handlers.models.skeleton import build_skeleton
 from handlers.settings.model import ModelSettings
+from tests.waiting import PROGRAM_S
 
 MB = 1_000_000
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48}
@@ -113,7 +114,7 @@ print(memory("VmHWM") - before)
 def test_refused_configurations_take_no_memory(tmp_path: Path) -> None:
     """Checkpoints of a few hundred bytes that declare gigabytes are refused without using that memory."""
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "model")]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PROGRAM_S)
 
     assert int(found.stdout) < 100 * MB
 

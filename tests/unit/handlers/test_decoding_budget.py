@@ -21,7 +21,7 @@ from handlers.errors import ClientGone, ImageTooLarge, NotAnImage, OutOfMemory
 from handlers.settings.intake import IntakeSettings
 from handlers.worker.counters import Counters
 from tests.unit.handlers.conftest import FakeClock
-from tests.waiting import wait_until
+from tests.waiting import PROGRAM_S, wait_until
 
 MB = 1_000_000
 ROTATED = Pillow.Exif()
@@ -283,7 +283,7 @@ def measure(
     small.write_bytes(png(10))
     arguments = [str(large), str(num_threads), str(decoding_bytes), str(small), str(side or 0)]
     run = subprocess.run(
-        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True, timeout=PROGRAM_S
     )
     num_decoded, peak, rest = json.loads(run.stdout)
     assert num_decoded == num_threads + 1

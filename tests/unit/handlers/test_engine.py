@@ -22,9 +22,9 @@ from handlers.engine.contract import AnswerRequest, FinishReason, PlacedImage, S
 from handlers.errors import HandlerError, InternalError, OutOfMemory, TurnTimedOut
 from handlers.models.attention import PackedBatch, PackedShare, in_place
 from handlers.models.llava import LlavaModel
+from tests.waiting import DEADLINE_S
 
 FOREVER = float("inf")
-DEADLINE_S = 30.0
 
 
 class Generation:

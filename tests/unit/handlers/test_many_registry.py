@@ -32,7 +32,7 @@ from handlers.errors import (
 from handlers.many.model import LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.settings.many import ManySettings
-from tests.waiting import wait_until
+from tests.waiting import PROGRAM_S, wait_until
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -579,7 +579,7 @@ def test_evicted_memory_is_free_when_it_is_said_to_be_free(tmp_path: Path) -> No
         [sys.executable, "-c", MEASURE, str(tmp_path / "models"), str(tmp_path / "cache")],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PROGRAM_S,
     )
 
     assert measured.returncode == 0, measured.stderr[-2000:]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools import missing
+from tests.waiting import PROGRAM_S
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow  # the package triton takes 690 MB, so only `make test-slow` installs it
@@ -25,7 +26,7 @@ def test_kernel_computes_attention() -> None:
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PROGRAM_S,
         check=False,
     )
 

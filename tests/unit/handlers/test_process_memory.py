@@ -11,6 +11,7 @@ import torch
 
 from handlers.worker import process_memory
 from handlers.worker.process_memory import FREED_BYTES, HeapTrimmer, choose_device_bytes, group_limits
+from tests.waiting import PROGRAM_S
 
 MB = 1 << 20
 
@@ -89,7 +90,7 @@ print(json.dumps([most, memory() - before]))
 @pytest.mark.slow
 def test_freed_blocks_between_others_return_to_the_system() -> None:
     """Freed blocks below the automatic return size, each under a small block in use, return to the system."""
-    run = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=280)
+    run = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True, timeout=PROGRAM_S)
 
     most, rest = json.loads(run.stdout)
     assert most > 250 * MB

@@ -19,11 +19,11 @@ from handlers.journal.s3_objects import S3Objects
 from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET, S3Server
 from tests.unit.handlers.journal_stores import CLOSE, new_id, turn
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.s3
 ALICE = owner_key("llava", "alice")
 PICTURE = b"a picture"
-DEADLINE_S = 30
 
 
 class Bucket:

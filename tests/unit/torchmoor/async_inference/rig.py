@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire
+from tests.waiting import DEADLINE_S
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
@@ -23,7 +24,6 @@ from torchmoor.config.objects import ObjectSettings
 from torchmoor.metrics.backlog import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
 
-DEADLINE_S = 60.0
 QUICK = AsyncInferenceSettings(
     lease_s=20.0, poll_interval_s=0.02, min_backoff_s=0.01, max_backoff_s=0.02, max_inline_bytes=1000
 )

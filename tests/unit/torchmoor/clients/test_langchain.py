@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools import missing
+from tests.waiting import PROGRAM_S
 
 ROOT = Path(__file__).parents[4]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
@@ -25,7 +26,7 @@ def test_langchain_classes_pass_their_tests() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PROGRAM_S,
         env=environment,
     )
 

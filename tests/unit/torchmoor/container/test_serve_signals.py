@@ -9,11 +9,10 @@ import pytest
 
 from tests.archives import write_small_archive
 from tests.servers import free_ports
+from tests.waiting import DEADLINE_S
 from torchmoor.container.environment import read_environment
 from torchmoor.container.serve import run
 from torchmoor.run.host_fleet import HostFleet
-
-DEADLINE_S = 60.0
 
 
 def test_a_hangup_opens_the_access_log_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from tests.archives import write_small_archive
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.launcher import INSTANCE_LOG, LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
@@ -34,7 +34,6 @@ from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import cancel_all
 
-DEADLINE_S = 60.0
 TAKEN_TRACE = """java.io.IOException: Failed to bind to address: http://127.0.0.1:1
 Caused by: NativeIoException: bind(..) failed: Address already in use"""
 

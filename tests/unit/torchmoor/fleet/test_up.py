@@ -15,7 +15,7 @@ import pytest
 
 from tests.archives import write_small_archive
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.up import UpSettings
@@ -31,8 +31,6 @@ from torchmoor.run.host_plan import equip, plan_instances
 from torchmoor.run.up import run
 from torchmoor.wire.handler_variables import ALLOWED_HOSTS, DEVICE_FRACTION, MODEL_PATH
 from torchmoor.wire.session_ids import KEYS_VARIABLE
-
-DEADLINE_S = 60.0
 
 
 @pytest.fixture
