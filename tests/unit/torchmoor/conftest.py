@@ -6,8 +6,7 @@ import inspect
 import pytest
 
 from tests.unit.torchmoor.movable_loop import MovableLoop
-
-DEADLINE_S = 120.0
+from tests.waiting import DEADLINE_S
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -19,7 +18,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
 
     async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(2 * DEADLINE_S):
             await test(**arguments)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"tasks are left: {left}"

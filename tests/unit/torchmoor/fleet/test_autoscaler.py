@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import DEADLINE_S
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
