@@ -241,6 +241,23 @@ class Stage:
 
         return asyncio.run_coroutine_threadsafe(wrapped(), self.loop).result(2 * DEADLINE_S)
 
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in the proxy's loop."""
+
+        async def called() -> T:
+            return function(*arguments)
+
+        return self.run(called())
+
+    def set_state(self, state: InstanceState, *names: str) -> None:
+        """Set the state of these instances, or of all, as a probe does."""
+
+        def change() -> None:
+            for name in names or self.instances:
+                self.registry.set_state(name, state)
+
+        self.call(change)
+
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Return as soon as the condition holds in the proxy's loop; fail after DEADLINE_S."""
 
@@ -260,14 +277,14 @@ class Stage:
         What the proxy begins later has its full time again.
         """
 
-        async def look_ahead() -> None:
+        def look_ahead() -> None:
             self._clock.ahead_s = seconds
             with patch("torchmoor.proxy.http.exchange.monotonic", self._clock):
                 self.proxy.data.sweeper.sweep()
                 self.proxy.data.tick()
             self._clock.ahead_s = 0.0
 
-        self.run(look_ahead())
+        self.call(look_ahead)
 
     def instance(self, name: str) -> Instance:
         found = self.registry.find(name)

@@ -294,10 +294,7 @@ def test_log_goes_on_after_rotation(stage: Stage, path: Path, caplog: pytest.Log
     lines(path)
     path.rename(path.with_suffix(".1"))
 
-    async def reload() -> None:
-        stage.proxy.on_hangup()
-
-    stage.run(reload())
+    stage.call(stage.proxy.on_hangup)
     wait_until(path.exists, "the new file")
     client.invoke_endpoint(EndpointName="llava", Body=b"{}")
 

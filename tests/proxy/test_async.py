@@ -537,9 +537,6 @@ def test_an_update_waits_for_running_requests(stage: Stage) -> None:
         stage.registry.serve(endpoint)
         return endpoint
 
-    async def end(endpoint: Endpoint) -> None:
-        stage.registry.retire(endpoint)
-
     stage.run(dismiss(stage, "b"))
     stage.a.behave, stage.b.behave, cancelled = behave, answering(body=b"second"), Gate()
     first = submit(stage, Body=b"{}")
@@ -558,7 +555,7 @@ def test_an_update_waits_for_running_requests(stage: Stage) -> None:
     last = stage.run(replace(2, stage.a))
     assert admin(stage, f"/async-requests/{third['InferenceId']}/cancel", method="POST")[0] == 200
     stage.until(lambda: stage.instance("new-1").outstanding == 0, "the cancelled request has left")
-    stage.run(end(last))
+    stage.call(stage.registry.retire, last)
 
 
 async def dismiss(stage: Stage, name: str) -> None:

@@ -371,7 +371,7 @@ def test_a_response_whose_instance_is_lost_before_it_is_queued_is_asked_for_once
         asked = pool.submit(post, stage)
         wait_until(lambda: len(queue.gates) == 1, "the first response waits for the queue")
         victim = next(name for name, each in stage.instances.items() if each.received)
-        stage.run(set_down(stage, victim))
+        stage.set_state(InstanceState.DOWN, victim)
         wait_until(lambda: len(queue.gates) == 2, "the second response waits for the queue")
         queue.gates[0].open()
         wait_until(lambda: states(stage), "the queue has the first")
@@ -435,7 +435,7 @@ def test_a_response_of_a_conversation_that_is_accepted_twice_is_queued_once(
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(post, stage, body, **{"amz-sdk-invocation-id": "one-id"})
         wait_until(lambda: len(queue.gates) == 1, "the response waits for the queue")
-        stage.run(set_down(stage, "a"))
+        stage.set_state(InstanceState.DOWN, "a")
         wait_until(lambda: len(queue.gates) == 2, "it waits for the queue again")
         queue.gates[0].open()
         wait_until(lambda: states(stage), "the queue has it")
@@ -451,7 +451,3 @@ def test_a_response_of_a_conversation_that_is_accepted_twice_is_queued_once(
 
 async def has_answered(stage: Stage) -> bool:
     return any(each.exchange is None or each.exchange.is_answered for each in stage.proxy.data.server.connections)
-
-
-async def set_down(stage: Stage, name: str) -> None:
-    stage.registry.set_state(name, InstanceState.DOWN)

@@ -303,11 +303,7 @@ def test_a_system_message_comes_with_each_question_of_its_session(talking: Stage
 def test_a_question_to_a_fleet_that_is_starting_is_told_what_starts(stage: Stage) -> None:
     """The error names the instances that are starting, as after a question that is asked right after `up`."""
 
-    async def start() -> None:
-        for name in stage.instances:
-            stage.registry.set_state(name, InstanceState.STARTING)
-
-    stage.run(start())
+    stage.set_state(InstanceState.STARTING)
 
     result = invoke(stage, "ask", "?")
 

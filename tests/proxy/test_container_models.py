@@ -250,10 +250,7 @@ def test_instance_that_restarts_has_nothing_loaded(container: Container) -> None
         container.stage.registry.set_state(home, InstanceState.DOWN)
         container.stage.registry.set_state(home, InstanceState.READY)
 
-    async def restarted() -> None:
-        restart()
-
-    container.stage.run(restarted())
+    container.stage.call(restart)
 
     assert container.names() == []
     assert container.call("POST", f"/models/{NAME}/invoke", {})[0] == 404

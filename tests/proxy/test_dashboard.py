@@ -20,7 +20,6 @@ from torchmoor.config.access import Credentials
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceEnd, InstanceState
-from torchmoor.proxy.instances.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("quick_dashboard")
 
@@ -63,13 +62,6 @@ async def serve(request: Received, wire: Wire) -> None:
         await streaming([b"one ", b"two"])(request, wire)
     else:
         await answering()(request, wire)
-
-
-def change(stage: Stage, action: Callable[[Registry], None]) -> None:
-    async def act() -> None:
-        action(stage.registry)
-
-    stage.run(act())
 
 
 def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
@@ -149,8 +141,8 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
     for _ in range(8):
         answer = client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"stream")
         assert list(answer["Body"])
-    change(stage, lambda registry: registry.drain("llava-1"))
-    change(stage, lambda registry: registry.set_state("llava-2", InstanceState.DOWN))
+    stage.call(stage.registry.drain, "llava-1")
+    stage.set_state(InstanceState.DOWN, "llava-2")
     stage.instances["llava-0"].behave = stage.instances["llava-3"].behave = work_on
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/invocations", b"{}")
@@ -176,7 +168,7 @@ def test_instance_that_is_down_shows_why_and_the_end_of_its_log(stage: Stage, br
     """The reason and the log's end are shown as text, whatever the log contains; the overview has the reason, too."""
     hostile = "<img src=x onerror=document.title='taken'>"
     stage.instance("llava-2").last_end = InstanceEnd(time.time(), "has ended with exit status 3", ("first", hostile))
-    change(stage, lambda registry: registry.set_state("llava-2", InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, "llava-2")
 
     with open_tab(browser, stage.proxy.admin_url, scheme="dark", size=PHONE) as tab:
         page = tab.page
@@ -229,9 +221,9 @@ def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
             card.get_by_text("History", exact=True).click()
             expect(card.locator(".tile", has_text="In flight").locator("b")).to_have_text("0")
             expect(card.locator(".tile", has_text="Not in service").locator("b")).to_have_text("no")
-            change(stage, lambda registry: registry.set_state("llava-1", InstanceState.DOWN))
+            stage.set_state(InstanceState.DOWN, "llava-1")
             expect(card.locator(".tile", has_text="Not in service").locator("b")).to_have_text("yes")
-            change(stage, lambda registry: registry.set_state("llava-1", InstanceState.READY))
+            stage.set_state(InstanceState.READY, "llava-1")
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             tab.check_accessibility()
 

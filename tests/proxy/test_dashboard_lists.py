@@ -358,10 +358,6 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
     async def decide() -> None:
         dispatcher.variant.scale = ScalingDecision(2, 40, "a backlog of 40 asks for 8, and MaxCapacity is 2")
 
-    async def go_down() -> None:
-        for name in ("a", "b"):
-            stage.registry.set_state(name, InstanceState.DOWN)
-
     stage.run(decide())
     with open_tab(browser, stage.proxy.admin_url) as tab:
         page = tab.page
@@ -372,7 +368,7 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
         expect(page.locator("#variants")).to_contain_text("Others, for any instance1")
         expect(page.locator("#scaling")).to_contain_text("2 desired, 2 running")
         tab.check_accessibility()
-        stage.run(go_down())
+        stage.set_state(InstanceState.DOWN)
         expect(page.locator("#attention")).to_contain_text("llava / AllTraffic has no ready instance.")
     for connection in connections:
         connection.close()

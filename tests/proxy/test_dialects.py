@@ -26,13 +26,6 @@ def post(stage: Stage, path: str, body: bytes = b"{}", **headers: str) -> tuple[
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 
-def set_state(stage: Stage, name: str, state: InstanceState) -> None:
-    async def change() -> None:
-        stage.registry.set_state(name, state)
-
-    stage.run(change())
-
-
 def admin(stage: Stage, path: str) -> tuple[int, bytes]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}{path}", timeout=60) as answer:
@@ -51,7 +44,7 @@ def test_ping_is_healthy_while_an_instance_is_ready(stage: Stage) -> None:
         answer = connection.getresponse()
         statuses.append((answer.status, answer.read()))
         if name is not None:
-            set_state(stage, name, InstanceState.DOWN)
+            stage.set_state(InstanceState.DOWN, name)
 
     assert statuses == [(200, b""), (200, b""), (503, b"")]
 
@@ -210,7 +203,7 @@ def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> Non
 def test_no_instance_is_unavailable(stage: Stage) -> None:
     """Without an instance the answer is 503 with Retry-After."""
     for name in ("a", "b"):
-        set_state(stage, name, InstanceState.DOWN)
+        stage.set_state(InstanceState.DOWN, name)
 
     status, headers, _ = post(stage, "/invocations")
 
@@ -220,7 +213,7 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
 
 def test_draining_instance_serves_its_sessions_and_nothing_new(stage: Stage) -> None:
     """A draining instance serves the turns of its sessions and no new work."""
-    set_state(stage, "a", InstanceState.DRAINING)
+    stage.set_state(InstanceState.DRAINING, "a")
 
     for _ in range(2):
         assert post(stage, "/invocations")[0] == 200
@@ -257,7 +250,7 @@ def test_admin_shows_health_instances_and_metrics(stage: Stage) -> None:
 def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
     """/health is 503 and names the endpoint without an instance."""
     for name in ("a", "b"):
-        set_state(stage, name, InstanceState.DOWN)
+        stage.set_state(InstanceState.DOWN, name)
 
     status, body = admin(stage, "/healthz")
 
@@ -267,7 +260,7 @@ def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
 def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage) -> None:
     """A proxy is ready once it has asked DNS and each instance, even if none can serve; it is live at all times."""
     for name in ("a", "b"):
-        set_state(stage, name, InstanceState.DOWN)
+        stage.set_state(InstanceState.DOWN, name)
     stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
     source = DnsSource("_inference._tcp.llava", "llava", "AllTraffic")
 
@@ -342,7 +335,7 @@ def test_readiness_is_a_ready_worker(
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
     stage.a.behave = answering(body=json.dumps([{"modelName": "llava", "workers": workers}]).encode())
     stage.instance("a").management_port = stage.a.port
-    set_state(stage, "a", InstanceState.DOWN if state is InstanceState.READY else InstanceState.READY)
+    stage.set_state(InstanceState.DOWN if state is InstanceState.READY else InstanceState.READY, "a")
 
     stage.until(lambda: stage.a.received and stage.instance("a").state is state, "the probe's verdict")
 

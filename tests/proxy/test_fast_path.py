@@ -293,10 +293,7 @@ def test_a_replaced_endpoint_gets_no_further_request(make_stage: Callable[..., S
     assert len(stage.a.received) == num_before
     assert taken.num_taken > num_taken
 
-    async def retire() -> None:
-        stage.registry.retire(stage.registry.get_endpoint("llava"))
-
-    stage.run(retire())
+    stage.call(stage.registry.retire, stage.registry.get_endpoint("llava"))
     with pytest.raises(ClientError, match="not found"):
         client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("c"), Body=b"{}")
 

@@ -59,13 +59,6 @@ def open_session(stage: Stage, path: str = PATHS[0]) -> tuple[str, str]:
     )
 
 
-def to_state(stage: Stage, name: str, state: InstanceState) -> None:
-    async def change() -> None:
-        stage.registry.set_state(name, state)
-
-    stage.run(change())
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_session_goes_to_the_instance_that_opened_it(make_stage: Callable[..., Stage], path: str) -> None:
     """A session goes to its instance in every dialect, also if our own sessions have a journal."""
@@ -114,18 +107,18 @@ def test_nobody_else_is_sent_a_session_whose_instance_is_away(
     session, home = open_session(stage)
     before = {name: len(fake.received) for name, fake in stage.instances.items()}
 
-    to_state(stage, home, InstanceState.DOWN)
+    stage.set_state(InstanceState.DOWN, home)
     assert send(stage, session) == (503, "")
-    to_state(stage, home, InstanceState.READY)
+    stage.set_state(InstanceState.READY, home)
     port, stage.instance(home).port = stage.instance(home).port, 1
     stage.instance(home).close_idle()
     assert send(stage, session) == (503, "")
     stage.instance(home).port = port
 
     assert before == {name: len(fake.received) for name, fake in stage.instances.items()}
-    to_state(stage, home, InstanceState.READY)
+    stage.set_state(InstanceState.READY, home)
     assert send(stage, session) == (200, home)
-    to_state(stage, home, InstanceState.DRAINING)
+    stage.set_state(InstanceState.DRAINING, home)
     assert send(stage, session) == (200, home)
 
 

@@ -39,37 +39,31 @@ class Zero:
         self.wakes = 0
         self.stage.proxy.data.on_need(self._wake)
         self.port = self.stage.instance("a").port
-        self._call(self.stage.registry.remove, "a")
+        self.stage.call(self.stage.registry.remove, "a")
 
     def _wake(self) -> None:
         self.wakes += 1
-
-    def _call(self, function: Callable[..., object], *arguments: object) -> None:
-        async def call() -> None:
-            function(*arguments)
-
-        self.stage.run(call())
 
     def begin(self, started_s_ago: float | None = None) -> None:
         """Begin the instance's start."""
         at = None if started_s_ago is None else time.monotonic() - started_s_ago
         instance = Instance(name="a", endpoint="llava", model="llava", port=self.port, capacity=1, started_at=at)
-        self._call(self.stage.registry.add, instance)
+        self.stage.call(self.stage.registry.add, instance)
 
     def come(self) -> None:
         """Make the instance ready."""
         self.begin()
-        self._call(self.stage.registry.set_state, "a", InstanceState.READY)
+        self.set_state(InstanceState.READY)
 
     def set_state(self, state: InstanceState) -> None:
-        self._call(self.stage.registry.set_state, "a", state)
+        self.stage.set_state(state)
 
     def drain(self) -> None:
         """Drain the instance, as an operator does."""
-        self._call(self.stage.registry.drain, "a")
+        self.stage.call(self.stage.registry.drain, "a")
 
     def resume(self) -> None:
-        self._call(self.stage.registry.resume, "a")
+        self.stage.call(self.stage.registry.resume, "a")
 
     def took(self, seconds: float) -> None:
         """Set the duration of the last start."""
@@ -296,10 +290,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
     stage = make_stage(variants=variants, names=("a",), homes={"a": "blue"})
     blue, green = stage.proxy.data.dispatchers.all()
 
-    async def drain(is_drained: bool) -> None:
-        (stage.registry.drain if is_drained else stage.registry.resume)("a")
-
-    stage.run(drain(True))
+    stage.call(stage.registry.drain, "a")
     for body, session in ((b"1", make_session_id("llava-blue-0")), (b"2", None)):
         sock = stage.socket()
         stage.close_later(sock)
@@ -308,7 +299,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
         sock.sendall(head.encode() + body)
     stage.until(lambda: (blue.num_waiting, green.num_waiting) == (1, 1), "each held by its variant")
 
-    stage.run(drain(False))
+    stage.call(stage.registry.resume, "a")
 
     stage.until(lambda: received(stage.a) == [b"1"], "the turn at the instance of blue")
     assert status(send_raw(stage, b"3")) == 200

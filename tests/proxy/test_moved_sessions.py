@@ -51,11 +51,7 @@ def instance_of(answer: bytes) -> str:
 
 def set_state(stage: Stage, name: str, state: InstanceState) -> None:
     """Set an instance's state, as a probe does."""
-
-    async def change() -> None:
-        stage.registry.set_state(name, state)
-
-    stage.run(change())
+    stage.set_state(state, name)
     stage.pass_time(1)  # a returning instance has its whole share again
 
 

@@ -259,12 +259,7 @@ def test_body_limit(make_stage: Callable[..., Stage]) -> None:
 
 def test_no_instance_is_unavailable(stage: Stage) -> None:
     """Without an instance the answer is 503 with Retry-After."""
-
-    async def stop() -> None:
-        for name in ("a", "b"):
-            stage.registry.set_state(name, InstanceState.DOWN)
-
-    stage.run(stop())
+    stage.set_state(InstanceState.DOWN)
 
     status, headers, answer = complete(stage)
 

@@ -29,14 +29,6 @@ def received(stage: Stage) -> list[Received]:
     return [each for fake in stage.instances.values() for each in fake.received]
 
 
-def set_down(stage: Stage) -> None:
-    async def change() -> None:
-        for name in stage.instances:
-            stage.registry.set_state(name, InstanceState.DOWN)
-
-    stage.run(change())
-
-
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_instance_gets_the_body_unchanged_and_the_route(stage: Stage, route: str) -> None:
     """A client cannot send the header itself."""
@@ -111,7 +103,7 @@ def test_the_proxys_errors_have_tgis_form(make_stage: MakeStage, route: str) -> 
 
     forged = post(stage, route, X_Amzn_SageMaker_Session_Id=make_session_id("a")[:-1])
     long = post(stage, route, body=bytes(1001))
-    set_down(stage)
+    stage.set_state(InstanceState.DOWN)
     down = post(stage, route)
 
     answers = {each.status_code: each.json()["error_type"] for each in (forged, long, down)}
@@ -146,7 +138,7 @@ def test_health_is_that_of_ping(stage: Stage) -> None:
         return answer.status_code, answer.content
 
     before = ask()
-    set_down(stage)
+    stage.set_state(InstanceState.DOWN)
 
     assert (before, ask()) == ((200, b""), (503, b""))
 
