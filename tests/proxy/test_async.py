@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner, Result
 
 from tests.proxy.conftest import Stage, read_answer
-from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing, silent
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
 from torchmoor.config.access import AccessKey, Credentials
@@ -297,14 +297,9 @@ def test_clients_who_wait_go_first(tmp_path: Path, make_stage: MakeStage) -> Non
 def test_requests_at_a_time_are_as_configured(tmp_path: Path, make_stage: MakeStage) -> None:
     """MaxConcurrentInvocationsPerInstance bounds the requests that run at each instance."""
     gate = Gate()
-
-    async def behave(received: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
     config = AsyncEndpointSettings(max_concurrent_per_instance=2)
     stage = make_stage(async_folder=tmp_path, async_config=config)
-    stage.a.behave = stage.b.behave = behave
+    stage.a.behave = stage.b.behave = gate.behave
     answers = [submit(stage, Body=b"{}") for _ in range(10)]
 
     wait_until(lambda: len(stage.a.received) == len(stage.b.received) == 2, "four run")
@@ -445,11 +440,8 @@ def test_metrics_are_cloudwatchs(stage: Stage) -> None:
 def test_restart_goes_on_where_it_was(tmp_path: Path, make_stage: MakeStage) -> None:
     """A request accepted with 202 before a stop is answered after the next start."""
 
-    async def behave(received: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     def hang(instances: Mapping[str, FakeInstance]) -> None:
-        instances["a"].behave = behave
+        instances["a"].behave = silent
 
     def answer_later(instances: Mapping[str, FakeInstance]) -> None:
         instances["a"].behave = answering(body=b"later")

@@ -157,12 +157,7 @@ def test_a_full_share_closes_what_was_opened(make_stage: MakeStage, tmp_path: Pa
     callers = CallerSettings(limited="always", max_async_requests=1)
     stage = make_stage(async_folder=tmp_path, callers=callers)
     fake, gate = FakeResponses(stage), Gate()
-
-    async def hold(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    fake.run = hold
+    fake.run = gate.behave
     assert post(stage)[0] == 200
     refused = [post(stage), post(stage, {**BODY, "stream": True})]
 
@@ -409,12 +404,7 @@ def test_a_refusal_leaves_the_conversation_open(make_stage: MakeStage, tmp_path:
     """If the queue refuses a response, only this response is deleted, and its conversation stays."""
     stage = make_stage(async_folder=tmp_path, callers=CallerSettings(limited="always", max_async_requests=1))
     fake, gate = FakeResponses(stage), Gate()
-
-    async def hold(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    fake.run = hold
+    fake.run = gate.behave
     body = in_conversation(fake)
 
     assert [post(stage, body)[0] for _ in range(2)] == [200, 429]

@@ -115,12 +115,7 @@ def test_instances_are_a_table(stage: Stage) -> None:
 def test_drain_waits_for_what_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """`drain` prints the number of running requests and returns at zero; `undrain` puts the instance back."""
     gate = Gate()
-
-    async def hold(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave = hold
+    stage.a.behave = gate.behave
     client = stage.client()
     asking = threading.Thread(
         target=client.invoke_endpoint,

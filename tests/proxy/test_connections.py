@@ -14,17 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Gate, Received, Wire, answering
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, silent
 from tests.proxy.test_access import make_certificate
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
-
-
-async def never(request: Received, wire: Wire) -> None:
-    await wire.until_closed()
 
 
 def waiting(stage: Stage) -> None:
@@ -38,7 +34,7 @@ def closed_upstream(stage: Stage) -> None:
 
 def test_client_that_resets_while_waiting_is_passed_on(stage: Stage) -> None:
     """A client's reset closes the instance's connection, so that its work stops, and releases the lease."""
-    stage.a.behave = stage.b.behave = never
+    stage.a.behave = stage.b.behave = silent
     sock = stage.socket()
     sock.sendall(POST)
     waiting(stage)
@@ -51,7 +47,7 @@ def test_client_that_resets_while_waiting_is_passed_on(stage: Stage) -> None:
 
 def test_client_that_closes_while_waiting_is_passed_on(stage: Stage) -> None:
     """A client's close, which at first looks like a half-close, is detected by the probe."""
-    stage.a.behave = stage.b.behave = never
+    stage.a.behave = stage.b.behave = silent
     sock = stage.socket()
     sock.sendall(POST)
     waiting(stage)
@@ -409,13 +405,8 @@ def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> N
 def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -> None:
     """A stop finishes running answers and closes idle connections at once."""
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
     with Stage(names=("a",)) as stage:
-        stage.a.behave = slow
+        stage.a.behave = gate.behave
         with stage.socket() as busy, stage.socket() as idle:
             idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
             assert read_answer(idle).startswith(b"HTTP/1.1 200")  # so that the proxy has accepted it

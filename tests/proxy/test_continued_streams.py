@@ -10,7 +10,7 @@ import requests
 from botocore.exceptions import EventStreamError
 
 from tests.proxy.conftest import ProxyClock, Stage, make_session_id
-from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, dying, refusing
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -222,14 +222,11 @@ def test_losses_before_and_after_the_beginning_count_together(make_stage: MakeSt
     """Losses before and after the first byte count together; after three, no fourth instance gets the request."""
     four = make_stage(names=("a", "b", "c", "d"))
 
-    async def reset(request: Received, wire: Wire) -> None:
-        wire.reset()
-
-    asked = take_turns(four, reset, saying(0, 1, b""), saying(1))
+    asked = take_turns(four, dying, saying(0, 1, b""), saying(1))
     assert stream(four) == "".join(WORDS)
     assert len({name for name, _ in asked}) == 3
 
-    asked = take_turns(four, reset, saying(0, 1, b""), saying(1, 2, b""), saying(2))
+    asked = take_turns(four, dying, saying(0, 1, b""), saying(1, 2, b""), saying(2))
     with pytest.raises(EventStreamError):
         stream(four)
     assert len(asked) == 3
@@ -387,14 +384,6 @@ def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:
         gates.pop(0)
 
 
-def answering_after(gate: Gate) -> Behaviour:
-    async def behave(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    return behave
-
-
 def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: MakeStage) -> None:
     """The time in which the first instance answered counts neither towards the wait's limit nor in the metric."""
     stage = make_stage(capacity=1, late_binding=LateBindingSettings(max_waiting=8, max_wait_s=20))
@@ -406,7 +395,7 @@ def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: Ma
         await stream_gate.pass_through()
         wire.reset()
 
-    take_turns(stage, answering_after(busy_gate), cut_later, saying(1))
+    take_turns(stage, busy_gate.behave, cut_later, saying(1))
     with stage.socket() as other:
         other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         busy_gate.wait_reached()
@@ -435,7 +424,7 @@ def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage, monk
         await rest_gate.pass_through()
         await saying(2)(request, wire)
 
-    take_turns(stage, answering_after(busy_gate), saying(0, 2, b""), go_on_later)
+    take_turns(stage, busy_gate.behave, saying(0, 2, b""), go_on_later)
     with stage.socket() as other:
         other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         busy_gate.wait_reached()

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
 from tests.proxy.conftest import LISTEN, Stage
-from tests.proxy.fake_instance import Received, Wire, answering, streaming
+from tests.proxy.fake_instance import Received, Wire, answering, silent, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.test_access import make_certificate
 from tests.waiting import wait_until
@@ -131,10 +131,6 @@ def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
 @pytest.mark.browser
 def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browser: Browser) -> None:
     """In each colour scheme and on a phone, nothing is wider than the screen and axe-core reports nothing."""
-
-    async def work_on(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     client = stage.client()
     for number in range(60):
         client.invoke_endpoint(EndpointName="llava", Body=b"{}", InferenceId=str(number))
@@ -143,7 +139,7 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
         assert list(answer["Body"])
     stage.call(stage.registry.drain, "llava-1")
     stage.set_state(InstanceState.DOWN, "llava-2")
-    stage.instances["llava-0"].behave = stage.instances["llava-3"].behave = work_on
+    stage.instances["llava-0"].behave = stage.instances["llava-3"].behave = silent
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/invocations", b"{}")
     stage.until(lambda: stage.outstanding() == 1, "the request at an instance")

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Received, Wire, answering, refusing
+from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.fake_sessions import FakeHolders, make_session
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, VariantSettings
@@ -338,14 +338,10 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
     make_stage: Callable[..., Stage], browser: Browser
 ) -> None:
     """The overview counts waiting turns by instance and other requests together, and lists what needs attention."""
-
-    async def hold(received: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     variant = VariantSettings(model="llava", scaling=ScalingSettings(max_capacity=2))
     stage = make_stage(late_binding=LateBindingSettings(), capacity=1, variants=(variant,))
     for fake in stage.instances.values():
-        fake.behave = hold
+        fake.behave = silent
     connections = []
     for number in range(4):
         connections.append(stage.http())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent, streaming
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -190,9 +190,6 @@ def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> Non
     """A time-out is 504 in the handlers' error form."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 
-    async def silent(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     stage.a.behave = stage.b.behave = silent
 
     status, headers, _ = post(stage, "/invocations")
@@ -290,11 +287,6 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
     assert not stage.proxy.health.has_asked_all()
     status, body = admin(stage, "/readyz")
     assert (status, json.loads(body)["waits_for_dns"]) == (200, ["_i._tcp.more"])
-
-
-async def silent(request: Received, wire: Wire) -> None:
-    """Hang: send nothing until the proxy closes the connection."""
-    await wire.until_closed()
 
 
 def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage]) -> None:

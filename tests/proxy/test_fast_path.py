@@ -15,7 +15,7 @@ import requests
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import FAST, GENERAL, PATH, Stage, make_session_id
-from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Gate, answering, refusing, streaming
 from tests.waiting import PROGRAM_S, wait_until
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.callers import CallerSettings
@@ -224,12 +224,7 @@ def test_a_limited_caller_is_counted_on_both_paths(make_stage: Callable[..., Sta
         for _ in range(4):
             client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
         gate = Gate()
-
-        async def hold(request: Received, wire: Wire, gate: Gate = gate) -> None:
-            await gate.pass_through()
-            await wire.answer()
-
-        stage.a.behave = hold
+        stage.a.behave = gate.behave
         with closing(stage.http()) as waiting:
             waiting.request(
                 "POST",

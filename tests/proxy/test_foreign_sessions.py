@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Received, Wire
+from tests.proxy.fake_instance import Received, Wire, dying
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
@@ -127,10 +127,7 @@ def test_turn_that_its_instance_may_have_begun_goes_to_nobody_else(make_stage: C
     stage = start(make_stage, are_journaled=True)
     session, home = open_session(stage)
 
-    async def die(request: Received, wire: Wire) -> None:
-        wire.reset()
-
-    stage.instances[home].behave = die
+    stage.instances[home].behave = dying
     others = [fake for fake in stage.instances.values() if fake.name != home]
     before = [len(fake.received) for fake in others]
 

@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Received, Wire, answering
+from tests.proxy.fake_instance import answering, dying
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.cli.waiting_notice import EndpointWatch
@@ -348,10 +348,6 @@ def test_a_drain_that_leaves_no_room_for_another_instance_is_answered_at_once(
     assert status(sock) == 200
 
 
-async def reset(request: Received, wire: Wire) -> None:
-    wire.reset()
-
-
 def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement(
     make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +358,7 @@ def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement
     monkeypatch.setattr("torchmoor.proxy.dispatch.dispatcher.PROBE_S", LONG.max_hold_s)  # the test is the probe
     zero = Zero(make_stage)
     zero.come()
-    zero.stage.a.behave = reset
+    zero.stage.a.behave = dying
     sock = send(zero.stage, b"1")
     zero.stage.until(lambda: zero.wakes == 1 and not zero.stage.proxy.health.is_probing, "lost and held")
 
@@ -398,7 +394,7 @@ def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_
     """A lost request whose instance stays is answered soon; a turn that no replacement can continue does not wait."""
     zero = Zero(make_stage)
     zero.come()
-    zero.stage.a.behave = reset
+    zero.stage.a.behave = dying
     sock = send(zero.stage, b"1")
     zero.stage.until(lambda: zero.wakes == 1, "lost and held")
 

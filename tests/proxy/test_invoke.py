@@ -7,7 +7,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
+from tests.proxy.fake_instance import Gate, answering, streaming
 from torchmoor.config.limits import LimitSettings
 
 
@@ -209,12 +209,7 @@ def test_streamed_answer_of_the_whole_operation_passes_as_a_body(stage: Stage) -
 def test_new_work_goes_to_the_instance_with_the_fewest_outstanding(stage: Stage) -> None:
     """While one instance is busy, the other gets all new requests."""
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave = slow
+    stage.a.behave = gate.behave
     first = stage.http()
     first.request("POST", "/endpoints/llava/invocations", b"{}", {"X-Amzn-SageMaker-Session-Id": make_session_id("a")})
     gate.wait_reached()
@@ -231,12 +226,7 @@ def test_no_room_anywhere_is_service_unavailable(make_stage: Callable[..., Stage
     """If all instances are at capacity the answer is 503 with Retry-After."""
     stage = make_stage(capacity=1, names=("a",))
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave = slow
+    stage.a.behave = gate.behave
     first = stage.http()
     first.request("POST", "/endpoints/llava/invocations", b"{}")
     gate.wait_reached()

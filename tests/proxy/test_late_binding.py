@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering, dying, refusing
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -32,10 +32,6 @@ class Held:
 
     def let_go(self, body: bytes) -> None:
         self._stage.call(lambda: self._let_go.setdefault(body, asyncio.Event()).set())
-
-
-async def dying(request: Received, wire: Wire) -> None:
-    wire.reset()
 
 
 def send(stage: Stage, body: bytes, *, session: str | None = None, more: str = "") -> socket.socket:

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent, streaming
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
@@ -269,9 +269,6 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
 def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
     """A time-out is 504, for which OpenAI's client has an exception."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
-
-    async def silent(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
 
     behave(stage, silent)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import Gate, answering, refusing
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import KvAwareSettings, PrefixAwareSettings, VariantSettings
@@ -78,12 +78,7 @@ def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage
     client = stage.client()
     owner = stage.instances[ask(client, b"prompt")[0]]
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    owner.behave = slow
+    owner.behave = gate.behave
     waiting = []
     for _ in range(2):
         sock = stage.socket()

@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Behaviour, Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Behaviour, Received, Wire, answering, refusing, silent, streaming
 from torchmoor import __version__
 from torchmoor.config.access import Credentials
 from torchmoor.config.limits import LimitSettings
@@ -113,9 +113,6 @@ def test_the_proxys_errors_have_tgis_form(make_stage: MakeStage, route: str) -> 
 
 def test_a_time_out_is_an_error_of_the_generation(make_stage: MakeStage) -> None:
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
-
-    async def silent(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
 
     stage.a.behave = stage.b.behave = silent
 

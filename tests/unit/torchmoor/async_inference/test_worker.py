@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, dying, refusing, silent, streaming
 from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, never_answering, until
 from tests.unit.torchmoor.movable_loop import pass_time
 from torchmoor.async_inference.queues.queue import Queue
@@ -188,17 +188,13 @@ async def test_retry_after_keeps_to_the_back_off(rig: Rig, retry_after: str) -> 
         assert delays == [QUICK.min_backoff_s if retry_after == "0" else QUICK.max_backoff_s]
 
 
-async def _reset(received: Received, wire: Wire) -> None:
-    wire.reset()
-
-
 async def _cut(received: Received, wire: Wire) -> None:
     await wire.head(200, {"Content-Length": "100000"})
     await wire.send(b"x" * 5000)
     wire.reset()
 
 
-@pytest.mark.parametrize("failure", [_reset, _cut, refusing(503, None, "no worker"), refusing(507, None, "died")])
+@pytest.mark.parametrize("failure", [dying, _cut, refusing(503, None, "no worker"), refusing(507, None, "died")])
 async def test_lost_attempt_is_repeated(rig: Rig, failure: object) -> None:
     """After a lost connection or a dead worker, the next attempt gives the one result, and both count as attempts."""
 
@@ -253,12 +249,8 @@ async def test_instance_that_cannot_be_reached_costs_no_attempt(rig: Rig) -> Non
 
 async def test_time_out_is_final_and_the_instance_is_told(rig: Rig) -> None:
     """After InvocationTimeoutSeconds the request fails as on SageMaker, and the instance is asked to cancel."""
-
-    async def behave(received: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     async with rig:
-        rig.instance.behave = behave
+        rig.instance.behave = silent
         service = await rig.start()
 
         await service.submit(rig.request("one", timeout_s=20.0))
