@@ -193,28 +193,30 @@ class Rig:
         return {path.name: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
     async def until_ended(self, service: AsyncInference, inference_id: str) -> AsyncRecord:
-        found: list[AsyncRecord] = []
-
-        async def has_ended() -> bool:
-            record = await service.queue.get(inference_id)
-            if record is not None and record.state.is_end:
-                found.append(record)
-            return bool(found)
-
-        await until(has_ended, f"{inference_id} has ended")
-        return found[0]
+        return await self._until(service, inference_id, lambda state: state.is_end, "has ended")
 
     async def until_state(self, service: AsyncInference, inference_id: str, state: AsyncState) -> AsyncRecord:
+        return await self._until(service, inference_id, lambda now: now is state, f"is {state.value}")
+
+    async def _until(
+        self, service: AsyncInference, inference_id: str, has_come: Callable[[AsyncState], bool], what: str
+    ) -> AsyncRecord:
         found: list[AsyncRecord] = []
 
-        async def is_there() -> bool:
+        async def look() -> bool:
             record = await service.queue.get(inference_id)
-            if record is not None and record.state is state:
+            if record is not None and has_come(record.state):
                 found.append(record)
             return bool(found)
 
-        await until(is_there, f"{inference_id} is {state.value}")
+        await until(look, f"{inference_id} {what}")
         return found[0]
+
+    async def run_one(self, **settings: Any) -> AsyncRecord:
+        """Start a service, and have it bring the request `one` to its end."""
+        service = await self.start(**settings)
+        await service.submit(self.request("one"))
+        return await self.until_ended(service, "one")
 
 
 def never_answering(gate: Gate) -> Behaviour:

@@ -52,10 +52,7 @@ async def test_content_type_that_no_store_takes_is_left_out(rig: Rig) -> None:
 
     async with rig:
         rig.instance.behave = behave
-        service = await rig.start()
-
-        await service.submit(rig.request("one"))
-        record = await rig.until_ended(service, "one")
+        record = await rig.run_one()
 
         assert (record.state, rig.results()) == (AsyncState.COMPLETED, {"one.out": b"ok"})
         assert rig.listener.notices[0].outcome.content_type == ""
@@ -84,10 +81,7 @@ async def test_large_answer_is_staged_and_then_gets_its_name(rig: Rig, is_chunke
         pieces = [content[at : at + 50_000] for at in range(0, len(content), 50_000)]
         kind = "application/octet-stream"
         rig.instance.behave = streaming(pieces, kind) if is_chunked else answering(body=content)
-        service = await rig.start()
-
-        await service.submit(rig.request("one"))
-        record = await rig.until_ended(service, "one")
+        record = await rig.run_one()
 
         assert record.state is AsyncState.COMPLETED
         assert rig.results() == {"one.out": content}
@@ -98,10 +92,7 @@ async def test_answer_above_the_limit_fails(rig: Rig) -> None:
     """A request whose answer exceeds the limit fails, and nothing of the answer is stored."""
     async with rig:
         rig.instance.behave = answering(body=b"x" * (5 << 20))
-        service = await rig.start()
-
-        await service.submit(rig.request("one"))
-        record = await rig.until_ended(service, "one")
+        record = await rig.run_one()
 
         assert record.state is AsyncState.FAILED
         assert list(rig.results()) == ["one-error.out"]
@@ -113,10 +104,7 @@ async def test_model_error_is_final(rig: Rig, status: int, whose: str) -> None:
     """An error with the handler's own code is final, as on SageMaker."""
     async with rig:
         rig.instance.behave = refusing(status, "SomeCode", "no such thing")
-        service = await rig.start()
-
-        await service.submit(rig.request("one"))
-        record = await rig.until_ended(service, "one")
+        record = await rig.run_one()
 
         assert record.state is AsyncState.FAILED
         assert len(rig.instance.received) == 1
@@ -151,10 +139,7 @@ async def test_instance_without_room_is_asked_again_and_it_is_no_attempt(rig: Ri
 
     async with rig:
         rig.instance.behave = behave
-        service = await rig.start()
-
-        await service.submit(rig.request("one"))
-        record = await rig.until_ended(service, "one")
+        record = await rig.run_one()
 
         assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
         assert len(rig.instance.received) == refusals + 1
@@ -203,10 +188,7 @@ async def test_lost_attempt_is_repeated(rig: Rig, failure: object) -> None:
 
     async with rig:
         rig.instance.behave = behave
-        service = await rig.start()
-
-        await service.submit(rig.request("one"))
-        record = await rig.until_ended(service, "one")
+        record = await rig.run_one()
 
         assert (record.state, record.attempts) == (AsyncState.COMPLETED, 3)
         assert rig.results() == {"one.out": b"done"}
@@ -221,10 +203,7 @@ async def test_attempts_end(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """
     async with rig:
         rig.instance.behave = refusing(503, None, "no worker today")
-        service = await rig.start(max_attempts=3)
-
-        await service.submit(rig.request("one"))
-        record = await rig.until_ended(service, "one")
+        record = await rig.run_one(max_attempts=3)
 
         assert (record.state, record.attempts) == (AsyncState.FAILED, 3)
         assert len(rig.instance.received) == 3
@@ -268,10 +247,7 @@ async def test_late_error_in_a_text_is_a_failure(rig: Rig) -> None:
     async with rig:
         mark = b'\x1e{"error": {"code": "OutOfMemory", "message": "no room"}}'
         rig.instance.behave = streaming([b"Once ", b"upon", mark])
-        service = await rig.start()
-
-        await service.submit(rig.request("one"))
-        record = await rig.until_ended(service, "one")
+        record = await rig.run_one()
 
         assert record.state is AsyncState.FAILED
         assert list(rig.results()) == ["one-error.out"]

@@ -114,10 +114,7 @@ async def test_answer_that_may_not_be_stored_is_a_failure(rig: Rig) -> None:
     async with rig:
         rig.instance.behave = answering(body=LARGE)
         fail(rig, upload=[ObjectDenied("not ours")])
-        service = await rig.start()
-
-        await service.submit(rig.request("one"))
-        record = await rig.until_ended(service, "one")
+        record = await rig.run_one()
 
         assert record.state is AsyncState.FAILED
         assert b"not ours" in rig.results()["one-error.out"]
