@@ -3,14 +3,14 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import requests
 from playwright.sync_api import Browser, expect
 
-from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
+from tests.browser import DESKTOP, PHONE, open_tab
 from tests.proxy.conftest import LISTEN, Stage
 from tests.proxy.fake_instance import Received, Wire, answering, silent, streaming
 from tests.proxy.fake_many import FakeFleet
@@ -39,12 +39,6 @@ STATUS = {
     "tokens": {"prefilled": 4000, "reused": 36_000, "generated": 51_234},
     "session_ids": ["ts-seq-a-secret"],
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
 
 
 @pytest.fixture

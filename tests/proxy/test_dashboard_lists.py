@@ -3,7 +3,7 @@ the autoscaler, their actions, and names of clients, which are only ever text.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
+from tests.browser import DESKTOP, PHONE, open_tab
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent
 from tests.proxy.fake_many import FakeFleet
@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("quick_dashboard")]
 
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 HASHES = tuple(f"{number:016x}" for number in range(0xA000, 0xA000 + 60))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
 
 
 @pytest.fixture

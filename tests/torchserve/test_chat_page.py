@@ -13,7 +13,7 @@ import requests
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.browser import PHONE, Tab, give_files, open_tab, run_chromium, submit_question
+from tests.browser import PHONE, Tab, give_files, open_tab, submit_question
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_faults import slowed_worker
@@ -30,12 +30,6 @@ WATCH = """
     .observe(document.querySelector("#log"), { subtree: true, childList: true, characterData: true });
 }
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
 
 
 @contextmanager
