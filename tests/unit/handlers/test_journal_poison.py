@@ -16,7 +16,7 @@ from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.settings.handler import HandlerSettings
 from handlers.settings.journal import JournalSettings
-from tests.unit.handlers.test_chat_service import data_url
+from tests.torchserve.drawings import data_url
 from torchmoor.wire.session_hash import session_hash
 
 SHORT = {"parameters": {"max_new_tokens": 12}}

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from handlers.models.llava import LlavaModel
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
-from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
 from torchmoor.wire.receipt import CACHE_TIER
 

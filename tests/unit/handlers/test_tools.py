@@ -25,8 +25,8 @@ from handlers.models.answer_style import CALL, THOUGHT, AnswerStyle, find_answer
 from handlers.models.loader import load_model
 from handlers.settings.grammar import GrammarSettings
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.test_chat_completion import chat, events, user
-from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.proxy.api.reference import openai_schemas
 from torchmoor.wire import headers as wire
 
