@@ -87,12 +87,6 @@ def journal(tmp_path: Path) -> DirectoryJournal:
     return DirectoryJournal(tmp_path / "journal", LIMITS)
 
 
-@pytest.fixture
-def two_workers(make_client: Any, journal: DirectoryJournal) -> tuple[Any, Any]:
-    """Return two workers of one fleet with the same keys and journal."""
-    return make_client(instance="llava-0", journal=journal), make_client(instance="llava-1", journal=journal)
-
-
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
 def test_a_poisoned_event_ends_its_session(
     two_workers: Any, tmp_path: Path, red: Any, poison: Callable[[Path], object]
