@@ -362,6 +362,14 @@ class Stage:
         self._closables.append(connection)
         return connection
 
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = {}
+    ) -> http.client.HTTPResponse:
+        """Send a request on a connection of its own. Return the answer, whose body is not read yet."""
+        connection = self.http()
+        connection.request(method, path, body, headers)
+        return connection.getresponse()
+
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.proxy.port), timeout=DEADLINE_S)
 

@@ -228,10 +228,7 @@ def test_a_key_in_s3_has_any_printable_characters(tmp_path: Path, make_stage: Ma
 )
 def test_a_location_of_other_characters_is_refused(stage: Stage, value: bytes, words: str) -> None:
     """The message has the rule that was broken."""
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/async-invocations", headers={"X-Amzn-SageMaker-InputLocation": value})
-
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/endpoints/llava/async-invocations", headers={"X-Amzn-SageMaker-InputLocation": value})
 
     assert answer.status == 400
     assert words in json.loads(answer.read())["Message"]
@@ -243,12 +240,9 @@ def test_a_location_of_other_characters_is_refused(stage: Stage, value: bytes, w
 )
 def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
     """boto3 checks only the minimum, and other clients check nothing."""
-    connection = stage.http()
-    connection.request(
+    answer = stage.ask(
         "POST", "/endpoints/llava/async-invocations", body=b"{}", headers={f"X-Amzn-SageMaker-{header}": value}
     )
-
-    answer = connection.getresponse()
 
     body = json.loads(answer.read())
     assert answer.status == 400
@@ -258,10 +252,7 @@ def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
 
 def test_invocation_id_is_not_cut(stage: Stage) -> None:
     """Otherwise the second of two ids with the same beginning would get the first one's answer."""
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/async-invocations", b"{}", {"amz-sdk-invocation-id": "i" * 257})
-
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/endpoints/llava/async-invocations", b"{}", {"amz-sdk-invocation-id": "i" * 257})
 
     assert (answer.status, b"256 characters" in answer.read()) == (400, True)
 

@@ -90,9 +90,7 @@ LETTERS = str.maketrans("0123456789", "abcdefghij")
 
 
 def post(stage: Stage, body: dict[str, Any] = BODY, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = stage.http()
-    connection.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json", **headers})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json", **headers})
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 

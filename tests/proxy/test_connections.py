@@ -263,9 +263,7 @@ def test_idle_connection_that_the_instance_closes_leaves_the_pool(stage: Stage) 
 def test_unused_connection_is_closed_after_a_while(make_stage: Callable[..., Stage]) -> None:
     """An idle connection is closed after pool_idle_timeout_s."""
     stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-    connection.getresponse().read()
+    stage.ask("POST", "/endpoints/llava/invocations", b"{}").read()
 
     stage.until(lambda: stage.a.num_open + stage.b.num_open == 0, "the pooled connection closed")
 
@@ -327,10 +325,7 @@ def test_interim_answers_are_not_passed_on(stage: Stage) -> None:
         await wire.answer()
 
     stage.a.behave = stage.b.behave = interim
-    connection = stage.http()
-
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/endpoints/llava/invocations", b"{}")
 
     assert (answer.status, answer.headers["x-early"]) == (200, None)
 
@@ -343,11 +338,8 @@ def test_answer_that_ends_with_its_connection_is_whole(stage: Stage) -> None:
         wire.writer.close()
 
     stage.a.behave = stage.b.behave = until_close
-    connection = stage.http()
 
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-
-    assert connection.getresponse().read() == b"all of it"
+    assert stage.ask("POST", "/endpoints/llava/invocations", b"{}").read() == b"all of it"
 
 
 def test_endless_head_of_an_answer_is_a_lost_connection(stage: Stage) -> None:
@@ -359,11 +351,8 @@ def test_endless_head_of_an_answer_is_a_lost_connection(stage: Stage) -> None:
             await wire.send(b"x" * 65536)
 
     stage.a.behave = stage.b.behave = endless
-    connection = stage.http()
 
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-
-    assert connection.getresponse().status == 503
+    assert stage.ask("POST", "/endpoints/llava/invocations", b"{}").status == 503
 
 
 def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> None:

@@ -275,7 +275,4 @@ def test_ping_needs_no_model(container: Container) -> None:
 
 def test_without_the_setting_there_are_no_such_operations(stage: Stage) -> None:
     """A proxy outside a container does not serve /models."""
-    connection = stage.http()
-    connection.request("GET", "/models")
-
-    assert connection.getresponse().status == 404
+    assert stage.ask("GET", "/models").status == 404

@@ -274,9 +274,7 @@ def test_a_silent_stream_goes_on_elsewhere(make_stage: MakeStage) -> None:
     """A stream whose instance hangs continues elsewhere after stream_idle_timeout_s."""
     stage = make_stage(timeouts=TimeoutSettings(sweep_interval_s=0.02, stream_idle_timeout_s=60))
     take_turns(stage, falling_silent(0, 2), saying(2))
-    connection = stage.http()
-    connection.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
     assert answer.read(len("ein größer".encode())).decode() == "ein größer"
 
     stage.pass_time(61)
@@ -323,10 +321,8 @@ def test_pieces_of_other_dialects_go_on_too(make_stage: MakeStage, path: str) ->
     stage = make_stage()
     content_type = "text/event-stream" if path.startswith("/v1") else "text/plain"
     take_turns(stage, saying(0, 2, marked(2)[:5], content_type), saying(2, content_type=content_type, start="another"))
-    connection = stage.http()
-    connection.request("POST", path, BODY, {"Content-Type": "application/json"})
 
-    answer = connection.getresponse()
+    answer = stage.ask("POST", path, BODY, {"Content-Type": "application/json"})
 
     assert answer.read().decode() == "".join(WORDS)
     assert answer.headers.get(headers.CONTINUABLE) is None
@@ -336,9 +332,7 @@ def test_a_stream_of_an_instance_that_is_down_goes_on_elsewhere(make_stage: Make
     """If probes find a hanging instance down, its stream continues elsewhere before stream_idle_timeout_s."""
     stage = make_stage()
     asked = take_turns(stage, falling_silent(0, 2), saying(2))
-    connection = stage.http()
-    connection.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
     assert answer.read(len("ein größer".encode())).decode() == "ein größer"
 
     stage.run(report_down(stage, asked[0][0]))
@@ -368,9 +362,7 @@ def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:
         with stage.socket() as busy:
             busy.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
             gates[0].wait_reached()
-            begun = stage.http()
-            begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-            answer = begun.getresponse()
+            answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
             stage.until(lambda: stage.proxy.data.dispatchers.all()[0].num_waiting, "the rest waits")
             if is_in_time:
                 gates[0].open()
@@ -399,9 +391,7 @@ def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: Ma
     with stage.socket() as other:
         other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         busy_gate.wait_reached()
-        begun = stage.http()
-        begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-        answer = begun.getresponse()
+        answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
         stream_gate.wait_reached()
         stage.run(grow_older(stage, 100.0))
         stream_gate.open()
@@ -428,9 +418,7 @@ def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage, monk
     with stage.socket() as other:
         other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         busy_gate.wait_reached()
-        begun = stage.http()
-        begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-        answer = begun.getresponse()
+        answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
         stage.until(lambda: stage.proxy.data.dispatchers.all()[0].num_waiting, "the rest waits")
         clock.ahead_s = 70.0
         busy_gate.open()

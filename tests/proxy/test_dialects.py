@@ -20,9 +20,7 @@ PATHS = ("/invocations", "/predictions/llava")
 
 
 def post(stage: Stage, path: str, body: bytes = b"{}", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = stage.http()
-    connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 
@@ -39,9 +37,7 @@ def test_ping_is_healthy_while_an_instance_is_ready(stage: Stage) -> None:
     """/ping answers 200 with an empty body if an instance is ready, else 503."""
     statuses = []
     for name in ("a", "b", None):
-        connection = stage.http()
-        connection.request("GET", "/ping")
-        answer = connection.getresponse()
+        answer = stage.ask("GET", "/ping")
         statuses.append((answer.status, answer.read()))
         if name is not None:
             stage.set_state(InstanceState.DOWN, name)

@@ -217,9 +217,7 @@ def test_turn_of_a_journaled_session_stays_where_it_is_refused(make_stage: Calla
 
 def test_request_without_an_invocation_id_gets_one(stage: Stage) -> None:
     """A request without an invocation id, as from curl, gets one, by which the handler recognises a retry."""
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-    connection.getresponse().read()
+    stage.ask("POST", "/endpoints/llava/invocations", b"{}").read()
 
     (received,) = [*stage.a.received, *stage.b.received]
     assert received.headers["amz-sdk-invocation-id"] == received.headers["x-torchmoor-request-id"]

@@ -282,9 +282,7 @@ def test_each_variant_has_its_own_budget(make_stage: Callable[..., Stage]) -> No
     stage.b.behave = dying
     assert read_answer(invoke(stage, session=session)).startswith(b"HTTP/1.1 200")
 
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/invocations", json.dumps({"session_id": session}))
-    assert connection.getresponse().status == 200
+    assert stage.ask("POST", "/endpoints/llava/invocations", json.dumps({"session_id": session})).status == 200
 
     drawn, home = stage.proxy.data.dispatchers.all()
     assert (drawn.metrics.invocations, drawn.metrics.retries, home.metrics.retries) == (1, 1, 1)

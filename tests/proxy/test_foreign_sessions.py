@@ -42,9 +42,7 @@ def start(make_stage: Callable[..., Stage], **options: object) -> Stage:
 
 def send(stage: Stage, session: str, body: bytes = b"{}", path: str = PATHS[0]) -> tuple[int, str]:
     """Return the answer's status and its instance."""
-    connection = stage.http()
-    connection.request("POST", path, body, {SESSION_ID: session})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", path, body, {SESSION_ID: session})
     answer.read()
     return answer.status, answer.headers.get("X-Torchmoor-Instance", "")
 
@@ -78,9 +76,7 @@ def test_client_gets_a_new_id_without_an_expiry(make_stage: Callable[..., Stage]
         await wire.answer(headers={"X-Amzn-SageMaker-New-Session-Id": "mine-1"}, body=b"{}")
 
     stage.a.behave = stage.b.behave = behave
-    connection = stage.http()
-    connection.request("POST", PATHS[0], b"{}", {SESSION_ID: "NEW_SESSION"})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", PATHS[0], b"{}", {SESSION_ID: "NEW_SESSION"})
     answer.read()
 
     assert (answer.status, answer.headers["X-Amzn-SageMaker-New-Session-Id"]) == (200, "mine-1")

@@ -52,9 +52,7 @@ def test_answer_reaches_the_client_and_says_where_it_ran(stage: Stage) -> None:
 
 def test_request_reaches_the_instance_without_credentials_or_forged_headers(stage: Stage) -> None:
     """The instance gets the body, the API's headers and the proxy's, without credentials or forged headers."""
-    connection = stage.http()
-
-    connection.request(
+    answer = stage.ask(
         "POST",
         "/endpoints/llava/invocations",
         b'{"x": 1}',
@@ -72,7 +70,6 @@ def test_request_reaches_the_instance_without_credentials_or_forged_headers(stag
             "X-Hop": "1",
         },
     )
-    answer = connection.getresponse()
     answer.read()
 
     [seen] = stage.a.received + stage.b.received
@@ -93,9 +90,7 @@ def test_request_id_of_the_answer_is_the_proxys(stage: Stage, suffix: str) -> No
     """The instance's own request id does not reach the client."""
     stage.a.behave = stage.b.behave = answering(headers={"X-Amzn-RequestId": "of-the-instance"})
 
-    connection = stage.http()
-    connection.request("POST", f"/endpoints/llava/invocations{suffix}", b"{}")
-    answer = connection.getresponse()
+    answer = stage.ask("POST", f"/endpoints/llava/invocations{suffix}", b"{}")
     answer.read()
 
     [seen] = stage.a.received + stage.b.received
@@ -242,10 +237,7 @@ def test_no_room_anywhere_is_service_unavailable(make_stage: Callable[..., Stage
 @pytest.mark.parametrize("path", ["/nothing", "/endpoints/llava", "/endpoints/llava/other", "/"])
 def test_unknown_path_is_an_unknown_operation(stage: Stage, path: str) -> None:
     """An unknown path gets 404 with a JSON body and the error's type."""
-    connection = stage.http()
-
-    connection.request("POST", path, b"{}")
-    answer = connection.getresponse()
+    answer = stage.ask("POST", path, b"{}")
 
     assert (answer.status, answer.headers["x-amzn-errortype"]) == (404, "UnknownOperationException")
     assert "Message" in json.loads(answer.read())

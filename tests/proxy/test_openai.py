@@ -22,9 +22,7 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 
 def call(stage: Stage, path: str, body: bytes | None = BODY, **headers: str) -> tuple[int, dict[str, str], Any]:
-    connection = stage.http()
-    connection.request("GET" if body is None else "POST", path, body, headers)
-    answer = connection.getresponse()
+    answer = stage.ask("GET" if body is None else "POST", path, body, headers)
     data = answer.read()
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, json.loads(data)
 
@@ -87,10 +85,7 @@ def test_stream_passes_untouched(stage: Stage) -> None:
     """A stream is forwarded unchanged, as it arrives."""
     data = chunk({"content": "x"}) + b"data: [DONE]\n\n"
     behave(stage, streaming([data], "text/event-stream"))
-    connection = stage.http()
-
-    connection.request("POST", "/v1/chat/completions", BODY)
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/v1/chat/completions", BODY)
 
     assert (answer.headers["content-type"], answer.read()) == ("text/event-stream", data)
 
@@ -328,9 +323,7 @@ def test_response_goes_where_its_session_is(stage: Stage, base: str, instance: s
     ]
 
     for method, path, body in requests:
-        connection = stage.http()
-        connection.request(method, f"{base}/{path}", None if body is None else json.dumps(body))
-        assert connection.getresponse().status == 200
+        assert stage.ask(method, f"{base}/{path}", None if body is None else json.dumps(body)).status == 200
         seen = getattr(stage, instance).received[-1]
         assert (seen.method, seen.path) == ("POST", "/predictions/llava")
         assert seen.headers["x-torchmoor-resource"] == f"{method} {path}"
@@ -346,10 +339,7 @@ def test_conversation_may_be_an_object(stage: Stage, instance: str, before: str)
     place = {"id": conversation_id(make_session_id(instance))}
     body = json.dumps({"conversation": place, "input": before + "\u8272" * 400}, ensure_ascii=False)
 
-    connection = stage.http()
-    connection.request("POST", "/v1/responses", body.encode())
-
-    assert connection.getresponse().getheader("x-torchmoor-instance") == instance
+    assert stage.ask("POST", "/v1/responses", body.encode()).getheader("x-torchmoor-instance") == instance
 
 
 @pytest.mark.parametrize("instance", ["a", "b"])
@@ -402,8 +392,6 @@ def test_an_uploads_name_goes_along(stage: Stage, base: str) -> None:
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize", "/endpoints/llava/openai/v1/tokenize"])
 def test_tokens_are_asked_of_an_instance(stage: Stage, path: str) -> None:
     behave(stage, answering(body=b"{}"))
-    connection = stage.http()
-    connection.request("POST", path, json.dumps({"prompt": "x"}))
-    assert connection.getresponse().status == 200
+    assert stage.ask("POST", path, json.dumps({"prompt": "x"})).status == 200
     [seen] = [*stage.a.received, *stage.b.received]
     assert seen.headers["x-torchmoor-resource"] == "POST tokenize"
