@@ -16,7 +16,6 @@ from torchmoor.wire.session_row import SESSION_FIELDS
 
 SHORT = {"parameters": {"max_new_tokens": 8}}
 OPERATION = {"x-torchmoor-operation": "sessions"}
-TOMBSTONE_S = 3600
 
 
 def hash_of(session_id: str) -> str:

@@ -16,7 +16,7 @@ from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
-from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
+from torchmoor.async_inference.request import AsyncRecord, AsyncRequest
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
 from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.config.async_queue import AsyncQueueSettings
@@ -193,23 +193,15 @@ class Rig:
         return {path.name: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
     async def until_ended(self, service: AsyncInference, inference_id: str) -> AsyncRecord:
-        return await self._until(service, inference_id, lambda state: state.is_end, "has ended")
-
-    async def until_state(self, service: AsyncInference, inference_id: str, state: AsyncState) -> AsyncRecord:
-        return await self._until(service, inference_id, lambda now: now is state, f"is {state.value}")
-
-    async def _until(
-        self, service: AsyncInference, inference_id: str, has_come: Callable[[AsyncState], bool], what: str
-    ) -> AsyncRecord:
         found: list[AsyncRecord] = []
 
-        async def look() -> bool:
+        async def has_ended() -> bool:
             record = await service.queue.get(inference_id)
-            if record is not None and has_come(record.state):
+            if record is not None and record.state.is_end:
                 found.append(record)
             return bool(found)
 
-        await until(look, f"{inference_id} {what}")
+        await until(has_ended, f"{inference_id} has ended")
         return found[0]
 
     async def run_one(self, **settings: Any) -> AsyncRecord:

@@ -30,7 +30,6 @@ from torchmoor.errors import ConfigError
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 LOOPBACK = ("127.0.0.0/8",)
 RECEIVED, ENDED = 1_643_150_760.455, 1_643_150_760.6089
-TOPIC = "arn:aws:sns:eu-west-1:123456789012:done"
 
 REQUEST = AsyncRequest(
     inference_id="id-1",
