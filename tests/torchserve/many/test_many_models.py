@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 
 def test_each_task_is_served_from_archives(many: ManyFleet) -> None:
     """Every task is served from archives in the form that SageMaker's users create."""
-    picture = base64.b64encode(encoded(Image.new("RGB", (40, 30), "red"))).decode()
+    data = encoded(Image.new("RGB", (40, 30), "red"))
+    picture = base64.b64encode(data).decode()
     tensor = {"name": "INPUT__0", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3.5]}
 
     classified = many.ask("classifier-0.tar.gz", {"inputs": ["the cat", "a dog"], "parameters": {"top_k": 2}}).json()
@@ -27,7 +28,7 @@ def test_each_task_is_served_from_archives(many: ManyFleet) -> None:
     assert many.ask("answers.tar.gz", {"inputs": asked}).json()["answer"] in asked["context"]
     assert many.ask("pictures.tar.gz", {"inputs": picture}).json()[0].keys() == {"label", "score"}
     headers = {TARGET_MODEL: "pictures.tar.gz", "Content-Type": "image/png"}
-    as_body = requests.post(many.address(), data=picture.getvalue(), headers=headers, timeout=60)
+    as_body = requests.post(many.address(), data=data, headers=headers, timeout=60)
     assert as_body.json() == many.ask("pictures.tar.gz", {"inputs": picture}).json()
     assert many.ask("triton.tar.gz", {"inputs": [tensor]}).json()["outputs"][0]["data"] == [2, 4, 7]
 

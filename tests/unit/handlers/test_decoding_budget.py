@@ -331,5 +331,5 @@ def test_a_reduced_image_takes_no_more_than_its_share(
     assert peak < budget + 20 * MB
     assert rest < 25 * MB
     loader = ImageLoader(IntakeSettings(decoding_bytes=max(peak - 25 * MB, 1)))
-    with pytest.raises(ImageTooLarge), loader.decoded(encoded.getvalue(), go_on, 100):
+    with pytest.raises(ImageTooLarge), loader.decoded(data, go_on, 100):
         pass
