@@ -5,8 +5,6 @@ With TORCHMOOR_PICTURES=docs in the environment, the tests on TorchServe save th
 On a laptop without it, tests that need it are skipped; in CI, which installs it, they fail.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -113,3 +114,12 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with run_s3(tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Yield a playwright.sync_api.Browser."""
+    from tests.browser import run_chromium  # most tests need no browser: they need not import one
+
+    with run_chromium() as running:
+        yield running

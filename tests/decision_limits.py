@@ -1,7 +1,5 @@
 """Excludes usual requests from the recorded decisions, so that they can take the proxy's fast path."""
 
-from __future__ import annotations
-
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.dispatch.decisions import Decisions
 from torchmoor.proxy.dispatch.record import RequestRecord

@@ -1,7 +1,5 @@
 """Prevent the test's process from opening further file descriptors."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

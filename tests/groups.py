@@ -13,7 +13,6 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 FLEETS = ("fleet", "many", "in_s3", "three", "small", "scripted")  # fixtures of tests/torchserve that several files use
 FILE_BY_FILE = ("torchserve", "aws", "proxy", "fuzz", "unit")  # folders whose other files are groups of their own
-SHORT = FILE_BY_FILE[1:]  # they fill the time that the long groups leave
 
 
 @cache

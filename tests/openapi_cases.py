@@ -3,8 +3,6 @@
 schemathesis makes them: for each operation some that follow the document, and some that break it.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any

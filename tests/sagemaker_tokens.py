@@ -3,8 +3,6 @@
 That package cannot be installed beside version 2 of the SageMaker SDK, whose packages it replaces.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 
 from botocore.auth import SigV4QueryAuth

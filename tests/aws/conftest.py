@@ -1,7 +1,5 @@
 """Provide an AWS account to tests: moto's server over HTTP, which is emptied before each test."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ policies. Here a request's resources come from its parameters, as in AWS's servi
 conditions are evaluated.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Run scripts/deploy_sagemaker.py as an operator does."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

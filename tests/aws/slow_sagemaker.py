@@ -4,8 +4,6 @@ moto's own endpoints are InService at once. Here a test lists the states of an e
 each time it is described. Requests that SageMaker refuses while it changes an endpoint are refused.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Deploy deploy/sagemaker/template.yaml as a stack of moto's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run scripts/build_and_push.sh with buildah and a real registry, and with a recording engine and moto's ECR."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re

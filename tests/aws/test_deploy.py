@@ -1,7 +1,5 @@
 """Run scripts/deploy_sagemaker.py against moto's server, through boto3 and HTTP."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

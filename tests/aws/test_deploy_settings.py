@@ -1,7 +1,5 @@
 """Settings of scripts/deploy_sagemaker.py from flags, files and the environment, and errors in them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The published policies are sufficient and minimal: the deployer's in deployments, the role's by policy evaluation."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

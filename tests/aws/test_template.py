@@ -1,7 +1,5 @@
 """Lint deploy/sagemaker/template.yaml with cfn-lint; create, update and delete it as a stack of moto's over HTTP."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

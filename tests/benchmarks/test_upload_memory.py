@@ -1,7 +1,5 @@
 """The proxy's memory while long bodies pass through it."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

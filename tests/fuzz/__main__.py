@@ -7,8 +7,6 @@ corpus/TARGET and keeps new ones in .fuzz/TARGET, which git ignores. It writes a
 .fuzz/TARGET-crash-...; add it to corpus/TARGET under a descriptive name, and `make test` replays it.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

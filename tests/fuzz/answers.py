@@ -3,8 +3,6 @@
 The connection is kept only after an answer that ended exactly where its bytes end.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from typing import Any

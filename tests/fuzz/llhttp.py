@@ -1,7 +1,5 @@
 """Read the same bytes with llhttp in its default strictness, as the reference parser."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """RequestReader against llhttp: it may refuse more, but never parses a request differently."""
 
-from __future__ import annotations
-
 import re
 
 import httptools

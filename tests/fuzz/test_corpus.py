@@ -1,7 +1,5 @@
 """Replay the seeds and earlier findings of the fuzzer; `make fuzz` searches for more."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

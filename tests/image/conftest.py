@@ -1,7 +1,5 @@
 """Build the image once for the whole run; see tests/podman.py."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -3,8 +3,6 @@
 Grafana is not started, because no package has it; the files that it reads are checked.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Check deploy/docker/Dockerfile with a linter and an engine."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The role `instance`, as a kubelet and a proxy see it; its model is an unpacked archive."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

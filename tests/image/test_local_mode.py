@@ -1,7 +1,5 @@
 """The image in the SageMaker Python SDK's local mode, which uses podman as if it were Docker."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Models in the container: many that the platform loads, and errors for models that cannot be loaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The role `serve`, used over HTTP as SageMaker does: without root, on a read-only file system, from a tar.gz."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

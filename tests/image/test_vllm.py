@@ -1,7 +1,5 @@
 """The image with vLLM: a base image that has it, and the same sessions in the container."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

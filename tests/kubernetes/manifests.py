@@ -1,7 +1,5 @@
 """Render an overlay and find its objects and their pod templates."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Evaluate NetworkPolicies together, by the rules of the API: which pods may connect to which."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network

@@ -15,8 +15,6 @@ The changes and their reasons:
   so that the test sees its end.
 """
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

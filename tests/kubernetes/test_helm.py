@@ -1,7 +1,5 @@
 """The Helm chart gives the overlays' objects, and each value changes what it names."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

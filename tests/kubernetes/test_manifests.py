@@ -1,7 +1,5 @@
 """Review every overlay: schemas, references, probes, limits, rights and grace periods."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Check who may connect to whom, by the policies of each overlay and the API's rules for them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kubernetes.manifests import Overlay

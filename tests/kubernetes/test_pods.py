@@ -3,8 +3,6 @@
 tests/kubernetes/pod_spec.py lists the parts of the manifests that podman cannot play; cluster.py replaces them.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The output of make_secrets.sh is valid for its readers: the proxies, the handlers and a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """A network with a DNS server, a proxy, clients and instances on hosts of their own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections import Counter

@@ -3,8 +3,6 @@
 The network is isolated from this machine's own network and does not change it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

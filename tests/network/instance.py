@@ -6,8 +6,6 @@ A session is a file with one line per turn: its invocation id. A repeated turn a
 journals. The response states the number of turns and the instance.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

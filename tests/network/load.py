@@ -7,8 +7,6 @@ Each line on standard input is answered with one line of JSON, the totals so far
 A session is lost if a turn is refused with a 4xx, or if it has fewer turns recorded than were acknowledged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """A zone without SRV records, over IPv6, with a proxy of several processes whose configuration changes."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

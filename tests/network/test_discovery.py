@@ -1,7 +1,5 @@
 """Instances in DNS under load: hosts with separate addresses, a real DNS server, network faults."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.network.conftest import Load, Proxy, Stage

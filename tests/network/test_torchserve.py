@@ -1,7 +1,5 @@
 """Real TorchServe on separate hosts, found by DNS: sessions outlive the host that opened them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

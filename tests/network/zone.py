@@ -1,7 +1,5 @@
 """Run a real DNS server, dnsmasq, for one zone that the test controls."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path

@@ -242,6 +242,23 @@ class Stage:
 
         return asyncio.run_coroutine_threadsafe(wrapped(), self.loop).result(2 * DEADLINE_S)
 
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in the proxy's loop."""
+
+        async def called() -> T:
+            return function(*arguments)
+
+        return self.run(called())
+
+    def set_state(self, state: InstanceState, *names: str) -> None:
+        """Set the state of these instances, or of all, as a probe does."""
+
+        def change() -> None:
+            for name in names or self.instances:
+                self.registry.set_state(name, state)
+
+        self.call(change)
+
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Return as soon as the condition holds in the proxy's loop; fail after DEADLINE_S."""
 
@@ -261,14 +278,14 @@ class Stage:
         What the proxy begins later has its full time again.
         """
 
-        async def look_ahead() -> None:
+        def look_ahead() -> None:
             self._clock.ahead_s = seconds
             with patch("torchmoor.proxy.http.exchange.monotonic", self._clock):
                 self.proxy.data.sweeper.sweep()
                 self.proxy.data.tick()
             self._clock.ahead_s = 0.0
 
-        self.run(look_ahead())
+        self.call(look_ahead)
 
     def instance(self, name: str) -> Instance:
         found = self.registry.find(name)
@@ -345,6 +362,14 @@ class Stage:
         connection = http.client.HTTPConnection("127.0.0.1", self.proxy.port, timeout=DEADLINE_S)
         self._closables.append(connection)
         return connection
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = {}
+    ) -> http.client.HTTPResponse:
+        """Send a request on a connection of its own. Return the answer, whose body is not read yet."""
+        connection = self.http()
+        connection.request(method, path, body, headers)
+        return connection.getresponse()
 
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.proxy.port), timeout=DEADLINE_S)

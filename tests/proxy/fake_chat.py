@@ -1,7 +1,5 @@
 """Answer the session API as a fake instance, for tests of the chat page."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

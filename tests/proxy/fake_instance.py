@@ -1,7 +1,5 @@
 """Run a fake TorchServe instance whose behaviour the test defines: a raw HTTP/1.1 server on its own port."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -68,6 +66,16 @@ class Wire:
                 pass
 
 
+async def silent(request: Received, wire: Wire) -> None:
+    """Work on the request until the proxy cancels it."""
+    await wire.until_closed()
+
+
+async def dying(request: Received, wire: Wire) -> None:
+    """Die at the request."""
+    wire.reset()
+
+
 def answering(status: int = 200, headers: dict[str, str] | None = None, body: bytes = b"{}") -> Behaviour:
     """Return a behaviour that always sends this answer."""
 
@@ -121,6 +129,11 @@ class Gate:
         """Wait until the test opens the gate, or this task is cancelled; the behaviour calls this."""
         self.reached.set()
         await asyncio.shield(asyncio.wrap_future(self._opened))  # other tasks may wait for it, too
+
+    async def behave(self, request: Received, wire: Wire) -> None:
+        """Answer once the gate is open."""
+        await self.pass_through()
+        await wire.answer()
 
     def wait_reached(self) -> None:
         """Wait until the behaviour has reached the gate; the test calls this."""

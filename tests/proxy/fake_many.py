@@ -1,7 +1,5 @@
 """Run a fake instance with many models, which the proxy cannot distinguish from many.mar."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

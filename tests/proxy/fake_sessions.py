@@ -1,7 +1,5 @@
 """Run a fake instance that holds sessions and lists them with the operation `sessions`, as the chat archives do."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Access control of the data plane with boto3's and OpenAI's own clients: signatures, tokens, identities, TLS."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket
@@ -699,17 +697,14 @@ def test_a_renewed_certificate_is_taken_without_a_restart(
         pem = ssl.get_server_certificate(("127.0.0.1", stage.proxy.port), timeout=60)
         return next(name for name, pair in zip("12", certificates, strict=True) if pair[0].read_text().strip() in pem)
 
-    async def reload() -> None:
-        stage.proxy.reload_tls()
-
     assert shown() == "1"
     old = stage.client(verify=str(certificates[0][0]))
     old.invoke_endpoint(EndpointName="llava", Body=b"{}")["Body"].read()
     certificate.write_bytes(certificates[1][0].read_bytes())
-    stage.run(reload())
+    stage.call(stage.proxy.reload_tls)
     assert shown() == "1"
     key.write_bytes(certificates[1][1].read_bytes())
-    stage.run(reload())
+    stage.call(stage.proxy.reload_tls)
     assert shown() == "2"
     old.invoke_endpoint(EndpointName="llava", Body=b"{}")
 
@@ -732,12 +727,9 @@ def test_a_renewed_certificate_may_have_another_kind_of_key(
     )
     stage = make_stage(listen=listen, credentials=Credentials(admin_token="admin-token-0123456789"))
 
-    async def reload() -> None:
-        stage.proxy.reload_tls()
-
     used_certificate.write_bytes(rsa_certificate.read_bytes())
     used_key.write_bytes(rsa_key.read_bytes())
-    stage.run(reload())
+    stage.call(stage.proxy.reload_tls)
 
     for url in (stage.proxy.runtime_url, stage.proxy.admin_url):
         shown = ssl.get_server_certificate(("127.0.0.1", urlsplit(url).port), timeout=60)

@@ -1,7 +1,5 @@
 """The access log of a running proxy: one line of JSON per request."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -189,9 +187,7 @@ def test_answers_without_an_invocation_have_lines(make_stage: Callable[..., Stag
     chat = {"model": "nobody", "messages": []}
     load = {"model_name": "m", "url": "/opt/ml/models/m/model"}
     for where, body in (("/v1/chat/completions", chat), ("/models", load), ("/models", "not an object")):
-        connection = stage.http()
-        connection.request("POST", where, json.dumps(body), {"Content-Type": "application/json"})
-        connection.getresponse().read()
+        stage.ask("POST", where, json.dumps(body), {"Content-Type": "application/json"}).read()
 
     unknown, loaded, refused = lines(path, 3)
     assert (unknown["path"], unknown["status"]) == ("/v1/chat/completions", 404)
@@ -210,9 +206,7 @@ def test_line_names_the_model_wherever_the_request_does(make_stage: Callable[...
     )
     for where, body, header in requests:
         fields = {"Content-Type": "application/json"} | ({"X-Amzn-SageMaker-Target-Model": header} if header else {})
-        connection = stage.http()
-        connection.request("POST", where, json.dumps(body), fields)
-        connection.getresponse().read()
+        stage.ask("POST", where, json.dumps(body), fields).read()
 
     found = lines(path, len(requests))
     assert [(line["status"], line["target_model"]) for line in found] == [(200, "m1")] * len(requests)
@@ -222,9 +216,7 @@ def test_line_names_the_adapter_that_only_the_body_names(make_stage: Callable[..
     """The adapter is logged if only the body names it; a request for the base model has no such field."""
     stage = make_stage(observe=logging_to(path), multi_model=MultiModelSettings(are_adapters=True))
     for model in ("llava/red", "llava"):
-        connection = stage.http()
-        connection.request("POST", "/v1/chat/completions", json.dumps({"model": model, "messages": []}))
-        connection.getresponse().read()
+        stage.ask("POST", "/v1/chat/completions", json.dumps({"model": model, "messages": []})).read()
 
     adapter, base = lines(path, 2)
     assert (adapter["target_model"], "target_model" in base) == ("red", False)
@@ -314,10 +306,7 @@ def test_log_goes_on_after_rotation(stage: Stage, path: Path, caplog: pytest.Log
     lines(path)
     path.rename(path.with_suffix(".1"))
 
-    async def reload() -> None:
-        stage.proxy.on_hangup()
-
-    stage.run(reload())
+    stage.call(stage.proxy.on_hangup)
     wait_until(path.exists, "the new file")
     client.invoke_endpoint(EndpointName="llava", Body=b"{}")
 

@@ -1,7 +1,5 @@
 """Sessions on the admin plane: listed, closed and pinned there, and not from outside."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -174,11 +172,7 @@ def test_page_of_elsewhere_closes_nothing(stage: Stage, holders: FakeHolders) ->
 
 def test_drained_instance_is_asked_too(stage: Stage, holders: FakeHolders) -> None:
     """A drained instance holds its sessions until they end."""
-
-    async def drain() -> None:
-        stage.registry.drain("a")
-
-    stage.run(drain())
+    stage.call(stage.registry.drain, "a")
     assert stage.instance("a").state is InstanceState.DRAINING
 
     assert get(stage, "?instance=a")["sessions"]

@@ -1,7 +1,5 @@
 """Affinity keys that OpenAI's clients and gateways send: one key's requests reach one instance, through any proxy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """InvokeEndpointAsync with an unmodified boto3: each accepted request ends as its answer promised."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -17,7 +15,7 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner, Result
 
 from tests.proxy.conftest import Stage, read_answer
-from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing, silent
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
 from torchmoor.config.async_inference import AsyncEndpointSettings
@@ -230,10 +228,7 @@ def test_a_key_in_s3_has_any_printable_characters(tmp_path: Path, make_stage: Ma
 )
 def test_a_location_of_other_characters_is_refused(stage: Stage, value: bytes, words: str) -> None:
     """The message has the rule that was broken."""
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/async-invocations", headers={"X-Amzn-SageMaker-InputLocation": value})
-
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/endpoints/llava/async-invocations", headers={"X-Amzn-SageMaker-InputLocation": value})
 
     assert answer.status == 400
     assert words in json.loads(answer.read())["Message"]
@@ -245,12 +240,9 @@ def test_a_location_of_other_characters_is_refused(stage: Stage, value: bytes, w
 )
 def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
     """boto3 checks only the minimum, and other clients check nothing."""
-    connection = stage.http()
-    connection.request(
+    answer = stage.ask(
         "POST", "/endpoints/llava/async-invocations", body=b"{}", headers={f"X-Amzn-SageMaker-{header}": value}
     )
-
-    answer = connection.getresponse()
 
     body = json.loads(answer.read())
     assert answer.status == 400
@@ -260,10 +252,7 @@ def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
 
 def test_invocation_id_is_not_cut(stage: Stage) -> None:
     """Otherwise the second of two ids with the same beginning would get the first one's answer."""
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/async-invocations", b"{}", {"amz-sdk-invocation-id": "i" * 257})
-
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/endpoints/llava/async-invocations", b"{}", {"amz-sdk-invocation-id": "i" * 257})
 
     assert (answer.status, b"256 characters" in answer.read()) == (400, True)
 
@@ -299,14 +288,9 @@ def test_clients_who_wait_go_first(tmp_path: Path, make_stage: MakeStage) -> Non
 def test_requests_at_a_time_are_as_configured(tmp_path: Path, make_stage: MakeStage) -> None:
     """MaxConcurrentInvocationsPerInstance bounds the requests that run at each instance."""
     gate = Gate()
-
-    async def behave(received: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
     config = AsyncEndpointSettings(max_concurrent_per_instance=2)
     stage = make_stage(async_folder=tmp_path, async_config=config)
-    stage.a.behave = stage.b.behave = behave
+    stage.a.behave = stage.b.behave = gate.behave
     answers = [submit(stage, Body=b"{}") for _ in range(10)]
 
     wait_until(lambda: len(stage.a.received) == len(stage.b.received) == 2, "four run")
@@ -447,11 +431,8 @@ def test_metrics_are_cloudwatchs(stage: Stage) -> None:
 def test_restart_goes_on_where_it_was(tmp_path: Path, make_stage: MakeStage) -> None:
     """A request accepted with 202 before a stop is answered after the next start."""
 
-    async def behave(received: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     def hang(instances: Mapping[str, FakeInstance]) -> None:
-        instances["a"].behave = behave
+        instances["a"].behave = silent
 
     def answer_later(instances: Mapping[str, FakeInstance]) -> None:
         instances["a"].behave = answering(body=b"later")
@@ -539,9 +520,6 @@ def test_an_update_waits_for_running_requests(stage: Stage) -> None:
         stage.registry.serve(endpoint)
         return endpoint
 
-    async def end(endpoint: Endpoint) -> None:
-        stage.registry.retire(endpoint)
-
     stage.run(dismiss(stage, "b"))
     stage.a.behave, stage.b.behave, cancelled = behave, answering(body=b"second"), Gate()
     first = submit(stage, Body=b"{}")
@@ -560,7 +538,7 @@ def test_an_update_waits_for_running_requests(stage: Stage) -> None:
     last = stage.run(replace(2, stage.a))
     assert admin(stage, f"/async-requests/{third['InferenceId']}/cancel", method="POST")[0] == 200
     stage.until(lambda: stage.instance("new-1").outstanding == 0, "the cancelled request has left")
-    stage.run(end(last))
+    stage.call(stage.registry.retire, last)
 
 
 async def dismiss(stage: Stage, name: str) -> None:

@@ -1,7 +1,5 @@
 """Responses in the background at the proxy: queued before the client has the answer, run and ended by the queue."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -92,9 +90,7 @@ LETTERS = str.maketrans("0123456789", "abcdefghij")
 
 
 def post(stage: Stage, body: dict[str, Any] = BODY, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = stage.http()
-    connection.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json", **headers})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json", **headers})
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 
@@ -159,12 +155,7 @@ def test_a_full_share_closes_what_was_opened(make_stage: MakeStage, tmp_path: Pa
     callers = CallerSettings(limited="always", max_async_requests=1)
     stage = make_stage(async_folder=tmp_path, callers=callers)
     fake, gate = FakeResponses(stage), Gate()
-
-    async def hold(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    fake.run = hold
+    fake.run = gate.behave
     assert post(stage)[0] == 200
     refused = [post(stage), post(stage, {**BODY, "stream": True})]
 
@@ -374,7 +365,7 @@ def test_a_response_whose_instance_is_lost_before_it_is_queued_is_asked_for_once
         asked = pool.submit(post, stage)
         wait_until(lambda: len(queue.gates) == 1, "the first response waits for the queue")
         victim = next(name for name, each in stage.instances.items() if each.received)
-        stage.run(set_down(stage, victim))
+        stage.set_state(InstanceState.DOWN, victim)
         wait_until(lambda: len(queue.gates) == 2, "the second response waits for the queue")
         queue.gates[0].open()
         wait_until(lambda: states(stage), "the queue has the first")
@@ -412,12 +403,7 @@ def test_a_refusal_leaves_the_conversation_open(make_stage: MakeStage, tmp_path:
     """If the queue refuses a response, only this response is deleted, and its conversation stays."""
     stage = make_stage(async_folder=tmp_path, callers=CallerSettings(limited="always", max_async_requests=1))
     fake, gate = FakeResponses(stage), Gate()
-
-    async def hold(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    fake.run = hold
+    fake.run = gate.behave
     body = in_conversation(fake)
 
     assert [post(stage, body)[0] for _ in range(2)] == [200, 429]
@@ -438,7 +424,7 @@ def test_a_response_of_a_conversation_that_is_accepted_twice_is_queued_once(
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(post, stage, body, **{"amz-sdk-invocation-id": "one-id"})
         wait_until(lambda: len(queue.gates) == 1, "the response waits for the queue")
-        stage.run(set_down(stage, "a"))
+        stage.set_state(InstanceState.DOWN, "a")
         wait_until(lambda: len(queue.gates) == 2, "it waits for the queue again")
         queue.gates[0].open()
         wait_until(lambda: states(stage), "the queue has it")
@@ -454,7 +440,3 @@ def test_a_response_of_a_conversation_that_is_accepted_twice_is_queued_once(
 
 async def has_answered(stage: Stage) -> bool:
     return any(each.exchange is None or each.exchange.is_answered for each in stage.proxy.data.server.connections)
-
-
-async def set_down(stage: Stage, name: str) -> None:
-    stage.registry.set_state(name, InstanceState.DOWN)

@@ -1,7 +1,5 @@
 """Bodies in flight: an instance gets at most the bytes that its JVM can hold, and their count returns to zero."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 import requests
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Received, Wire, refusing
+from tests.proxy.fake_instance import dying, refusing
 from tests.proxy.test_late_binding import LATE, Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.config.limits import LimitSettings
@@ -220,13 +218,9 @@ def test_bytes_are_counted_back_whatever_ends_the_request(make_stage: MakeStage)
     assert stage.raw(ask(LONG)).startswith(b"HTTP/1.1 424")
     stage.until(lambda: set(body_bytes(stage).values()) == {0}, "counted back after an error")
 
-    stage.a.behave = stage.b.behave = reset
+    stage.a.behave = stage.b.behave = dying
     assert stage.raw(ask(LONG)).startswith(b"HTTP/1.1 503")
     stage.until(lambda: set(body_bytes(stage).values()) == {0}, "counted back after both have died")
-
-
-async def reset(request: Received, wire: Wire) -> None:
-    wire.reset()
 
 
 def test_request_is_not_sent_again_to_an_instance_without_room(make_stage: MakeStage) -> None:
@@ -235,7 +229,7 @@ def test_request_is_not_sent_again_to_an_instance_without_room(make_stage: MakeS
     held = Held(stage, stage.b)
     other = send(stage, LONG, session=make_session_id("b"))
     until_received(stage, b=[LONG])
-    stage.a.behave = reset
+    stage.a.behave = dying
 
     refused = stage.raw(ask(LONG))
 

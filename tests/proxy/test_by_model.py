@@ -1,7 +1,5 @@
 """OpenAI's paths without an endpoint in front of several: the body's `model` selects the endpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 import requests
 
 from tests.proxy.conftest import Stage, read_answer
-from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, dying, silent, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, signed
 from tests.proxy.test_openai import MESSAGES, behave, call, chunk, client
 from torchmoor.config.limits import LimitSettings
@@ -162,10 +160,6 @@ def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage
     assert (announced, unannounced[:12]) == (413, b"HTTP/1.1 413")
 
 
-async def silent(request: Received, wire: Wire) -> None:
-    await wire.until_closed()
-
-
 def test_time_out_is_as_on_the_endpoints_path(make_stage: Callable[..., Stage]) -> None:
     """A time-out is answered with 504."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02), **TWO)
@@ -193,9 +187,6 @@ def test_dead_instance_is_replaced_by_another_of_the_endpoint(make_stage: Callab
     """The request is repeated with its whole body, which the proxy has kept."""
     stage = make_stage(names=("a", "b", "c"), endpoints={"a": "sees", "b": "sees", "c": "talks"})
 
-    async def dying(request: Received, wire: Wire) -> None:
-        wire.reset()
-
     stage.a.behave = dying
     for _ in range(2):
         status, headers, _ = call(stage, PATH, b'{"model": "sees"}')
@@ -206,12 +197,7 @@ def test_request_waits_for_its_endpoints_instance(make_stage: Callable[..., Stag
     """With late binding a request waits in its endpoint's queue, and the other endpoint is not delayed."""
     stage = make_stage(capacity=1, late_binding=LateBindingSettings(), **TWO)
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave = slow
+    stage.a.behave = gate.behave
     first, second = stage.http(), stage.http()
     first.request("POST", PATH, b'{"model": "sees"}')
     gate.wait_reached()

@@ -1,7 +1,5 @@
 """Limits of each caller over real HTTP: boto3 with signatures, tokens, and clients without credentials."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

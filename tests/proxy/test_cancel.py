@@ -1,7 +1,5 @@
 """Cancellation: what the proxy sends to an instance when a client leaves or a request times out."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -13,16 +11,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, refusing, streaming
+from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, dying, refusing, silent, streaming
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 
 BODY = b'{"type": "send_text_prompt"}'
-
-
-async def never(request: Received, wire: Wire) -> None:
-    """Work on the request until the proxy cancels it."""
-    await wire.until_closed()
 
 
 def post(
@@ -58,7 +51,7 @@ def ids(target: FakeInstance) -> list[str]:
 )
 def test_client_that_leaves_before_the_answer_is_told_to_the_instance(stage: Stage, path: str) -> None:
     """In every dialect one cancellation is sent on the request's own path with the id that the request carried."""
-    stage.a.behave = never
+    stage.a.behave = silent
     sock = ask(stage, post(path), stage.a)
 
     sock.close()
@@ -74,12 +67,7 @@ def test_client_that_leaves_before_the_answer_is_told_to_the_instance(stage: Sta
 def test_cancellation_holds_no_lease(stage: Stage) -> None:
     """Routing sees an idle instance, however long the operation takes."""
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave, stage.a.on_cancel = never, slow
+    stage.a.behave, stage.a.on_cancel = silent, gate.behave
     ask(stage, post(), stage.a).close()
     gate.wait_reached()
 
@@ -92,7 +80,7 @@ def test_cancellation_holds_no_lease(stage: Stage) -> None:
 
 def test_operations_use_the_pooled_connections(stage: Stage) -> None:
     """The connection of an operation serves the next operation, and then a request."""
-    stage.a.behave = never
+    stage.a.behave = silent
     for _ in range(2):
         before = len(stage.a.cancels)
         ask(stage, post(session=make_session_id("a")), stage.a).close()
@@ -103,12 +91,7 @@ def test_operations_use_the_pooled_connections(stage: Stage) -> None:
 def test_many_clients_that_leave_at_once_cost_few_operations(stage: Stage) -> None:
     """While one operation is in flight, further ids are collected and sent together with the next."""
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave, stage.a.on_cancel = never, slow
+    stage.a.behave, stage.a.on_cancel = silent, gate.behave
     request = post(session=make_session_id("a"))
     socks = [ask(stage, request, stage.a) for _ in range(40)]
     socks[0].close()
@@ -126,7 +109,7 @@ def test_many_clients_that_leave_at_once_cost_few_operations(stage: Stage) -> No
 def test_request_given_up_at_its_deadline_is_cancelled(make_stage: Callable[..., Stage]) -> None:
     """The client gets a model time-out, and the model gets a cancellation."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02))
-    stage.a.behave = never
+    stage.a.behave = silent
 
     with pytest.raises(ClientError) as caught:
         stage.client().invoke_endpoint(EndpointName="llava", Body=BODY)
@@ -137,10 +120,6 @@ def test_request_given_up_at_its_deadline_is_cancelled(make_stage: Callable[...,
 
 def test_request_that_goes_elsewhere_after_a_reset_is_cancelled_where_it_was(stage: Stage) -> None:
     """A broken connection does not stop the work behind it; the second attempt is not cancelled."""
-
-    async def dying(request: Received, wire: Wire) -> None:
-        wire.reset()
-
     stage.a.behave = dying
 
     stage.client().invoke_endpoint(EndpointName="llava", Body=BODY)
@@ -152,7 +131,7 @@ def test_request_that_goes_elsewhere_after_a_reset_is_cancelled_where_it_was(sta
 
 def test_client_that_leaves_during_the_second_attempt_ends_that_one(stage: Stage) -> None:
     """The instance that refused gets no cancellation; the instance that works on the request does."""
-    stage.a.behave, stage.b.behave = refusing(429, "Overloaded", "full"), never
+    stage.a.behave, stage.b.behave = refusing(429, "Overloaded", "full"), silent
     sock = ask(stage, post(), stage.b)
 
     sock.close()
@@ -206,7 +185,7 @@ def test_request_that_was_not_sent_whole_is_not_cancelled(make_stage: Callable[.
 
 def test_dead_instance_costs_no_more_than_one_attempt(stage: Stage) -> None:
     """A cancellation that cannot be delivered is dropped without an error."""
-    stage.a.behave = never
+    stage.a.behave = silent
     sock = ask(stage, post(), stage.a)
 
     stage.run(stage.a.die())
@@ -222,7 +201,7 @@ def test_dead_instance_costs_no_more_than_one_attempt(stage: Stage) -> None:
 def test_operation_that_is_not_answered_ends_in_time(make_stage: Callable[..., Stage]) -> None:
     """A hanging instance does not keep a connection, and the ids collected meanwhile are tried."""
     stage = make_stage(timeouts=TimeoutSettings(cancel_timeout_s=0.2, sweep_interval_s=0.02))
-    stage.a.behave = stage.a.on_cancel = never
+    stage.a.behave = stage.a.on_cancel = silent
     request = post(session=make_session_id("a"))
     first, second = ask(stage, request, stage.a), ask(stage, request, stage.a)
 

@@ -1,7 +1,5 @@
 """The chat page in a real browser, before fake instances: requests, display and errors."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -17,7 +15,7 @@ from botocore.eventstream import EventStreamBuffer
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser import DESKTOP, Tab, give_files, open_tab, run_chromium, submit_question, wait_ready
+from tests.browser import DESKTOP, Tab, give_files, open_tab, submit_question, wait_ready
 from tests.proxy.conftest import NO_PROBES, Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
@@ -39,12 +37,6 @@ WATCH = """
 }
 """
 FILES = ("/chat", "/chat/main.js", "/chat/session.js", "/chat/eventstream.js", "/chat/chat.css", "/chat/receipt.js")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
 
 
 @pytest.fixture

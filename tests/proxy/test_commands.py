@@ -1,7 +1,5 @@
 """The commands with a real proxy, its admin plane and fake instances."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -138,12 +136,7 @@ def test_instances_are_listed_by_state(stage: Stage) -> None:
 def test_drain_waits_for_what_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """`drain` prints the number of running requests and returns at zero; `undrain` puts the instance back."""
     gate = Gate()
-
-    async def hold(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave = hold
+    stage.a.behave = gate.behave
     client = stage.client()
     asking = threading.Thread(
         target=client.invoke_endpoint,
@@ -326,11 +319,7 @@ def test_a_system_message_comes_with_each_question_of_its_session(talking: Stage
 def test_a_question_to_a_fleet_that_is_starting_is_told_what_starts(stage: Stage) -> None:
     """The error names the instances that are starting, as after a question that is asked right after `up`."""
 
-    async def start() -> None:
-        for name in stage.instances:
-            stage.registry.set_state(name, InstanceState.STARTING)
-
-    stage.run(start())
+    stage.set_state(InstanceState.STARTING)
 
     result = invoke(stage, "ask", "?")
 

@@ -1,7 +1,5 @@
 """Failing connections: clients and instances that disconnect, stall or are slow."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -16,17 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Gate, Received, Wire, answering
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, silent
 from tests.proxy.test_access import make_certificate
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
-
-
-async def never(request: Received, wire: Wire) -> None:
-    await wire.until_closed()
 
 
 def waiting(stage: Stage) -> None:
@@ -40,7 +34,7 @@ def closed_upstream(stage: Stage) -> None:
 
 def test_client_that_resets_while_waiting_is_passed_on(stage: Stage) -> None:
     """A client's reset closes the instance's connection, so that its work stops, and releases the lease."""
-    stage.a.behave = stage.b.behave = never
+    stage.a.behave = stage.b.behave = silent
     sock = stage.socket()
     sock.sendall(POST)
     waiting(stage)
@@ -53,7 +47,7 @@ def test_client_that_resets_while_waiting_is_passed_on(stage: Stage) -> None:
 
 def test_client_that_closes_while_waiting_is_passed_on(stage: Stage) -> None:
     """A client's close, which at first looks like a half-close, is detected by the probe."""
-    stage.a.behave = stage.b.behave = never
+    stage.a.behave = stage.b.behave = silent
     sock = stage.socket()
     sock.sendall(POST)
     waiting(stage)
@@ -269,9 +263,7 @@ def test_idle_connection_that_the_instance_closes_leaves_the_pool(stage: Stage) 
 def test_unused_connection_is_closed_after_a_while(make_stage: Callable[..., Stage]) -> None:
     """An idle connection is closed after pool_idle_timeout_s."""
     stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-    connection.getresponse().read()
+    stage.ask("POST", "/endpoints/llava/invocations", b"{}").read()
 
     stage.until(lambda: stage.a.num_open + stage.b.num_open == 0, "the pooled connection closed")
 
@@ -333,10 +325,7 @@ def test_interim_answers_are_not_passed_on(stage: Stage) -> None:
         await wire.answer()
 
     stage.a.behave = stage.b.behave = interim
-    connection = stage.http()
-
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/endpoints/llava/invocations", b"{}")
 
     assert (answer.status, answer.headers["x-early"]) == (200, None)
 
@@ -349,11 +338,8 @@ def test_answer_that_ends_with_its_connection_is_whole(stage: Stage) -> None:
         wire.writer.close()
 
     stage.a.behave = stage.b.behave = until_close
-    connection = stage.http()
 
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-
-    assert connection.getresponse().read() == b"all of it"
+    assert stage.ask("POST", "/endpoints/llava/invocations", b"{}").read() == b"all of it"
 
 
 def test_endless_head_of_an_answer_is_a_lost_connection(stage: Stage) -> None:
@@ -365,11 +351,8 @@ def test_endless_head_of_an_answer_is_a_lost_connection(stage: Stage) -> None:
             await wire.send(b"x" * 65536)
 
     stage.a.behave = stage.b.behave = endless
-    connection = stage.http()
 
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-
-    assert connection.getresponse().status == 503
+    assert stage.ask("POST", "/endpoints/llava/invocations", b"{}").status == 503
 
 
 def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> None:
@@ -411,13 +394,8 @@ def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> N
 def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -> None:
     """A stop finishes running answers and closes idle connections at once."""
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
     with Stage(names=("a",)) as stage:
-        stage.a.behave = slow
+        stage.a.behave = gate.behave
         with stage.socket() as busy, stage.socket() as idle:
             idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
             assert read_answer(idle).startswith(b"HTTP/1.1 200")  # so that the proxy has accepted it

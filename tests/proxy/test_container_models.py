@@ -1,7 +1,5 @@
 """The operations on models of SageMaker's containers, over plain HTTP as the platform sends them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -252,10 +250,7 @@ def test_instance_that_restarts_has_nothing_loaded(container: Container) -> None
         container.stage.registry.set_state(home, InstanceState.DOWN)
         container.stage.registry.set_state(home, InstanceState.READY)
 
-    async def restarted() -> None:
-        restart()
-
-    container.stage.run(restarted())
+    container.stage.call(restart)
 
     assert container.names() == []
     assert container.call("POST", f"/models/{NAME}/invoke", {})[0] == 404
@@ -280,7 +275,4 @@ def test_ping_needs_no_model(container: Container) -> None:
 
 def test_without_the_setting_there_are_no_such_operations(stage: Stage) -> None:
     """A proxy outside a container does not serve /models."""
-    connection = stage.http()
-    connection.request("GET", "/models")
-
-    assert connection.getresponse().status == 404
+    assert stage.ask("GET", "/models").status == 404

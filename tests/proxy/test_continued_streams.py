@@ -1,7 +1,5 @@
 """Streams whose instance is lost go on at another one, with the real boto3 client or bytes on a socket."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from http.client import IncompleteRead
@@ -12,7 +10,7 @@ import requests
 from botocore.exceptions import EventStreamError
 
 from tests.proxy.conftest import ProxyClock, Stage, make_session_id
-from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, dying, refusing
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -224,14 +222,11 @@ def test_losses_before_and_after_the_beginning_count_together(make_stage: MakeSt
     """Losses before and after the first byte count together; after three, no fourth instance gets the request."""
     four = make_stage(names=("a", "b", "c", "d"))
 
-    async def reset(request: Received, wire: Wire) -> None:
-        wire.reset()
-
-    asked = take_turns(four, reset, saying(0, 1, b""), saying(1))
+    asked = take_turns(four, dying, saying(0, 1, b""), saying(1))
     assert stream(four) == "".join(WORDS)
     assert len({name for name, _ in asked}) == 3
 
-    asked = take_turns(four, reset, saying(0, 1, b""), saying(1, 2, b""), saying(2))
+    asked = take_turns(four, dying, saying(0, 1, b""), saying(1, 2, b""), saying(2))
     with pytest.raises(EventStreamError):
         stream(four)
     assert len(asked) == 3
@@ -279,9 +274,7 @@ def test_a_silent_stream_goes_on_elsewhere(make_stage: MakeStage) -> None:
     """A stream whose instance hangs continues elsewhere after stream_idle_timeout_s."""
     stage = make_stage(timeouts=TimeoutSettings(sweep_interval_s=0.02, stream_idle_timeout_s=60))
     take_turns(stage, falling_silent(0, 2), saying(2))
-    connection = stage.http()
-    connection.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
     assert answer.read(len("ein größer".encode())).decode() == "ein größer"
 
     stage.pass_time(61)
@@ -328,10 +321,8 @@ def test_pieces_of_other_dialects_go_on_too(make_stage: MakeStage, path: str) ->
     stage = make_stage()
     content_type = "text/event-stream" if path.startswith("/v1") else "text/plain"
     take_turns(stage, saying(0, 2, marked(2)[:5], content_type), saying(2, content_type=content_type, start="another"))
-    connection = stage.http()
-    connection.request("POST", path, BODY, {"Content-Type": "application/json"})
 
-    answer = connection.getresponse()
+    answer = stage.ask("POST", path, BODY, {"Content-Type": "application/json"})
 
     assert answer.read().decode() == "".join(WORDS)
     assert answer.headers.get(headers.CONTINUABLE) is None
@@ -341,9 +332,7 @@ def test_a_stream_of_an_instance_that_is_down_goes_on_elsewhere(make_stage: Make
     """If probes find a hanging instance down, its stream continues elsewhere before stream_idle_timeout_s."""
     stage = make_stage()
     asked = take_turns(stage, falling_silent(0, 2), saying(2))
-    connection = stage.http()
-    connection.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
     assert answer.read(len("ein größer".encode())).decode() == "ein größer"
 
     stage.run(report_down(stage, asked[0][0]))
@@ -373,9 +362,7 @@ def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:
         with stage.socket() as busy:
             busy.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
             gates[0].wait_reached()
-            begun = stage.http()
-            begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-            answer = begun.getresponse()
+            answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
             stage.until(lambda: stage.proxy.data.dispatchers.all()[0].num_waiting, "the rest waits")
             if is_in_time:
                 gates[0].open()
@@ -389,14 +376,6 @@ def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:
         gates.pop(0)
 
 
-def answering_after(gate: Gate) -> Behaviour:
-    async def behave(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    return behave
-
-
 def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: MakeStage) -> None:
     """The time in which the first instance answered counts neither towards the wait's limit nor in the metric."""
     stage = make_stage(capacity=1, late_binding=LateBindingSettings(max_waiting=8, max_wait_s=20))
@@ -408,13 +387,11 @@ def test_the_rest_of_an_old_stream_waits_as_long_as_a_new_request(make_stage: Ma
         await stream_gate.pass_through()
         wire.reset()
 
-    take_turns(stage, answering_after(busy_gate), cut_later, saying(1))
+    take_turns(stage, busy_gate.behave, cut_later, saying(1))
     with stage.socket() as other:
         other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         busy_gate.wait_reached()
-        begun = stage.http()
-        begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-        answer = begun.getresponse()
+        answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
         stream_gate.wait_reached()
         stage.run(grow_older(stage, 100.0))
         stream_gate.open()
@@ -437,13 +414,11 @@ def test_the_wait_for_an_instance_is_not_its_silence(make_stage: MakeStage, monk
         await rest_gate.pass_through()
         await saying(2)(request, wire)
 
-    take_turns(stage, answering_after(busy_gate), saying(0, 2, b""), go_on_later)
+    take_turns(stage, busy_gate.behave, saying(0, 2, b""), go_on_later)
     with stage.socket() as other:
         other.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         busy_gate.wait_reached()
-        begun = stage.http()
-        begun.request("POST", "/invocations", BODY, {"Content-Type": "application/json"})
-        answer = begun.getresponse()
+        answer = stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
         stage.until(lambda: stage.proxy.data.dispatchers.all()[0].num_waiting, "the rest waits")
         clock.ahead_s = 70.0
         busy_gate.open()

@@ -1,7 +1,5 @@
 """The control plane's Describe operations, and access to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -255,9 +253,6 @@ def test_endpoints_come_change_and_go_while_requests_are_served(stage: Stage) ->
         )
         return endpoint
 
-    async def serve(endpoint: Endpoint) -> None:
-        stage.registry.serve(endpoint)
-
     async def end(endpoint: Endpoint) -> None:
         stage.registry.retire(endpoint)
         for instance in list(endpoint.instances):
@@ -273,11 +268,11 @@ def test_endpoints_come_change_and_go_while_requests_are_served(stage: Stage) ->
     first = stage.run(stage_endpoint(1, stage.a.port))
     with pytest.raises(ClientError, match="not found"):
         invoke()
-    stage.run(serve(first))
+    stage.call(stage.registry.serve, first)
     assert invoke() == ("a", "other-1")
     second = stage.run(stage_endpoint(2, stage.b.port))
     assert invoke() == ("a", "other-1")
-    stage.run(serve(second))
+    stage.call(stage.registry.serve, second)
     assert invoke() == ("b", "other-2")
     stage.run(end(first))
     assert invoke() == ("b", "other-2")

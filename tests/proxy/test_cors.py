@@ -1,7 +1,5 @@
 """Web apps of other origins (listen.allowed_origins): what they may call and read, in a browser and byte by byte."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ import requests
 from tests.browser import open_tab, run_chromium
 from tests.http_servers import QuietHandler, serve_http
 from tests.proxy.conftest import FAST, Stage
-from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Received, Wire, answering, dying, refusing, streaming
 from tests.proxy.test_fast_path import CountingPath
 from tests.waiting import wait_until
 from torchmoor.config.credentials import Credentials
@@ -121,10 +119,7 @@ def test_streams_and_errors_in_their_midst_can_be_read(make_stage: MakeStage) ->
         check_readable(answer)
         assert answer.status_code >= 400
 
-    async def reset(request: Received, wire: Wire) -> None:
-        wire.reset()
-
-    stage.a.behave = stage.b.behave = reset
+    stage.a.behave = stage.b.behave = dying
     answer = ask(stage, Origin=APP)
     check_readable(answer)
     assert answer.status_code >= 500

@@ -1,20 +1,18 @@
 """The dashboard in a real browser, before fake instances: every state, both colour schemes, a phone."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import requests
 from playwright.sync_api import Browser, expect
 
-from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
+from tests.browser import DESKTOP, PHONE, open_tab
 from tests.proxy.conftest import LISTEN, Stage
-from tests.proxy.fake_instance import Received, Wire, answering, streaming
+from tests.proxy.fake_instance import Received, Wire, answering, silent, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.test_access import make_certificate
 from tests.waiting import wait_until
@@ -22,7 +20,6 @@ from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.credentials import Credentials
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceEnd, InstanceState
-from torchmoor.proxy.instances.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("quick_dashboard")
 
@@ -44,12 +41,6 @@ STATUS = {
 }
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
-
-
 @pytest.fixture
 def stage(make_stage: Callable[..., Stage]) -> Stage:
     """Return four instances that report their status, stream for the streaming operation, and answer the rest."""
@@ -65,13 +56,6 @@ async def serve(request: Received, wire: Wire) -> None:
         await streaming([b"one ", b"two"])(request, wire)
     else:
         await answering()(request, wire)
-
-
-def change(stage: Stage, action: Callable[[Registry], None]) -> None:
-    async def act() -> None:
-        action(stage.registry)
-
-    stage.run(act())
 
 
 def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
@@ -141,19 +125,15 @@ def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
 @pytest.mark.browser
 def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browser: Browser) -> None:
     """In each colour scheme and on a phone, nothing is wider than the screen and axe-core reports nothing."""
-
-    async def work_on(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     client = stage.client()
     for number in range(60):
         client.invoke_endpoint(EndpointName="llava", Body=b"{}", InferenceId=str(number))
     for _ in range(8):
         answer = client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"stream")
         assert list(answer["Body"])
-    change(stage, lambda registry: registry.drain("llava-1"))
-    change(stage, lambda registry: registry.set_state("llava-2", InstanceState.DOWN))
-    stage.instances["llava-0"].behave = stage.instances["llava-3"].behave = work_on
+    stage.call(stage.registry.drain, "llava-1")
+    stage.set_state(InstanceState.DOWN, "llava-2")
+    stage.instances["llava-0"].behave = stage.instances["llava-3"].behave = silent
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/invocations", b"{}")
     stage.until(lambda: stage.outstanding() == 1, "the request at an instance")
@@ -178,7 +158,7 @@ def test_instance_that_is_down_shows_why_and_the_end_of_its_log(stage: Stage, br
     """The reason and the log's end are shown as text, whatever the log contains; the overview has the reason, too."""
     hostile = "<img src=x onerror=document.title='taken'>"
     stage.instance("llava-2").last_end = InstanceEnd(time.time(), "has ended with exit status 3", ("first", hostile))
-    change(stage, lambda registry: registry.set_state("llava-2", InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, "llava-2")
 
     with open_tab(browser, stage.proxy.admin_url, scheme="dark", size=PHONE) as tab:
         page = tab.page
@@ -231,9 +211,9 @@ def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
             card.get_by_text("History", exact=True).click()
             expect(card.locator(".tile", has_text="In flight").locator("b")).to_have_text("0")
             expect(card.locator(".tile", has_text="Not in service").locator("b")).to_have_text("no")
-            change(stage, lambda registry: registry.set_state("llava-1", InstanceState.DOWN))
+            stage.set_state(InstanceState.DOWN, "llava-1")
             expect(card.locator(".tile", has_text="Not in service").locator("b")).to_have_text("yes")
-            change(stage, lambda registry: registry.set_state("llava-1", InstanceState.READY))
+            stage.set_state(InstanceState.READY, "llava-1")
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             tab.check_accessibility()
 

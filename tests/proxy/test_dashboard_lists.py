@@ -2,10 +2,8 @@
 the autoscaler, their actions, and names of clients, which are only ever text.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
+from tests.browser import DESKTOP, PHONE, open_tab
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Received, Wire, answering, refusing
+from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.fake_sessions import FakeHolders, make_session
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, VariantSettings
@@ -27,12 +25,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("quick_dashboard")]
 
 HOSTILE = "<img src=x onerror=document.title='taken'>"
 HASHES = tuple(f"{number:016x}" for number in range(0xA000, 0xA000 + 60))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
 
 
 @pytest.fixture
@@ -340,14 +332,10 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
     make_stage: Callable[..., Stage], browser: Browser
 ) -> None:
     """The overview counts waiting turns by instance and other requests together, and lists what needs attention."""
-
-    async def hold(received: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     variant = VariantSettings(model="llava", scaling=ScalingSettings(max_capacity=2))
     stage = make_stage(late_binding=LateBindingSettings(), capacity=1, variants=(variant,))
     for fake in stage.instances.values():
-        fake.behave = hold
+        fake.behave = silent
     connections = []
     for number in range(4):
         connections.append(stage.http())
@@ -360,10 +348,6 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
     async def decide() -> None:
         dispatcher.variant.scale = ScalingDecision(2, 40, "a backlog of 40 asks for 8, and MaxCapacity is 2")
 
-    async def go_down() -> None:
-        for name in ("a", "b"):
-            stage.registry.set_state(name, InstanceState.DOWN)
-
     stage.run(decide())
     with open_tab(browser, stage.proxy.admin_url) as tab:
         page = tab.page
@@ -374,7 +358,7 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
         expect(page.locator("#variants")).to_contain_text("Others, for any instance1")
         expect(page.locator("#scaling")).to_contain_text("2 desired, 2 running")
         tab.check_accessibility()
-        stage.run(go_down())
+        stage.set_state(InstanceState.DOWN)
         expect(page.locator("#attention")).to_contain_text("llava / AllTraffic has no ready instance.")
     for connection in connections:
         connection.close()

@@ -1,7 +1,5 @@
 """GET /decisions: the instance, reason and result of each request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -58,11 +56,7 @@ def test_each_request_is_there_with_its_reason_and_end(stage: Stage) -> None:
 
 
 def test_request_that_nobody_could_take_is_there_without_an_instance(stage: Stage) -> None:
-    async def fell() -> None:
-        for name in stage.instances:
-            stage.registry.set_state(name, InstanceState.DOWN)
-
-    stage.run(fell())
+    stage.set_state(InstanceState.DOWN)
     with pytest.raises(ClientError):
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
 

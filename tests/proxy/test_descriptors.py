@@ -1,7 +1,5 @@
 """A proxy without a free file descriptor: this is its own fault, not its instances'."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable
 
@@ -46,14 +44,11 @@ def test_probes_that_find_no_descriptor_show_nothing(make_stage: Callable[..., S
     stage = make_stage(names=("a",))
     health, instance = stage.proxy.health, stage.instance("a")
 
-    async def suspect() -> None:
-        health.suspect(instance)
-
     with without_free_descriptors():
         with pytest.raises(OSError, match="Too many open files"):
             stage.run(health.ask(instance))
         for _ in range(stage.settings.health.unanswered_before_down):
-            stage.run(suspect())
+            stage.call(health.suspect, instance)
             stage.until(lambda: not health.is_probing, "the probe is over")
 
     assert instance.state is InstanceState.READY

@@ -1,7 +1,5 @@
 """The dialects that are forwarded unchanged, and the admin plane."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent, streaming
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -22,17 +20,8 @@ PATHS = ("/invocations", "/predictions/llava")
 
 
 def post(stage: Stage, path: str, body: bytes = b"{}", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = stage.http()
-    connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
-
-
-def set_state(stage: Stage, name: str, state: InstanceState) -> None:
-    async def change() -> None:
-        stage.registry.set_state(name, state)
-
-    stage.run(change())
 
 
 def admin(stage: Stage, path: str) -> tuple[int, bytes]:
@@ -48,12 +37,10 @@ def test_ping_is_healthy_while_an_instance_is_ready(stage: Stage) -> None:
     """/ping answers 200 with an empty body if an instance is ready, else 503."""
     statuses = []
     for name in ("a", "b", None):
-        connection = stage.http()
-        connection.request("GET", "/ping")
-        answer = connection.getresponse()
+        answer = stage.ask("GET", "/ping")
         statuses.append((answer.status, answer.read()))
         if name is not None:
-            set_state(stage, name, InstanceState.DOWN)
+            stage.set_state(InstanceState.DOWN, name)
 
     assert statuses == [(200, b""), (200, b""), (503, b"")]
 
@@ -199,9 +186,6 @@ def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> Non
     """A time-out is 504 in the handlers' error form."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 
-    async def silent(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     stage.a.behave = stage.b.behave = silent
 
     status, headers, _ = post(stage, "/invocations")
@@ -212,7 +196,7 @@ def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> Non
 def test_no_instance_is_unavailable(stage: Stage) -> None:
     """Without an instance the answer is 503 with Retry-After."""
     for name in ("a", "b"):
-        set_state(stage, name, InstanceState.DOWN)
+        stage.set_state(InstanceState.DOWN, name)
 
     status, headers, _ = post(stage, "/invocations")
 
@@ -222,7 +206,7 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
 
 def test_draining_instance_serves_its_sessions_and_nothing_new(stage: Stage) -> None:
     """A draining instance serves the turns of its sessions and no new work."""
-    set_state(stage, "a", InstanceState.DRAINING)
+    stage.set_state(InstanceState.DRAINING, "a")
 
     for _ in range(2):
         assert post(stage, "/invocations")[0] == 200
@@ -259,7 +243,7 @@ def test_admin_shows_health_instances_and_metrics(stage: Stage) -> None:
 def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
     """/health is 503 and names the endpoint without an instance."""
     for name in ("a", "b"):
-        set_state(stage, name, InstanceState.DOWN)
+        stage.set_state(InstanceState.DOWN, name)
 
     status, body = admin(stage, "/healthz")
 
@@ -269,7 +253,7 @@ def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
 def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage) -> None:
     """A proxy is ready once it has asked DNS and each instance, even if none can serve; it is live at all times."""
     for name in ("a", "b"):
-        set_state(stage, name, InstanceState.DOWN)
+        stage.set_state(InstanceState.DOWN, name)
     stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
     source = DnsSource("_inference._tcp.llava", "llava", "AllTraffic")
 
@@ -299,11 +283,6 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
     assert not stage.proxy.health.has_asked_all()
     status, body = admin(stage, "/readyz")
     assert (status, json.loads(body)["waits_for_dns"]) == (200, ["_i._tcp.more"])
-
-
-async def silent(request: Received, wire: Wire) -> None:
-    """Hang: send nothing until the proxy closes the connection."""
-    await wire.until_closed()
 
 
 def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage]) -> None:
@@ -344,7 +323,7 @@ def test_readiness_is_a_ready_worker(
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
     stage.a.behave = answering(body=json.dumps([{"modelName": "llava", "workers": workers}]).encode())
     stage.instance("a").management_port = stage.a.port
-    set_state(stage, "a", InstanceState.DOWN if state is InstanceState.READY else InstanceState.READY)
+    stage.set_state(InstanceState.DOWN if state is InstanceState.READY else InstanceState.READY, "a")
 
     stage.until(lambda: stage.a.received and stage.instance("a").state is state, "the probe's verdict")
 

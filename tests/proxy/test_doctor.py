@@ -1,7 +1,5 @@
 """`torchmoor doctor` with a running fleet: a real admin plane and fake instances."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable, Iterator

@@ -1,14 +1,12 @@
 """Every row of the error mapping, as the botocore exception that the client sees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Received, Wire, answering, refusing
+from tests.proxy.fake_instance import Received, Wire, answering, dying, refusing, silent
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.invocation import Invocation
 
@@ -164,9 +162,6 @@ def test_model_that_does_not_answer_in_time_is_a_model_error(make_stage: Callabl
     """The client gets 424 with status 0 and SageMaker's message, and the instance's connection is closed."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 
-    async def silent(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     stage.a.behave = stage.b.behave = silent
 
     error = refusal(stage, operation)
@@ -179,10 +174,6 @@ def test_model_that_does_not_answer_in_time_is_a_model_error(make_stage: Callabl
 
 def test_connection_lost_before_the_answer_is_retried_elsewhere(stage: Stage) -> None:
     """A request without a session is retried at another instance after a lost connection."""
-
-    async def dying(request: Received, wire: Wire) -> None:
-        wire.reset()
-
     stage.a.behave = dying
 
     answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
@@ -193,10 +184,6 @@ def test_connection_lost_before_the_answer_is_retried_elsewhere(stage: Stage) ->
 
 def test_connection_lost_before_the_answer_of_a_turn_is_service_unavailable(stage: Stage) -> None:
     """A turn that may already be recorded is not sent again."""
-
-    async def dying(request: Received, wire: Wire) -> None:
-        wire.reset()
-
     stage.a.behave = dying
 
     error = refusal(stage, SessionId=make_session_id("a"))
@@ -208,9 +195,6 @@ def test_connection_lost_before_the_answer_of_a_turn_is_service_unavailable(stag
 def test_turn_of_a_journaled_session_goes_on_elsewhere(make_stage: Callable[..., Stage], fault: str) -> None:
     """A turn goes to another instance, which adopts the session; its invocation id prevents a second answer."""
     stage = make_stage(are_journaled=True)
-
-    async def dying(request: Received, wire: Wire) -> None:
-        wire.reset()
 
     stage.a.behave = dying if fault == "reset" else refusing(503 if fault == "no worker" else 500, None, fault)
 
@@ -233,9 +217,7 @@ def test_turn_of_a_journaled_session_stays_where_it_is_refused(make_stage: Calla
 
 def test_request_without_an_invocation_id_gets_one(stage: Stage) -> None:
     """A request without an invocation id, as from curl, gets one, by which the handler recognises a retry."""
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/invocations", b"{}")
-    connection.getresponse().read()
+    stage.ask("POST", "/endpoints/llava/invocations", b"{}").read()
 
     (received,) = [*stage.a.received, *stage.b.received]
     assert received.headers["amz-sdk-invocation-id"] == received.headers["x-torchmoor-request-id"]

@@ -1,7 +1,5 @@
 """The reader of boto3's event streams, with the real boto3 client against the proxy."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The fast path has the effect of the general one, for real clients; tests/fuzz compares the two byte by byte."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -17,7 +15,7 @@ import requests
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import FAST, GENERAL, PATH, Stage, make_session_id
-from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Gate, answering, refusing, streaming
 from tests.waiting import PROGRAM_S, wait_until
 from torchmoor.config.callers import CallerSettings
 from torchmoor.config.credentials import AccessKey, Credentials
@@ -227,12 +225,7 @@ def test_a_limited_caller_is_counted_on_both_paths(make_stage: Callable[..., Sta
         for _ in range(4):
             client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
         gate = Gate()
-
-        async def hold(request: Received, wire: Wire, gate: Gate = gate) -> None:
-            await gate.pass_through()
-            await wire.answer()
-
-        stage.a.behave = hold
+        stage.a.behave = gate.behave
         with closing(stage.http()) as waiting:
             waiting.request(
                 "POST",
@@ -298,10 +291,7 @@ def test_a_replaced_endpoint_gets_no_further_request(make_stage: Callable[..., S
     assert len(stage.a.received) == num_before
     assert taken.num_taken > num_taken
 
-    async def retire() -> None:
-        stage.registry.retire(stage.registry.get_endpoint("llava"))
-
-    stage.run(retire())
+    stage.call(stage.registry.retire, stage.registry.get_endpoint("llava"))
     with pytest.raises(ClientError, match="not found"):
         client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("c"), Body=b"{}")
 

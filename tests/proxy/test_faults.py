@@ -1,7 +1,5 @@
 """Instances that die, hang, fail or are drained: the outcome for their requests and sessions, over real sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json
@@ -11,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire, answering, dying, refusing, silent
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import VariantSettings
@@ -24,15 +22,6 @@ from torchmoor.proxy.routing.session_failover import place_of
 OFTEN = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=10.0)
 # Silence counts after the same 1.5 s as usual, but only a long series of late answers looks like it.
 SILENCE = OFTEN.replace(probe_timeout_s=0.15, unanswered_before_down=10)
-
-
-async def silent(request: Received, wire: Wire) -> None:
-    """Hang until the proxy abandons the request."""
-    await wire.until_closed()
-
-
-async def dying(request: Received, wire: Wire) -> None:
-    wire.reset()
 
 
 def hang(stage: Stage, fake: FakeInstance, behave: Behaviour = silent) -> None:
@@ -293,9 +282,7 @@ def test_each_variant_has_its_own_budget(make_stage: Callable[..., Stage]) -> No
     stage.b.behave = dying
     assert read_answer(invoke(stage, session=session)).startswith(b"HTTP/1.1 200")
 
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/invocations", json.dumps({"session_id": session}))
-    assert connection.getresponse().status == 200
+    assert stage.ask("POST", "/endpoints/llava/invocations", json.dumps({"session_id": session})).status == 200
 
     drawn, home = stage.proxy.data.dispatchers.all()
     assert (drawn.metrics.invocations, drawn.metrics.retries, home.metrics.retries) == (1, 1, 1)
@@ -315,12 +302,7 @@ def test_drained_instance_hands_its_sessions_over(make_stage: Callable[..., Stag
     stage = make_stage(are_journaled=True, health=OFTEN, recovery=RecoverySettings(slow_start_s=30))
     session = make_session_id("a")
     gate = Gate()
-
-    async def hold(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave = hold
+    stage.a.behave = gate.behave
     running = invoke(stage, session=session)
     gate.wait_reached()
 
@@ -409,9 +391,6 @@ def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Sta
             await asyncio.sleep(0)
         await wire.chunk(b"")
 
-    async def hang(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     async def fill_up(request: Received, wire: Wire) -> None:
         """Act as TorchServe with a full queue."""
         seen.append(request)
@@ -421,7 +400,7 @@ def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Sta
     stage.until(lambda: len(seen) > MAX_TRIES, "a question that only a worker gets that has answered before")
     assert (seen[0].method, seen[0].path) == ("POST", "/predictions/llava")
 
-    stage.a.on_status = hang
+    stage.a.on_status = silent
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the silence is noticed")
     assert instance_of(read_answer(invoke(stage))) == "b"
     stage.a.on_status = fill_up

@@ -1,14 +1,12 @@
 """Sessions of handlers with their own ids: the proxy remembers which instance opened each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Received, Wire
+from tests.proxy.fake_instance import Received, Wire, dying
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
@@ -44,9 +42,7 @@ def start(make_stage: Callable[..., Stage], **options: object) -> Stage:
 
 def send(stage: Stage, session: str, body: bytes = b"{}", path: str = PATHS[0]) -> tuple[int, str]:
     """Return the answer's status and its instance."""
-    connection = stage.http()
-    connection.request("POST", path, body, {SESSION_ID: session})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", path, body, {SESSION_ID: session})
     answer.read()
     return answer.status, answer.headers.get("X-Torchmoor-Instance", "")
 
@@ -59,13 +55,6 @@ def open_session(stage: Stage, path: str = PATHS[0]) -> tuple[str, str]:
         f"{instance}-{len([r for r in stage.instances[instance].received if r.path.startswith('/pred')]) - 1}",
         instance,
     )
-
-
-def to_state(stage: Stage, name: str, state: InstanceState) -> None:
-    async def change() -> None:
-        stage.registry.set_state(name, state)
-
-    stage.run(change())
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -87,9 +76,7 @@ def test_client_gets_a_new_id_without_an_expiry(make_stage: Callable[..., Stage]
         await wire.answer(headers={"X-Amzn-SageMaker-New-Session-Id": "mine-1"}, body=b"{}")
 
     stage.a.behave = stage.b.behave = behave
-    connection = stage.http()
-    connection.request("POST", PATHS[0], b"{}", {SESSION_ID: "NEW_SESSION"})
-    answer = connection.getresponse()
+    answer = stage.ask("POST", PATHS[0], b"{}", {SESSION_ID: "NEW_SESSION"})
     answer.read()
 
     assert (answer.status, answer.headers["X-Amzn-SageMaker-New-Session-Id"]) == (200, "mine-1")
@@ -116,18 +103,18 @@ def test_nobody_else_is_sent_a_session_whose_instance_is_away(
     session, home = open_session(stage)
     before = {name: len(fake.received) for name, fake in stage.instances.items()}
 
-    to_state(stage, home, InstanceState.DOWN)
+    stage.set_state(InstanceState.DOWN, home)
     assert send(stage, session) == (503, "")
-    to_state(stage, home, InstanceState.READY)
+    stage.set_state(InstanceState.READY, home)
     port, stage.instance(home).port = stage.instance(home).port, 1
     stage.instance(home).close_idle()
     assert send(stage, session) == (503, "")
     stage.instance(home).port = port
 
     assert before == {name: len(fake.received) for name, fake in stage.instances.items()}
-    to_state(stage, home, InstanceState.READY)
+    stage.set_state(InstanceState.READY, home)
     assert send(stage, session) == (200, home)
-    to_state(stage, home, InstanceState.DRAINING)
+    stage.set_state(InstanceState.DRAINING, home)
     assert send(stage, session) == (200, home)
 
 
@@ -136,10 +123,7 @@ def test_turn_that_its_instance_may_have_begun_goes_to_nobody_else(make_stage: C
     stage = start(make_stage, are_journaled=True)
     session, home = open_session(stage)
 
-    async def die(request: Received, wire: Wire) -> None:
-        wire.reset()
-
-    stage.instances[home].behave = die
+    stage.instances[home].behave = dying
     others = [fake for fake in stage.instances.values() if fake.name != home]
     before = [len(fake.received) for fake in others]
 

@@ -1,7 +1,5 @@
 """Requests without an instance where instances start on demand: they wait and are served, or get Retry-After."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -16,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Received, Wire, answering
+from tests.proxy.fake_instance import answering, dying
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.cli.waiting_notice import EndpointWatch
@@ -41,37 +39,31 @@ class Zero:
         self.wakes = 0
         self.stage.proxy.data.on_need(self._wake)
         self.port = self.stage.instance("a").port
-        self._call(self.stage.registry.remove, "a")
+        self.stage.call(self.stage.registry.remove, "a")
 
     def _wake(self) -> None:
         self.wakes += 1
-
-    def _call(self, function: Callable[..., object], *arguments: object) -> None:
-        async def call() -> None:
-            function(*arguments)
-
-        self.stage.run(call())
 
     def begin(self, started_s_ago: float | None = None) -> None:
         """Begin the instance's start."""
         at = None if started_s_ago is None else time.monotonic() - started_s_ago
         instance = Instance(name="a", endpoint="llava", model="llava", port=self.port, capacity=1, started_at=at)
-        self._call(self.stage.registry.add, instance)
+        self.stage.call(self.stage.registry.add, instance)
 
     def come(self) -> None:
         """Make the instance ready."""
         self.begin()
-        self._call(self.stage.registry.set_state, "a", InstanceState.READY)
+        self.set_state(InstanceState.READY)
 
     def set_state(self, state: InstanceState) -> None:
-        self._call(self.stage.registry.set_state, "a", state)
+        self.stage.set_state(state)
 
     def drain(self) -> None:
         """Drain the instance, as an operator does."""
-        self._call(self.stage.registry.drain, "a")
+        self.stage.call(self.stage.registry.drain, "a")
 
     def resume(self) -> None:
-        self._call(self.stage.registry.resume, "a")
+        self.stage.call(self.stage.registry.resume, "a")
 
     def took(self, seconds: float) -> None:
         """Set the duration of the last start."""
@@ -298,10 +290,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
     stage = make_stage(variants=variants, names=("a",), homes={"a": "blue"})
     blue, green = stage.proxy.data.dispatchers.all()
 
-    async def drain(is_drained: bool) -> None:
-        (stage.registry.drain if is_drained else stage.registry.resume)("a")
-
-    stage.run(drain(True))
+    stage.call(stage.registry.drain, "a")
     for body, session in ((b"1", make_session_id("llava-blue-0")), (b"2", None)):
         sock = stage.socket()
         stage.close_later(sock)
@@ -310,7 +299,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
         sock.sendall(head.encode() + body)
     stage.until(lambda: (blue.num_waiting, green.num_waiting) == (1, 1), "each held by its variant")
 
-    stage.run(drain(False))
+    stage.call(stage.registry.resume, "a")
 
     stage.until(lambda: received(stage.a) == [b"1"], "the turn at the instance of blue")
     assert status(send_raw(stage, b"3")) == 200
@@ -359,10 +348,6 @@ def test_a_drain_that_leaves_no_room_for_another_instance_is_answered_at_once(
     assert status(sock) == 200
 
 
-async def reset(request: Received, wire: Wire) -> None:
-    wire.reset()
-
-
 def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement(
     make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +358,7 @@ def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement
     monkeypatch.setattr("torchmoor.proxy.dispatch.dispatcher.PROBE_S", LONG.max_hold_s)  # the test is the probe
     zero = Zero(make_stage)
     zero.come()
-    zero.stage.a.behave = reset
+    zero.stage.a.behave = dying
     sock = send(zero.stage, b"1")
     zero.stage.until(lambda: zero.wakes == 1 and not zero.stage.proxy.health.is_probing, "lost and held")
 
@@ -409,7 +394,7 @@ def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_
     """A lost request whose instance stays is answered soon; a turn that no replacement can continue does not wait."""
     zero = Zero(make_stage)
     zero.come()
-    zero.stage.a.behave = reset
+    zero.stage.a.behave = dying
     sock = send(zero.stage, b"1")
     zero.stage.until(lambda: zero.wakes == 1, "lost and held")
 

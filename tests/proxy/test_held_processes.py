@@ -1,7 +1,5 @@
 """Several proxy processes with instances that start on demand: each holds requests and wakes the parent."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Proxies on different hosts, which share nothing but the session keys and the list of instances."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

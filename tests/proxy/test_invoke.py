@@ -1,7 +1,5 @@
 """InvokeEndpoint with the real boto3 client: what is forwarded, added and refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 
@@ -9,7 +7,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
+from tests.proxy.fake_instance import Gate, answering, streaming
 from torchmoor.config.limits import LimitSettings
 
 
@@ -54,9 +52,7 @@ def test_answer_reaches_the_client_and_says_where_it_ran(stage: Stage) -> None:
 
 def test_request_reaches_the_instance_without_credentials_or_forged_headers(stage: Stage) -> None:
     """The instance gets the body, the API's headers and the proxy's, without credentials or forged headers."""
-    connection = stage.http()
-
-    connection.request(
+    answer = stage.ask(
         "POST",
         "/endpoints/llava/invocations",
         b'{"x": 1}',
@@ -74,7 +70,6 @@ def test_request_reaches_the_instance_without_credentials_or_forged_headers(stag
             "X-Hop": "1",
         },
     )
-    answer = connection.getresponse()
     answer.read()
 
     [seen] = stage.a.received + stage.b.received
@@ -95,9 +90,7 @@ def test_request_id_of_the_answer_is_the_proxys(stage: Stage, suffix: str) -> No
     """The instance's own request id does not reach the client."""
     stage.a.behave = stage.b.behave = answering(headers={"X-Amzn-RequestId": "of-the-instance"})
 
-    connection = stage.http()
-    connection.request("POST", f"/endpoints/llava/invocations{suffix}", b"{}")
-    answer = connection.getresponse()
+    answer = stage.ask("POST", f"/endpoints/llava/invocations{suffix}", b"{}")
     answer.read()
 
     [seen] = stage.a.received + stage.b.received
@@ -211,12 +204,7 @@ def test_streamed_answer_of_the_whole_operation_passes_as_a_body(stage: Stage) -
 def test_new_work_goes_to_the_instance_with_the_fewest_outstanding(stage: Stage) -> None:
     """While one instance is busy, the other gets all new requests."""
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave = slow
+    stage.a.behave = gate.behave
     first = stage.http()
     first.request("POST", "/endpoints/llava/invocations", b"{}", {"X-Amzn-SageMaker-Session-Id": make_session_id("a")})
     gate.wait_reached()
@@ -233,12 +221,7 @@ def test_no_room_anywhere_is_service_unavailable(make_stage: Callable[..., Stage
     """If all instances are at capacity the answer is 503 with Retry-After."""
     stage = make_stage(capacity=1, names=("a",))
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    stage.a.behave = slow
+    stage.a.behave = gate.behave
     first = stage.http()
     first.request("POST", "/endpoints/llava/invocations", b"{}")
     gate.wait_reached()
@@ -254,10 +237,7 @@ def test_no_room_anywhere_is_service_unavailable(make_stage: Callable[..., Stage
 @pytest.mark.parametrize("path", ["/nothing", "/endpoints/llava", "/endpoints/llava/other", "/"])
 def test_unknown_path_is_an_unknown_operation(stage: Stage, path: str) -> None:
     """An unknown path gets 404 with a JSON body and the error's type."""
-    connection = stage.http()
-
-    connection.request("POST", path, b"{}")
-    answer = connection.getresponse()
+    answer = stage.ask("POST", path, b"{}")
 
     assert (answer.status, answer.headers["x-amzn-errortype"]) == (404, "UnknownOperationException")
     assert "Message" in json.loads(answer.read())

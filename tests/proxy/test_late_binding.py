@@ -1,7 +1,5 @@
 """Late binding over real sockets: which requests wait, their order, and how a wait ends."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable
@@ -9,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering, dying, refusing
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -33,14 +31,7 @@ class Held:
         await wire.answer(body=request.body)
 
     def let_go(self, body: bytes) -> None:
-        async def release() -> None:
-            self._let_go.setdefault(body, asyncio.Event()).set()
-
-        self._stage.run(release())
-
-
-async def dying(request: Received, wire: Wire) -> None:
-    wire.reset()
+        self._stage.call(lambda: self._let_go.setdefault(body, asyncio.Event()).set())
 
 
 def send(stage: Stage, body: bytes, *, session: str | None = None, more: str = "") -> socket.socket:
@@ -290,7 +281,7 @@ def test_turns_move_on_when_their_instance_goes_down(make_stage: Callable[..., S
     session = make_session_id("a")
     socks = [send(stage, b"turn 1", session=session), send(stage, b"turn 2", session=session)]
 
-    stage.run(set_state(stage, "a", InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, "a")
     stage.until(lambda: waiting(stage) == 3, "the running request waiting too")
     for body in (b"b1", b"turn 1", b"turn 2", b"a1"):
         held.let_go(body)
@@ -303,10 +294,6 @@ def test_turns_move_on_when_their_instance_goes_down(make_stage: Callable[..., S
     assert received(stage.b) == [b"b1", b"turn 1", b"turn 2", b"a1"]
 
 
-async def set_state(stage: Stage, name: str, state: InstanceState) -> None:
-    stage.registry.set_state(name, state)
-
-
 def test_turns_are_refused_when_nobody_is_left_to_take_them(make_stage: Callable[..., Stage]) -> None:
     """Turns whose instance is down are refused if there is no other."""
     stage = late(make_stage, names=("a",))
@@ -314,7 +301,7 @@ def test_turns_are_refused_when_nobody_is_left_to_take_them(make_stage: Callable
     send(stage, b"1")
     turn = send(stage, b"turn", session=make_session_id("a"))
 
-    stage.run(set_state(stage, "a", InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, "a")
 
     assert status(turn) == 503
     held.let_go(b"1")
@@ -324,12 +311,12 @@ def test_instance_that_becomes_ready_takes_what_waits(make_stage: Callable[..., 
     """A new ready instance gets waiting requests without the end of another request."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
-    stage.run(set_state(stage, "b", InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, "b")
     send(stage, b"1")
     sock = send(stage, b"2")
     assert waiting(stage) == 1
 
-    stage.run(set_state(stage, "b", InstanceState.READY))
+    stage.set_state(InstanceState.READY, "b")
     held.let_go(b"2")
 
     assert status(sock) == 200
@@ -345,7 +332,7 @@ def test_draining_instance_serves_its_turns_and_nothing_else(make_stage: Callabl
     send(stage, b"b1")
     turn, new = send(stage, b"turn", session=make_session_id("a")), send(stage, b"new")
 
-    stage.run(set_state(stage, "a", InstanceState.DRAINING))
+    stage.set_state(InstanceState.DRAINING, "a")
     for body in (b"a1", b"turn"):
         held.let_go(body)
     assert status(turn) == 200
@@ -362,9 +349,9 @@ def test_request_whose_instance_cannot_take_it_waits_for_another(make_stage: Cal
     stage = late(make_stage)
     held = Held(stage, stage.b)
     stage.a.behave = refusing(503, None, "no worker")
-    stage.run(set_state(stage, "a", InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, "a")
     send(stage, b"b1")
-    stage.run(set_state(stage, "a", InstanceState.READY))
+    stage.set_state(InstanceState.READY, "a")
 
     sock = send(stage, b"body" * 1000)
     stage.until(lambda: len(stage.a.received) == 1 and waiting(stage) == 1, "refused by a, waiting for b")
@@ -381,10 +368,10 @@ def test_request_to_an_instance_that_died_waits_for_another(make_stage: Callable
     """After a refused connection the instance is down and its capacity gone; the request waits for another one."""
     stage = late(make_stage)
     held = Held(stage, stage.b)
-    stage.run(set_state(stage, "a", InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, "a")
     send(stage, b"b1")
     stage.run(stage.a.die())
-    stage.run(set_state(stage, "a", InstanceState.READY))
+    stage.set_state(InstanceState.READY, "a")
 
     sock = send(stage, b"body" * 1000)
     stage.until(lambda: not stage.instance("a").is_ready and waiting(stage) == 1, "a found dead")
@@ -399,7 +386,7 @@ def test_no_ready_instance_is_refused_at_once(make_stage: Callable[..., Stage]) 
     """Without a ready instance a request is refused at once, since none is likely to be ready in time."""
     stage = late(make_stage)
     for name in ("a", "b"):
-        stage.run(set_state(stage, name, InstanceState.DOWN))
+        stage.set_state(InstanceState.DOWN, name)
 
     for session in (None, make_session_id("a")):
         line = f"X-Amzn-SageMaker-Session-Id: {session}\r\n" if session else ""
@@ -416,10 +403,7 @@ def test_instance_that_is_removed_lets_its_turns_go(make_stage: Callable[..., St
     first = send(stage, b"a1")
     turn = send(stage, b"turn", session=make_session_id("a"))
 
-    async def remove() -> None:
-        stage.registry.remove("a")
-
-    stage.run(remove())
+    stage.call(stage.registry.remove, "a")
     stage.until(lambda: received(stage.b) == [b"turn"], "the turn at b")
     held.let_go(b"turn")
     held.let_go(b"a1")
@@ -447,10 +431,7 @@ def test_streams_hold_their_place_until_their_end(make_stage: Callable[..., Stag
     second = send(stage, b"2")
     assert waiting(stage) == 1
 
-    async def finish() -> None:
-        go_on.set()
-
-    stage.run(finish())
+    stage.call(go_on.set)
 
     assert list(events) == []
     assert status(second) == 200

@@ -1,7 +1,5 @@
 """Instances that are slow to accept connections, and a proxy that is itself delayed: no request is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time
@@ -79,10 +77,7 @@ def test_request_that_waits_is_refused_once_its_instance_is_gone(
     sock = invoke(stage)
     stage.until(lambda: num_retries(stage) >= 1, "tried again")
 
-    async def take_down() -> None:
-        stage.registry.set_state("a", InstanceState.DOWN)
-
-    stage.run(take_down())
+    stage.set_state(InstanceState.DOWN, "a")
 
     answer = read_answer(sock)
     assert answer.startswith(b"HTTP/1.1 503")
@@ -104,10 +99,7 @@ def test_time_in_which_the_proxy_is_held_up_is_not_the_instances(make_stage: Cal
         hold_up(2 * SHORT.connect_timeout_s)
         return await connecting
 
-    async def close(connection: UpstreamConnection) -> None:
-        connection.close()
-
-    stage.run(close(stage.run(connect())))
+    stage.call(stage.run(connect()).close)
 
 
 def test_silence_while_the_proxy_is_held_up_takes_nobody_down(make_stage: Callable[..., Stage]) -> None:

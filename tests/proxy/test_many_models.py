@@ -1,7 +1,5 @@
 """Endpoints with many models: TargetModel through boto3, and what it does with instances that hold some of them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Callable
@@ -397,19 +395,13 @@ def test_an_action_that_fails_has_the_status_of_the_failure(fleet: Fleet) -> Non
 )
 def test_open_inference_has_get_and_post(fleet: Fleet, method: str, path: str, status: int) -> None:
     """Methods other than GET and POST are refused, including HEAD, whose answer must not have a body."""
-    connection = fleet.stage.http()
-    connection.request(method, f"/v2/models/m0.tar.gz{path}", b"{}" if method == "POST" else None)
-
-    assert connection.getresponse().status == status
+    assert fleet.stage.ask(method, f"/v2/models/m0.tar.gz{path}", b"{}" if method == "POST" else None).status == status
     assert fleet.num_loads == (status == 200)
 
 
 def test_open_inference_passes_on_the_version_of_the_path(fleet: Fleet) -> None:
     """The path's version is forwarded, because the instance knows which versions a model has."""
-    connection = fleet.stage.http()
-    connection.request("GET", "/v2/models/m0.tar.gz/versions/1/ready")
-
-    assert connection.getresponse().status == 200
+    assert fleet.stage.ask("GET", "/v2/models/m0.tar.gz/versions/1/ready").status == 200
     [request] = [
         each
         for fake in fleet.stage.instances.values()
@@ -423,10 +415,7 @@ def test_open_inference_passes_on_the_version_of_the_path(fleet: Fleet) -> None:
 @pytest.mark.parametrize("version", ["one", "1%0d%0ax-a:b", "-1"])
 def test_open_inference_refuses_versions_that_no_model_has(fleet: Fleet, version: str) -> None:
     """A version that is not a number is refused."""
-    connection = fleet.stage.http()
-    connection.request("GET", f"/v2/models/m0.tar.gz/versions/{version}")
-
-    assert connection.getresponse().status == 400
+    assert fleet.stage.ask("GET", f"/v2/models/m0.tar.gz/versions/{version}").status == 400
     assert fleet.num_loads == 0
 
 

@@ -1,7 +1,5 @@
 """The admin plane's metrics page, read by Prometheus' own parser."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,13 +1,11 @@
 """A client's close of a session that several instances hold reaches the others and cannot fail because of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Received, Wire, answering, refusing
+from tests.proxy.fake_instance import answering, refusing, silent
 from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
@@ -53,11 +51,7 @@ def instance_of(answer: bytes) -> str:
 
 def set_state(stage: Stage, name: str, state: InstanceState) -> None:
     """Set an instance's state, as a probe does."""
-
-    async def change() -> None:
-        stage.registry.set_state(name, state)
-
-    stage.run(change())
+    stage.set_state(state, name)
     stage.pass_time(1)  # a returning instance has its whole share again
 
 
@@ -155,12 +149,9 @@ def test_instance_that_hangs_delays_no_close(start: Callable[..., Stage]) -> Non
     stage = start(timeouts=TimeoutSettings(cancel_timeout_s=0.2, sweep_interval_s=0.02))
     sessions = [make_session_id("a", nonce=letter * 16) for letter in "bcd"]
 
-    async def hang(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
-
     for session in sessions:
         move(stage, session)
-    stage.b.on_end_closed = hang
+    stage.b.on_end_closed = silent
 
     for session in sessions:
         assert instance_of(close(stage, session)) == "a"

@@ -1,7 +1,5 @@
 """OpenAI's dialect at the proxy: paths, unchanged answers, and its error object for every failure."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -11,7 +9,7 @@ import openai
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent, streaming
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
@@ -24,9 +22,7 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 
 def call(stage: Stage, path: str, body: bytes | None = BODY, **headers: str) -> tuple[int, dict[str, str], Any]:
-    connection = stage.http()
-    connection.request("GET" if body is None else "POST", path, body, headers)
-    answer = connection.getresponse()
+    answer = stage.ask("GET" if body is None else "POST", path, body, headers)
     data = answer.read()
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, json.loads(data)
 
@@ -89,10 +85,7 @@ def test_stream_passes_untouched(stage: Stage) -> None:
     """A stream is forwarded unchanged, as it arrives."""
     data = chunk({"content": "x"}) + b"data: [DONE]\n\n"
     behave(stage, streaming([data], "text/event-stream"))
-    connection = stage.http()
-
-    connection.request("POST", "/v1/chat/completions", BODY)
-    answer = connection.getresponse()
+    answer = stage.ask("POST", "/v1/chat/completions", BODY)
 
     assert (answer.headers["content-type"], answer.read()) == ("text/event-stream", data)
 
@@ -261,12 +254,7 @@ def test_body_limit(make_stage: Callable[..., Stage]) -> None:
 
 def test_no_instance_is_unavailable(stage: Stage) -> None:
     """Without an instance the answer is 503 with Retry-After."""
-
-    async def stop() -> None:
-        for name in ("a", "b"):
-            stage.registry.set_state(name, InstanceState.DOWN)
-
-    stage.run(stop())
+    stage.set_state(InstanceState.DOWN)
 
     status, headers, answer = complete(stage)
 
@@ -276,9 +264,6 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
 def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
     """A time-out is 504, for which OpenAI's client has an exception."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
-
-    async def silent(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
 
     behave(stage, silent)
 
@@ -338,9 +323,7 @@ def test_response_goes_where_its_session_is(stage: Stage, base: str, instance: s
     ]
 
     for method, path, body in requests:
-        connection = stage.http()
-        connection.request(method, f"{base}/{path}", None if body is None else json.dumps(body))
-        assert connection.getresponse().status == 200
+        assert stage.ask(method, f"{base}/{path}", None if body is None else json.dumps(body)).status == 200
         seen = getattr(stage, instance).received[-1]
         assert (seen.method, seen.path) == ("POST", "/predictions/llava")
         assert seen.headers["x-torchmoor-resource"] == f"{method} {path}"
@@ -356,10 +339,7 @@ def test_conversation_may_be_an_object(stage: Stage, instance: str, before: str)
     place = {"id": conversation_id(make_session_id(instance))}
     body = json.dumps({"conversation": place, "input": before + "\u8272" * 400}, ensure_ascii=False)
 
-    connection = stage.http()
-    connection.request("POST", "/v1/responses", body.encode())
-
-    assert connection.getresponse().getheader("x-torchmoor-instance") == instance
+    assert stage.ask("POST", "/v1/responses", body.encode()).getheader("x-torchmoor-instance") == instance
 
 
 @pytest.mark.parametrize("instance", ["a", "b"])
@@ -412,8 +392,6 @@ def test_an_uploads_name_goes_along(stage: Stage, base: str) -> None:
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize", "/endpoints/llava/openai/v1/tokenize"])
 def test_tokens_are_asked_of_an_instance(stage: Stage, path: str) -> None:
     behave(stage, answering(body=b"{}"))
-    connection = stage.http()
-    connection.request("POST", path, json.dumps({"prompt": "x"}))
-    assert connection.getresponse().status == 200
+    assert stage.ask("POST", path, json.dumps({"prompt": "x"})).status == 200
     [seen] = [*stage.a.received, *stage.b.received]
     assert seen.headers["x-torchmoor-resource"] == "POST tokenize"

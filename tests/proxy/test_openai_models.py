@@ -1,7 +1,5 @@
 """OpenAI's paths on endpoints with many models: the body's `model` is the target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parent of several proxy processes: its messages to them, and the use of their reports."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.proxy.fake_instance import Received, Wire
+from tests.proxy.fake_instance import dying
 from tests.proxy.fake_many import FakeMany
 from tests.proxy.processes import Holding, read, read_any, serve_in_vain, serving, write_config
 from tests.waiting import wait_until
@@ -121,11 +119,7 @@ def test_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding: Holding, tmp_path: Path) -> None:
     """A breaker that opens in one process opens in all, without as many failures in each."""
-
-    async def reset(request: Received, wire: Wire) -> None:
-        wire.reset()
-
-    holding.fakes["a"].behave = reset
+    holding.fakes["a"].behave = dying
     fakes = list(holding.fakes.values())
     changes = {"recovery": {"max_failures": 3, "min_open_s": 600.0, "max_open_s": 600.0}}
     path = write_config(tmp_path / "torchmoor.yaml", {"chat": fakes}, **changes)

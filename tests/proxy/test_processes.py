@@ -1,7 +1,5 @@
 """Several proxy processes on one port are one proxy, to clients and to operators."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal

@@ -1,7 +1,5 @@
 """The OpenAPI documents of both planes: valid, complete, and true of the running proxy."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """WebSocket connections to the Responses API: order, bounds, ends, access, and clients that break the rules."""
 
-from __future__ import annotations
-
 import gc
 import json
 import socket

@@ -1,7 +1,5 @@
 """Strategies that look at the body, variants, and new sessions, over real sockets."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections import Counter
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing
+from tests.proxy.fake_instance import Gate, answering, refusing
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import KvAwareSettings, PrefixAwareSettings, VariantSettings
@@ -80,12 +78,7 @@ def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage
     client = stage.client()
     owner = stage.instances[ask(client, b"prompt")[0]]
     gate = Gate()
-
-    async def slow(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-        await wire.answer()
-
-    owner.behave = slow
+    owner.behave = gate.behave
     waiting = []
     for _ in range(2):
         sock = stage.socket()
@@ -168,16 +161,12 @@ def test_body_that_outgrows_its_limit_before_its_prefix_has_come_is_refused(make
 def test_no_instance_is_told_once_the_prefix_has_come(make_stage: Callable[..., Stage]) -> None:
     """Without an instance, the answer comes after the whole body, so that the connection can be reused."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
-
-    async def set_state(state: InstanceState) -> None:
-        stage.registry.set_state("a", state)
-
-    stage.run(set_state(InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN)
 
     with stage.socket() as sock:
         sock.sendall(f"{INVOKE}Content-Length: 4\r\n\r\nbody".encode())
         assert read_answer(sock).startswith(b"HTTP/1.1 503")
-        stage.run(set_state(InstanceState.READY))
+        stage.set_state(InstanceState.READY)
         sock.sendall(f"{INVOKE}Content-Length: 4\r\n\r\nbody".encode())
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
 
@@ -230,12 +219,12 @@ def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Calla
     home = ask(client, older)[0]
     other = ask(client, b"r" * 300)[0]
     assert home != other
-    stage.run(set_states(stage, other, InstanceState.DRAINING))
+    stage.set_state(InstanceState.DRAINING, other)
     assert ask(client, asked)[0] == home
 
     assert ask(client, asked) == (home, "kv-aware")
 
-    stage.run(set_states(stage, other, InstanceState.READY))
+    stage.set_state(InstanceState.READY, other)
     assert ask(client, older)[1] == "least-outstanding-requests"
 
 
@@ -259,14 +248,10 @@ def test_instance_that_was_down_holds_nothing(make_stage: Callable[..., Stage]) 
     client = stage.client()
     ask(client, b"p" * 300)
 
-    stage.run(set_states(stage, "a", InstanceState.DOWN, InstanceState.READY))
+    for state in (InstanceState.DOWN, InstanceState.READY):
+        stage.set_state(state, "a")
 
     assert ask(client, b"p" * 300)[1] == "least-outstanding-requests"
-
-
-async def set_states(stage: Stage, name: str, *states: InstanceState) -> None:
-    for state in states:
-        stage.registry.set_state(name, state)
 
 
 # Variants
@@ -308,7 +293,7 @@ def test_target_variant_goes_before_weights(make_stage: Callable[..., Stage]) ->
 def test_variant_without_a_ready_instance_gets_no_traffic_unless_it_is_named(make_stage: Callable[..., Stage]) -> None:
     """The other variants take its share; a request that names it gets an error."""
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
-    stage.run(set_states(stage, "a", InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, "a")
     client = stage.client()
 
     assert {ask(client, b"{}")[0] for _ in range(10)} == {"b"}
@@ -324,7 +309,7 @@ def test_session_stays_with_its_variant(make_stage: Callable[..., Stage]) -> Non
 
     for members in ({}, {"TargetVariant": "blue"}):
         assert ask(client, b"{}", SessionId=session, **members) == ("b", "session")
-    stage.run(set_states(stage, "b", InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, "b")
     assert ask(client, b"{}", SessionId=session) == ("c", "session-failover")
 
 
@@ -493,10 +478,10 @@ def test_opening_that_is_sent_again_goes_to_its_instance(make_stage: Callable[..
 
     assert {open_session(stage, f"other {number}")[0] for number in range(6)} == {"a", "b", "c"}
     assert {open_session(stage, "one") for _ in range(3)} == {(first, "session")}
-    stage.run(set_states(stage, first, InstanceState.DOWN))
+    stage.set_state(InstanceState.DOWN, first)
     second, _ = open_session(stage, "one")
     assert second != first
-    stage.run(set_states(stage, first, InstanceState.READY))
+    stage.set_state(InstanceState.READY, first)
     assert open_session(stage, "one") == (second, "session")
 
 

@@ -1,7 +1,5 @@
 """All events at once: each request ends once and nothing is left, whatever clients and instances do."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable

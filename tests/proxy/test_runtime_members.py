@@ -1,7 +1,5 @@
 """Every member of InvokeEndpoint and InvokeEndpointWithResponseStream, sent by the real boto3 client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`torchmoor serve` as a process with instances that already run."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Long bodies: each is kept in a file without a name until its answer begins, and is sent from there."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

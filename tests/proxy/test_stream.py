@@ -1,7 +1,5 @@
 """InvokeEndpointWithResponseStream with the real boto3 client, whose decoder checks every frame."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """HTTP strictness: a malformed request gets one answer, and none of its bytes reach an instance."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 import struct

@@ -1,7 +1,5 @@
 """TGI's routes: the instance learns the route from a header, and errors have TGI's form."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 
@@ -10,7 +8,7 @@ import pytest
 import requests
 
 from tests.proxy.conftest import Stage, make_session_id
-from tests.proxy.fake_instance import Behaviour, Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_instance import Behaviour, Received, Wire, answering, refusing, silent, streaming
 from torchmoor import __version__
 from torchmoor.config.credentials import Credentials
 from torchmoor.config.limits import LimitSettings
@@ -30,14 +28,6 @@ def post(stage: Stage, route: str = "generate", body: bytes = BODY, **headers: s
 
 def received(stage: Stage) -> list[Received]:
     return [each for fake in stage.instances.values() for each in fake.received]
-
-
-def set_down(stage: Stage) -> None:
-    async def change() -> None:
-        for name in stage.instances:
-            stage.registry.set_state(name, InstanceState.DOWN)
-
-    stage.run(change())
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -114,7 +104,7 @@ def test_the_proxys_errors_have_tgis_form(make_stage: MakeStage, route: str) -> 
 
     forged = post(stage, route, X_Amzn_SageMaker_Session_Id=make_session_id("a")[:-1])
     long = post(stage, route, body=bytes(1001))
-    set_down(stage)
+    stage.set_state(InstanceState.DOWN)
     down = post(stage, route)
 
     answers = {each.status_code: each.json()["error_type"] for each in (forged, long, down)}
@@ -124,9 +114,6 @@ def test_the_proxys_errors_have_tgis_form(make_stage: MakeStage, route: str) -> 
 
 def test_a_time_out_is_an_error_of_the_generation(make_stage: MakeStage) -> None:
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
-
-    async def silent(request: Received, wire: Wire) -> None:
-        await wire.until_closed()
 
     stage.a.behave = stage.b.behave = silent
 
@@ -151,7 +138,7 @@ def test_health_is_that_of_ping_with_tgis_error(stage: Stage) -> None:
         return answer.status_code, answer.content
 
     before = ask("GET", "health")
-    set_down(stage)
+    stage.set_state(InstanceState.DOWN)
 
     assert before == (200, b"")
     status, body = ask("GET", "health")

@@ -1,7 +1,5 @@
 """Spans of a running proxy, as received by a collector."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import re
@@ -85,9 +83,7 @@ def post(stage: Stage, headers: dict[str, str]) -> str:
 
 
 def head_at_instance(stage: Stage, headers: dict[str, str]) -> Mapping[str, str]:
-    connection = stage.http()
-    connection.request("POST", "/endpoints/llava/invocations", b"{}", headers)
-    assert connection.getresponse().read() == b"{}"
+    assert stage.ask("POST", "/endpoints/llava/invocations", b"{}", headers).read() == b"{}"
     received = [request for fake in stage.instances.values() for request in fake.received]
     return max(received, key=lambda r: r.headers["x-torchmoor-request-id"]).headers
 

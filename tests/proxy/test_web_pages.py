@@ -1,7 +1,5 @@
 """Web pages in a browser of this machine: those of other sites reach nothing on a loopback listener."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Run a second proxy in front of a fleet's instances: `torchmoor serve` with a configuration of the test."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from typing import Any
 
 from PIL import Image, ImageDraw
 
@@ -19,10 +20,17 @@ def draw(shape: str, color: str, size: tuple[int, int] = (320, 240), form: str =
         canvas.rectangle(box, fill=color)
     else:
         canvas.polygon([(x, y - radius), (x - radius, y + radius), (x + radius, y + radius)], fill=color)
-    encoded = io.BytesIO()
-    image.save(encoded, form)
-    return encoded.getvalue()
+    return encoded(image, form)
 
 
-def data_url(image: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(image).decode()
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    """Return an image's file; options: Pillow's, of this format."""
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def data_url(image: Image.Image | bytes) -> str:
+    """Return a URL that contains an image, or its file, as PNG."""
+    data = image if isinstance(image, bytes) else encoded(image)
+    return "data:image/png;base64," + base64.b64encode(data).decode()

@@ -1,7 +1,5 @@
 """Clients of asynchronous inference against real TorchServe instances: results in files, and in a real S3 server."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,8 +1,5 @@
 """The chat page in a real browser with real instances."""
 
-from __future__ import annotations
-
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -15,9 +12,9 @@ import requests
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.browser import PHONE, Tab, give_files, open_tab, run_chromium, submit_question
+from tests.browser import PHONE, Tab, give_files, open_tab, submit_question
 from tests.torchserve.conftest import Fleet
-from tests.torchserve.drawings import draw
+from tests.torchserve.drawings import draw, encoded
 from tests.torchserve.test_faults import slowed_worker
 from tests.waiting import wait_until
 
@@ -32,12 +29,6 @@ WATCH = """
     .observe(document.querySelector("#log"), { subtree: true, childList: true, characterData: true });
 }
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
 
 
 @contextmanager
@@ -178,10 +169,3 @@ def test_an_expired_session_is_opened_again_on_a_phone_in_the_dark(fleet: Fleet,
         page.get_by_role("button", name="Open it again with the same pictures").click()
         expect(page.locator("#log > .notice")).to_contain_text("Opened again.")
         expect(ask(page, "Is there a circle?").locator(".text")).to_have_text("No, there is no circle.")
-
-
-def encoded(image: Image.Image) -> bytes:
-    """Return an image as PNG."""
-    data = io.BytesIO()
-    image.save(data, "PNG")
-    return data.getvalue()

@@ -1,7 +1,5 @@
 """The commands as processes, as a user runs them, against a real fleet."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """SageMaker's own sequence with boto3 and only AWS_ENDPOINT_URL set: from create_model to delete_endpoint."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Asynchronous requests of an endpoint whose deletion by the control plane is interrupted by a kill."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

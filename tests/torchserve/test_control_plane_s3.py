@@ -1,7 +1,5 @@
 """Endpoints that boto3 creates of models in S3: a checkpoint in a model.tar.gz, asynchronous too, and many models."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from collections.abc import Iterator

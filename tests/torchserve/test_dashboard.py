@@ -1,7 +1,5 @@
 """The dashboard in a real browser with real instances: it updates live, and its buttons work."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -15,7 +13,7 @@ import requests
 from botocore.exceptions import ClientError
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser import open_tab, run_chromium
+from tests.browser import open_tab
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_failover import find_jvm
@@ -23,12 +21,6 @@ from tests.torchserve.test_sessions import open_session
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.browser, pytest.mark.ends_fleet]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The logs of instances with boto3's CloudWatch Logs client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

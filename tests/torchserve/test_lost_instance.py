@@ -3,19 +3,16 @@
 The last test leaves the fleet with one instance, so these run last.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 
 import pytest
 import requests
 from playwright.sync_api import Browser, Route, expect
 
-from tests.browser import give_files, run_chromium
+from tests.browser import give_files
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_chat_page import STREAM, ask, open_chat, picture
@@ -32,12 +29,6 @@ from tests.waiting import wait_until
 from torchmoor.config.limits import LimitSettings
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.ends_fleet]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
 
 
 def order(fleet: Fleet, verb: str, name: str, state: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -12,7 +11,9 @@ from pydantic import BaseModel, Field
 
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.openai_client import gpt
 
+__all__ = ["gpt"]  # a fixture
 pytestmark = pytest.mark.torchserve
 
 QUESTION = "What color is the circle?"
@@ -25,13 +26,6 @@ class Shape(BaseModel):
     kind: Literal["circle", "square"]
     colour: Literal["red", "green", "blue"]
     corners: int = Field(ge=0, le=9)
-
-
-@pytest.fixture
-def gpt(fleet: Fleet) -> Iterator[openai.OpenAI]:
-    """Return OpenAI's own client, configured with the address only."""
-    with openai.OpenAI(base_url=fleet.runtime + "/v1", api_key="any", timeout=90, max_retries=0) as client:
-        yield client
 
 
 def test_openai_client_parses_its_own_model(gpt: openai.OpenAI) -> None:

@@ -1,7 +1,5 @@
 """An instance of real TorchServe whose port another program takes while it starts."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

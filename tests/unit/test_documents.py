@@ -1,7 +1,5 @@
 """References in the documents exist: pages, headings, modules."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

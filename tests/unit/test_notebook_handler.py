@@ -1,7 +1,5 @@
 """The example of a model in one file bounds what it keeps."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

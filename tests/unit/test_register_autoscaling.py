@@ -1,7 +1,5 @@
 """scripts/register_autoscaling.py against moto's server, through boto3 and HTTP."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

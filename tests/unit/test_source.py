@@ -1,7 +1,5 @@
 """Rules of the source that no tool checks: unique class names, short modules, packages without dependencies."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,12 +1,12 @@
 """One worker serves models of every kind; requests go to it directly, as with curl."""
 
 import base64
-import io
 
 import pytest
 import requests
 from PIL import Image
 
+from tests.torchserve.drawings import encoded
 from tests.torchserve.many.fleet import TARGET_MODEL, ManyFleet, error_of
 from tests.torchserve.many.reference import TEXTS
 from tests.waiting import wait_until
@@ -16,9 +16,8 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 
 def test_each_task_is_served_from_archives(many: ManyFleet) -> None:
     """Every task is served from archives in the form that SageMaker's users create."""
-    picture = io.BytesIO()
-    Image.new("RGB", (40, 30), "red").save(picture, "PNG")
-    encoded = base64.b64encode(picture.getvalue()).decode()
+    data = encoded(Image.new("RGB", (40, 30), "red"))
+    picture = base64.b64encode(data).decode()
     tensor = {"name": "INPUT__0", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3.5]}
 
     classified = many.ask("classifier-0.tar.gz", {"inputs": ["the cat", "a dog"], "parameters": {"top_k": 2}}).json()
@@ -27,10 +26,10 @@ def test_each_task_is_served_from_archives(many: ManyFleet) -> None:
     assert len(many.ask("gaps.tar.gz", {"inputs": "the [MASK] sat"}).json()) == 5
     asked = {"question": "who sat", "context": "the cat sat on the mat"}
     assert many.ask("answers.tar.gz", {"inputs": asked}).json()["answer"] in asked["context"]
-    assert many.ask("pictures.tar.gz", {"inputs": encoded}).json()[0].keys() == {"label", "score"}
+    assert many.ask("pictures.tar.gz", {"inputs": picture}).json()[0].keys() == {"label", "score"}
     headers = {TARGET_MODEL: "pictures.tar.gz", "Content-Type": "image/png"}
-    as_body = requests.post(many.address(), data=picture.getvalue(), headers=headers, timeout=60)
-    assert as_body.json() == many.ask("pictures.tar.gz", {"inputs": encoded}).json()
+    as_body = requests.post(many.address(), data=data, headers=headers, timeout=60)
+    assert as_body.json() == many.ask("pictures.tar.gz", {"inputs": picture}).json()
     assert many.ask("triton.tar.gz", {"inputs": [tensor]}).json()["outputs"][0]["data"] == [2, 4, 7]
 
 

@@ -1,7 +1,5 @@
 """Many models behind one endpoint, end to end: boto3, the proxy, two TorchServe instances, real checkpoints."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import xml.etree.ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -15,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from benchmarks import goals, report_all
-from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
+from tests.browser import DESKTOP, PHONE, open_tab
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -27,12 +26,6 @@ WITHOUT_FIGURE = {
     ("routing", "p99_gain_kept_2"),
     ("routing", "p99_gain_kept_4"),
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with run_chromium() as running:
-        yield running
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, page: Path, *arguments: str) -> str:

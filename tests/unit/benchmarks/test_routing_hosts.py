@@ -1,7 +1,5 @@
 """The simulation of proxies that cannot see each other's counts, the basis of docs/decisions/0018-replicas.md."""
 
-from __future__ import annotations
-
 from benchmarks import routing_hosts
 
 

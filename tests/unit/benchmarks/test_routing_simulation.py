@@ -1,7 +1,5 @@
 """The simulation behind benchmarks/routing.py, to which the measured figures are compared."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

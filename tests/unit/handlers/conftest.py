@@ -20,7 +20,9 @@ from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.builtin.chat_engine import BuiltinEngine, make_engine
 from handlers.engine.builtin.engine import Engine
+from handlers.engine.grammar import GrammarCompiler
 from handlers.errors import InternalError
+from handlers.journal.directory import DirectoryJournal
 from handlers.journal.journal import Journal
 from handlers.many.adapters import AdapterStore, open_adapters
 from handlers.models.llava import LlavaModel
@@ -29,6 +31,7 @@ from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply, ReplyPieces, WholeReply
 from handlers.settings.adapters import AdapterSettings
 from handlers.settings.engine import EngineSettings
+from handlers.settings.grammar import GrammarSettings
 from handlers.settings.handler import HandlerSettings
 from handlers.settings.intake import IntakeSettings
 from handlers.settings.journal import JournalSettings
@@ -386,3 +389,21 @@ def red(drawing: Callable[..., Image.Image]) -> Image.Image:
 @pytest.fixture
 def blue(drawing: Callable[..., Image.Image]) -> Image.Image:
     return drawing("rectangle", "blue", 120)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> DirectoryJournal:
+    return DirectoryJournal(tmp_path / "journal", JournalSettings())
+
+
+@pytest.fixture
+def two_workers(make_client: Any, journal: Journal) -> tuple[Any, Any]:
+    """Return two workers of one fleet with the same keys and journal."""
+    return make_client(instance="llava-0", journal=journal), make_client(instance="llava-1", journal=journal)
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny_llava: Any) -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, tiny_llava.vocabulary, GrammarSettings())
+    yield made
+    made.stop()

@@ -1,12 +1,12 @@
 """The answers of OpenAI's APIs have the schemas of the OpenAPI document."""
 
-from io import BytesIO
 from typing import Any
 
 import jsonschema
 import pytest
 from PIL import Image
 
+from tests.torchserve.drawings import encoded
 from torchmoor.proxy.api.reference import openai_schemas, resource_schemas, tgi_schemas
 from torchmoor.wire import headers as wire
 
@@ -79,9 +79,7 @@ def test_resources_have_the_fields_of_their_schemas(client: Any, red: Image.Imag
     check(client, f"POST {talk}", {"metadata": {"a": "b"}}, resource_schemas.CONVERSATION_ANSWER)
     check(client, f"DELETE {talk}", {}, resource_schemas.DELETED)
 
-    picture = BytesIO()
-    red.save(picture, "PNG")
-    form = {"file": picture.getvalue(), "purpose": b"vision"}
+    form = {"file": encoded(red), "purpose": b"vision"}
     path = f"files/{check(client, 'POST files', form, resource_schemas.FILE_ANSWER)['id']}"
     check(client, f"GET {path}", {}, resource_schemas.FILE_ANSWER)
     assert len(check(client, "GET files", {}, resource_schemas.page(resource_schemas.FILE_ANSWER))["data"]) == 1

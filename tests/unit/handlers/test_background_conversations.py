@@ -1,7 +1,6 @@
 """Responses in the background in a conversation: they reserve an entry, and their turns are added once or never."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.turns.placed_images import PlacedImages
 from handlers.chat.turns.turn import Turn
 from handlers.journal.directory import DirectoryJournal
-from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.test_chat_service import Hold, data_url
 from tests.waiting import wait_until
 from torchmoor.wire import background, operations
@@ -75,11 +73,6 @@ def about(picture: Any) -> list[dict[str, Any]]:
     """Return an input with a text and an image."""
     shown = {"type": "input_image", "image_url": data_url(picture)}
     return [{"role": "user", "content": [{"type": "input_text", "text": "what?"}, shown]}]
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> DirectoryJournal:
-    return DirectoryJournal(tmp_path / "journal", JournalSettings())
 
 
 def turns_in(journal: DirectoryJournal, talk: Talk) -> list[str]:

@@ -10,8 +10,8 @@ from PIL import Image
 from handlers.journal.event import Event
 from handlers.journal.journal import ANYONE, JournalFull, OwnerFull, owner_key
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.journal_stores import CLOSE, Store, new_id, turn
-from tests.unit.handlers.test_chat_service import data_url
 
 ALICE, BOB = owner_key("llava", "alice"), owner_key("llava", "bob")
 SHARE = 200_000

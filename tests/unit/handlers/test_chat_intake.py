@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import io
 import ipaddress
 import socket
 import ssl
@@ -35,15 +34,10 @@ from handlers.errors import (
 from handlers.requests.reply import PendingReply, WholeReply
 from handlers.settings.intake import IntakeSettings
 from tests.tools import require
+from tests.torchserve.drawings import encoded
 from tests.waiting import wait_until
 
 LOCAL = ("127.0.0.1", "::1")
-
-
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
 
 
 PNG = encoded(Image.new("RGB", (4, 3), (255, 0, 0)))

@@ -1,7 +1,6 @@
 """Many conversations on little memory: sharing, eviction, and right answers for all."""
 
 import base64
-import io
 import random
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from handlers.chat.sessions.session_images import SessionImages
 from handlers.chat.sessions.store import SessionStore
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import encoded
 from tests.unit.handlers.test_chat_service import (
     NUM,
     SHORT,
@@ -32,13 +32,6 @@ from tests.waiting import wait_until
 
 COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "black", "gray")
 SHARED = 48  # positions: whole blocks in an image and the text before it
-
-
-def encoded(image: Image.Image, form: str, **options: Any) -> str:
-    """Return an image as base64 text, in the given encoding."""
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def tier(exchange: Any) -> str:
@@ -88,7 +81,7 @@ def test_another_encoding_of_the_image_shares_too(client: Any, red: Any, form: s
     """Images are compared by their pixels."""
     client.answer(client.open(data_url(red)), "what is it?", **SHORT)
 
-    other = client.open(encoded(red, form, **options))
+    other = client.open(base64.b64encode(encoded(red, form, **options)).decode())
 
     asked = client.ask(other, "what is it?", **SHORT).wait()
     assert prefilled(asked) < num_tokens(asked) - SHARED + 1
@@ -180,7 +173,7 @@ def test_bytes_that_were_given_up_come_from_the_journal(
         session={
             "kv_bytes": kv_bytes(tiny_llava, 112),
             "features_bytes": features_bytes(tiny_llava),
-            "host_bytes": len(base64.b64decode(encoded(blue, "PNG"))) + 10,
+            "host_bytes": len(encoded(blue)) + 10,
         },
     )
     first = client.open(data_url(red))
@@ -201,7 +194,7 @@ def test_a_full_host_without_a_journal_refuses_the_newcomer_only(
     make_client: Any, reference: Any, red: Any, blue: Any
 ) -> None:
     """507 refuses an opening, an added image or a question with one; present sessions continue."""
-    client = make_client(session={"host_bytes": len(base64.b64decode(encoded(red, "PNG"))) + 10})
+    client = make_client(session={"host_bytes": len(encoded(red)) + 10})
     sid = client.open(data_url(red))
 
     refused = [

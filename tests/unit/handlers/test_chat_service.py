@@ -1,7 +1,6 @@
 """The chat service with the tiny checkpoint, in process: conversations, streams, queues, ends."""
 
 import base64
-import io
 import json
 import random
 import threading
@@ -9,24 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.remembered_openings import RememberedOpenings
 from handlers.engine.builtin.kv_cache import BLOCK, cache_shape
 from handlers.errors import ImageUnreachable
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.conftest import FakeClock
 from tests.waiting import wait_until
 
 NUM = 16
 GREEDY = {"max_new_tokens": NUM}
 SHORT = {"parameters": GREEDY}
-
-
-def data_url(image: Image.Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def question(text: str, num_images: int = 0) -> dict[str, Any]:

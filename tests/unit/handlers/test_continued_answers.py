@@ -142,6 +142,21 @@ def pieces_of(exchange: Exchange) -> list[MarkedPiece]:
     return MarkedPieceReader().take(exchange.body)
 
 
+def pieces_until_loss(begun: Exchange, hold: Hold, number: int, *, is_recorded: bool) -> list[MarkedPiece]:
+    """Return the first pieces of an answer whose client is lost before it is recorded, or after."""
+    if is_recorded:
+        hold.release()
+        return pieces_of(begun)[:number]
+    begun.wait_until(lambda exchange: len(exchange.pieces) > number)
+    hold.wait()
+    pieces = MarkedPieceReader().take(begun.body)
+    assert pieces[-1].kind is PieceKind.PART
+    begun.reply.cancel()
+    hold.release()
+    begun.wait()
+    return pieces
+
+
 def rest_of(client: Client, body: Any, headers: Mapping[str, str], start: str, pieces: list[MarkedPiece]) -> Exchange:
     """Ask for what follows these pieces."""
     notes = b"".join(piece.note for piece in pieces).decode()
@@ -270,17 +285,7 @@ def test_a_turn_is_recorded_once(
     headers = {wire.INVOCATION_ID: "first"} | (RESPONSE if kind == "response" else {})
     hold = Hold(endless_llava, num_steps=5)
     begun = begin(one, Incoming(headers, body))
-    if is_recorded:
-        hold.release()
-        pieces = pieces_of(begun)[:3]
-    else:
-        begun.wait_until(lambda exchange: len(exchange.pieces) > 3)
-        hold.wait()
-        pieces = MarkedPieceReader().take(begun.body)
-        assert pieces[-1].kind is PieceKind.PART
-        begun.reply.cancel()
-        hold.release()
-        begun.wait()
+    pieces = pieces_until_loss(begun, hold, 3, is_recorded=is_recorded)
     rest = pieces_of(rest_of(other, body, headers, begun.headers[wire.CONTINUABLE], pieces))
 
     (session,) = other.service.store.snapshot()

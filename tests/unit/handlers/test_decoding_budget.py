@@ -20,6 +20,7 @@ from handlers.chat.images.store import ImageStore
 from handlers.errors import ClientGone, ImageTooLarge, NotAnImage, OutOfMemory
 from handlers.settings.intake import IntakeSettings
 from handlers.worker.counters import Counters
+from tests.torchserve.drawings import encoded
 from tests.unit.handlers.conftest import FakeClock
 from tests.waiting import PROGRAM_S, wait_until
 
@@ -33,9 +34,7 @@ def go_on() -> None:
 
 
 def png(side: int, mode: str = "RGBA") -> bytes:
-    buffer = io.BytesIO()
-    Pillow.new(mode, (side, side), "red").save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(Pillow.new(mode, (side, side), "red"))
 
 
 def in_thread(action: Callable[[], object], caught: list[BaseException]) -> threading.Thread:
@@ -186,10 +185,8 @@ def test_held_shares_leave_room_for_the_largest_image(clock: FakeClock) -> None:
 def test_an_image_counts_until_its_features_are_computed() -> None:
     """The loader counts 14 bytes per pixel, 18 for WebP, up to the end of the block, and nothing afterwards."""
     loader = ImageLoader(IntakeSettings())
-    webp = io.BytesIO()
-    Pillow.new("RGB", (10, 10)).save(webp, "WEBP")
 
-    for data, num_bytes in ((png(10), 1400), (webp.getvalue(), 1800)):
+    for data, num_bytes in ((png(10), 1400), (encoded(Pillow.new("RGB", (10, 10)), "WEBP"), 1800)):
         with loader.decoded(data, go_on) as picture:
             assert loader.decoding.used_bytes == num_bytes
         assert loader.decoding.used_bytes == 0
@@ -212,14 +209,13 @@ def test_the_same_image_does_not_wait_for_itself() -> None:
     """A request that computes features again does not deadlock with one that holds the same image's memory."""
     loader = ImageLoader(IntakeSettings(decoding_bytes=2000))  # for one image of 100 pixels
     store = ImageStore(64, 1 << 20, False, loader.decoded, lambda picture: torch.zeros(2, 8), Counters())
-    same = io.BytesIO()
-    Pillow.open(io.BytesIO(png(10))).save(same, "PNG", compress_level=0)
+    same = encoded(Pillow.open(io.BytesIO(png(10))), compress_level=0)
     image = store.take_in("a", png(10))
     store.take_in("b", png(10))  # takes the memory of the first one's features
     failures: list[BaseException] = []
 
     with loader.decoding.lease(2000, go_on):
-        taking = in_thread(lambda: store.take_in("a", same.getvalue()), failures)
+        taking = in_thread(lambda: store.take_in("a", same), failures)
         wait_until(lambda: "1 waiting" in repr(loader.decoding), "the second encoding waits")
         pinning = in_thread(lambda: store.pin(image, bytes), failures)
         wait_until(lambda: "2 waiting" in repr(loader.decoding), "the turn waits")
@@ -327,14 +323,13 @@ def test_a_reduced_image_takes_no_more_than_its_share(
     """A reduced image stays within its share, although some decoders keep every pixel or its coefficients."""
     pixels = np.random.default_rng(0).integers(0, 256, (250, 250, 3), dtype=np.uint8)
     photo = Pillow.fromarray(pixels).resize((4000, 4000), Pillow.Resampling.BICUBIC).convert(mode)
-    encoded = io.BytesIO()
-    photo.save(encoded, form, **options)
+    data = encoded(photo, form, **options)
     budget = 4000 * 4000 * bytes_per_pixel + 20 * MB
 
-    peak, rest = measure(tmp_path, encoded.getvalue(), num_threads=1, decoding_bytes=budget, side=100)
+    peak, rest = measure(tmp_path, data, num_threads=1, decoding_bytes=budget, side=100)
 
     assert peak < budget + 20 * MB
     assert rest < 25 * MB
     loader = ImageLoader(IntakeSettings(decoding_bytes=max(peak - 25 * MB, 1)))
-    with pytest.raises(ImageTooLarge), loader.decoded(encoded.getvalue(), go_on, 100):
+    with pytest.raises(ImageTooLarge), loader.decoded(data, go_on, 100):
         pass

@@ -13,13 +13,6 @@ from tests.unit.handlers.test_chat_service import data_url, holds_nothing
 SHORT = {"parameters": {"max_new_tokens": 12}}
 
 
-@pytest.fixture
-def two_workers(make_client: Any, tmp_path: Path) -> tuple[Any, Any]:
-    """Return two workers of one fleet with the same keys and journal."""
-    journal = DirectoryJournal(tmp_path / "journal", JournalSettings())
-    return make_client(instance="llava-0", journal=journal), make_client(instance="llava-1", journal=journal)
-
-
 def end_closed(client: Any, *session_ids: str) -> Any:
     return client.call(json.dumps({"session_ids": session_ids}).encode(), {"x-torchmoor-operation": "end-closed"})
 

@@ -13,7 +13,7 @@ from handlers.journal.url import open_journal
 from handlers.requests.incoming import Caller
 from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET
-from tests.unit.handlers.test_chat_service import data_url
+from tests.torchserve.drawings import data_url
 
 SHORT = {"parameters": {"max_new_tokens": 12}}
 KINDS = (

@@ -1,7 +1,5 @@
 """Slow addresses of images: they delay their own caller, end in time, and are forgotten with their clients."""
 
-import base64
-import io
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from handlers.errors import ImageUnreachable, InternalError, Overloaded
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.conftest import FakeClock
 from tests.unit.handlers.test_chat_intake import PNG, WebServer, answer
 from tests.waiting import wait_until
@@ -61,12 +60,6 @@ def tarpit() -> Iterator[Tarpit]:
 
 def opening(*images: str) -> dict[str, Any]:
     return {"type": "start_session", "images": list(images)}
-
-
-def data_url(picture: Any) -> str:
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def test_callers_with_slow_addresses_delay_nobody_else(make_client: Any, tarpit: Tarpit, red: Any) -> None:

@@ -4,7 +4,6 @@ import json
 import random
 import re
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -53,13 +52,6 @@ SAMPLED = {"temperature": 1.2, "seed": 11}
 
 def json_grammar(schema: Any) -> GrammarText:
     return GrammarText("json_schema", json.dumps(schema), "schema")
-
-
-@pytest.fixture(scope="module")
-def compiler(tiny_llava: Any) -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, tiny_llava.vocabulary, GrammarSettings())
-    yield made
-    made.stop()
 
 
 class Rows:

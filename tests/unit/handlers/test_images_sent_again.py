@@ -9,8 +9,8 @@ from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
-from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
 from torchmoor.wire.background import run_resource
 

@@ -26,17 +26,6 @@ OWNER = owner_key("llava", "alice")
 SHORT = {"parameters": {"max_new_tokens": 12}}
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> DirectoryJournal:
-    return DirectoryJournal(tmp_path / "journal", JournalSettings())
-
-
-@pytest.fixture
-def two_workers(make_client: Any, journal: DirectoryJournal) -> tuple[Any, Any]:
-    """Return two workers of one fleet with the same keys and journal."""
-    return make_client(instance="llava-0", journal=journal), make_client(instance="llava-1", journal=journal)
-
-
 class BrokenJournal(DirectoryJournal):
     """A journal whose disk becomes full when the test chooses."""
 

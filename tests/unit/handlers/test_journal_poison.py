@@ -16,7 +16,7 @@ from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.settings.handler import HandlerSettings
 from handlers.settings.journal import JournalSettings
-from tests.unit.handlers.test_chat_service import data_url
+from tests.torchserve.drawings import data_url
 from torchmoor.wire.session_hash import session_hash
 
 SHORT = {"parameters": {"max_new_tokens": 12}}
@@ -85,12 +85,6 @@ POISON: dict[str, Callable[[Path], object]] = {
 @pytest.fixture
 def journal(tmp_path: Path) -> DirectoryJournal:
     return DirectoryJournal(tmp_path / "journal", LIMITS)
-
-
-@pytest.fixture
-def two_workers(make_client: Any, journal: DirectoryJournal) -> tuple[Any, Any]:
-    """Return two workers of one fleet with the same keys and journal."""
-    return make_client(instance="llava-0", journal=journal), make_client(instance="llava-1", journal=journal)
 
 
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())

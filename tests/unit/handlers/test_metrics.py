@@ -11,7 +11,7 @@ import pytest
 from handlers.chat.metrics import CHAT_METRICS
 from handlers.torchserve.metrics_publisher import PREFIX, MetricsPublisher, enable_metric_lines
 from handlers.worker.counters import COUNTER, HISTOGRAM, MAX_TIMES, Counters
-from tests.unit.handlers.test_chat_service import data_url
+from tests.torchserve.drawings import data_url
 from tests.waiting import wait_until
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"

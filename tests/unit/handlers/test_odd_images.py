@@ -1,6 +1,5 @@
 """Images that are legal but unusual: their memory is counted, and their pixels are right."""
 
-import io
 import struct
 import zlib
 from typing import Any
@@ -11,15 +10,10 @@ from PIL import Image
 from handlers.chat.images.loader import ImageLoader
 from handlers.errors import ImageTooLarge, NotAnImage
 from handlers.settings.intake import IntakeSettings
+from tests.torchserve.drawings import encoded
 
 SIDE = 800
 PIXELS = SIDE * SIDE
-
-
-def encoded(image: Image.Image, form: str, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
 
 
 def decode(data: bytes, side: int | None = None, **settings: Any) -> Image.Image:

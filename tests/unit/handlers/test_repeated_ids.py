@@ -9,8 +9,8 @@ from PIL import Image
 from handlers.journal.directory import DirectoryJournal
 from handlers.models.llava import LlavaModel
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.conftest import Client, Exchange, FakeClock, ServiceFactory
-from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.wire import headers as wire
 from torchmoor.wire.receipt import CACHE_TIER
 

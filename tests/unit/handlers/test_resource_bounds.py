@@ -1,6 +1,5 @@
 """Bounds of what one client may send to the chat service and keep there with OpenAI's resources."""
 
-import io
 import json
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import encoded
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory, draw
 from torchmoor.wire import headers as wire
 
@@ -90,9 +90,7 @@ def test_a_body_of_many_values_is_refused_before_it_is_parsed(make_client: Servi
 
 
 def png(colour: str) -> bytes:
-    file = io.BytesIO()
-    draw("ellipse", colour).save(file, "PNG")
-    return file.getvalue()
+    return encoded(draw("ellipse", colour))
 
 
 def keep(client: Client, colour: str) -> str:

@@ -1,7 +1,5 @@
 """Images from S3: allowed buckets, sizes, and scaling of large ones."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 import threading
@@ -30,7 +28,7 @@ from handlers.errors import (
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings
 from tests.servers import S3Server
-from tests.torchserve.drawings import draw
+from tests.torchserve.drawings import draw, encoded
 
 pytestmark = pytest.mark.s3
 BUCKET = "pictures"
@@ -46,12 +44,6 @@ def drawing(mode: str = "RGB", size: tuple[int, int] = (800, 400)) -> Image.Imag
     if mode == "1":
         return image.convert("L").point(lambda value: 255 * (value > 40), "1")
     return image.quantize(8) if mode == "P" else image.convert(mode)
-
-
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
 
 
 def budget(max_bytes: int = 1 << 30) -> DecodingBudget:

@@ -1,30 +1,21 @@
 """The operation `sessions`: operators list, close and pin a worker's sessions."""
 
-import base64
 import hashlib
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.test_chat_service import Hold, features_bytes
 from torchmoor.wire import headers as wire
 from torchmoor.wire.session_row import SESSION_FIELDS
 
 SHORT = {"parameters": {"max_new_tokens": 8}}
 OPERATION = {"x-torchmoor-operation": "sessions"}
-TOMBSTONE_S = 3600
-
-
-def data_url(image: Image.Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def hash_of(session_id: str) -> str:

@@ -14,8 +14,8 @@ from handlers.journal.event import DamagedRecord
 from handlers.journal.kv_codec import HEAD_BYTES, KvCodec
 from handlers.journal.url import open_journal
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.journal_stores import new_id
-from tests.unit.handlers.test_chat_service import data_url
 from tests.waiting import wait_until
 
 SHORT = {"parameters": {"max_new_tokens": 12}}

@@ -21,12 +21,18 @@ from handlers.settings.journal import JournalSettings
 from scripts.tiny_llava.build import CHAT_TEMPLATE
 from tests.unit.handlers.conftest import EndlessModel, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import Hold
-from tests.unit.handlers.test_continued_answers import Shown, begin, pieces_of, places_to_cut, rest_of
+from tests.unit.handlers.test_continued_answers import (
+    Shown,
+    begin,
+    pieces_of,
+    pieces_until_loss,
+    places_to_cut,
+    rest_of,
+)
 from tests.unit.handlers.test_generate_bodies import chat, command
 from tests.unit.handlers.test_response_form import read as read_response
 from torchmoor.wire import background
 from torchmoor.wire import headers as wire
-from torchmoor.wire.continuation import MarkedPieceReader, PieceKind
 from torchmoor.wire.receipt import CACHE_TIER
 
 ROOT = Path(__file__).parents[3]
@@ -388,17 +394,7 @@ def test_a_turn_that_moves_goes_on_as_it_began(
     body |= {"stream": True, **SAMPLED, **fields}
     hold = Hold(thinking, num_steps=6)
     begun = begin(one, Incoming(headers, body))
-    if is_recorded:
-        hold.release()
-        pieces = pieces_of(begun)[:4]
-    else:
-        begun.wait_until(lambda exchange: len(exchange.pieces) > 4)
-        hold.wait()
-        pieces = MarkedPieceReader().take(begun.body)
-        assert pieces[-1].kind is PieceKind.PART
-        begun.reply.cancel()
-        hold.release()
-        begun.wait()
+    pieces = pieces_until_loss(begun, hold, 4, is_recorded=is_recorded)
 
     rest = pieces_of(rest_of(other, body, headers, begun.headers[wire.CONTINUABLE], pieces))
 

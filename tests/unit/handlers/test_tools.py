@@ -1,7 +1,6 @@
 """Tools: their fields, the grammar of calls, and answers split into content and calls."""
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +22,9 @@ from handlers.errors import InvalidRequest
 from handlers.journal.directory import DirectoryJournal
 from handlers.models.answer_style import CALL, THOUGHT, AnswerStyle, find_answer_style
 from handlers.models.loader import load_model
-from handlers.settings.grammar import GrammarSettings
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import data_url
 from tests.unit.handlers.test_chat_completion import chat, events, user
-from tests.unit.handlers.test_chat_service import data_url
 from torchmoor.proxy.api.reference import openai_schemas
 from torchmoor.wire import headers as wire
 
@@ -47,13 +45,6 @@ def tool(name: str, schema: Any = None) -> dict[str, Any]:
 TOOLS = [tool("weather", WEATHER), tool("paint", {**COLOUR, "additionalProperties": False})]
 SCHEMAS = {each["function"]["name"]: each["function"]["parameters"] for each in TOOLS}
 SAMPLED = {"temperature": 1.0, "seed": 3, "max_tokens": 400}
-
-
-@pytest.fixture(scope="module")
-def compiler(tiny_llava: Any) -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, tiny_llava.vocabulary, GrammarSettings())
-    yield made
-    made.stop()
 
 
 def call_of(answer: Any) -> Any:

@@ -1,7 +1,5 @@
 """The access log alone: lines, limit, and several writers of one file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Asynchronous requests as the admin plane shows them."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchmoor.admin.async_requests import describe

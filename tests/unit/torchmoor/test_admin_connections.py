@@ -1,10 +1,9 @@
 """Connections to the admin plane: their number and time-outs, with a clock that the test sets."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 from unittest.mock import create_autospec
@@ -13,7 +12,6 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.waiting import DEADLINE_S
 from torchmoor.admin.collectors import FleetCollector
 from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.config.limits import LimitSettings
@@ -62,33 +60,29 @@ def make_idle_fleet() -> Any:
     return view
 
 
-def play(script: Callable[[Plane], Coroutine[Any, Any, None]]) -> None:
-    """Run a script with a plane; at its end no connection may be counted."""
-
-    async def run() -> None:
-        plane = Plane()
-        app = web.Application(middlewares=[plane.connections.watch])
-        app.router.add_get("/", plane.answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        serve = runner.server
-        assert serve is not None
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: AdminConnection(plane.connections, serve()), "127.0.0.1", 0)
-        plane.port = server.sockets[0].getsockname()[1]
-        async with asyncio.timeout(DEADLINE_S):
-            await script(plane)
-            for client in plane.clients:
-                client.close()
-            server.close()
-            await runner.cleanup()
-            await until(lambda: not plane.connections.open)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def served() -> AsyncIterator[Plane]:
+    """Yield a plane; at its end no connection may be counted."""
+    plane = Plane()
+    app = web.Application(middlewares=[plane.connections.watch])
+    app.router.add_get("/", plane.answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    serve = runner.server
+    assert serve is not None
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: AdminConnection(plane.connections, serve()), "127.0.0.1", 0)
+    plane.port = server.sockets[0].getsockname()[1]
+    yield plane
+    for client in plane.clients:
+        client.close()
+    server.close()
+    await runner.cleanup()
+    await until(lambda: not plane.connections.open)
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until a condition holds; the script's time-out ends it otherwise."""
+    """Let the loop run until a condition holds; the test's time-out ends it otherwise."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0)
 
@@ -97,10 +91,9 @@ async def until_open(plane: Plane, number: int) -> None:
     await until(lambda: len(plane.connections.open) == number)
 
 
-def test_a_silent_connection_is_closed() -> None:
+async def test_a_silent_connection_is_closed() -> None:
     """A connection without a request is closed after the time for a head."""
-
-    async def script(plane: Plane) -> None:
+    async with served() as plane:
         reader, _ = await plane.connect()
         await until_open(plane, 1)
         plane.pass_time(9)
@@ -111,13 +104,10 @@ def test_a_silent_connection_is_closed() -> None:
         assert await reader.read() == b""
         await until_open(plane, 0)
 
-    play(script)
 
-
-def test_an_unfinished_head_is_closed_and_an_idle_connection_stays() -> None:
+async def test_an_unfinished_head_is_closed_and_an_idle_connection_stays() -> None:
     """An unfinished head is closed before an idle connection, which may wait longer for its next request."""
-
-    async def script(plane: Plane) -> None:
+    async with served() as plane:
         reader, writer = await plane.connect(GET)
         assert (await reader.readuntil(BODY)).startswith(b"HTTP/1.1 200")
         plane.pass_time(70)
@@ -137,13 +127,10 @@ def test_an_unfinished_head_is_closed_and_an_idle_connection_stays() -> None:
         plane.pass_time(11)
         assert await reader.read() == b""
 
-    play(script)
 
-
-def test_a_running_request_has_no_deadline() -> None:
+async def test_a_running_request_has_no_deadline() -> None:
     """A running request has no deadline of the connection, because an operation has its own."""
-
-    async def script(plane: Plane) -> None:
+    async with served() as plane:
         plane.gate.clear()
         reader, _ = await plane.connect(GET)
         await plane.reached.wait()
@@ -152,13 +139,10 @@ def test_a_running_request_has_no_deadline() -> None:
 
         assert (await reader.readuntil(BODY)).startswith(b"HTTP/1.1 200")
 
-    play(script)
 
-
-def test_connections_above_the_limit_are_refused_and_counted() -> None:
+async def test_connections_above_the_limit_are_refused_and_counted() -> None:
     """A connection beyond the limit gets a 503 with Retry-After; a freed place is used again."""
-
-    async def script(plane: Plane) -> None:
+    async with served() as plane:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(FleetCollector(Registry(()), make_idle_fleet(), plane.connections))
         _, writer = await plane.connect()
@@ -178,17 +162,14 @@ def test_connections_above_the_limit_are_refused_and_counted() -> None:
         reader, _ = await plane.connect(GET)
         assert (await reader.readuntil(BODY)).startswith(b"HTTP/1.1 200")
 
-    play(script)
-
 
 @pytest.mark.parametrize("end", [lambda plane: plane.pass_time(6), lambda plane: plane.connections.stop()])
-def test_a_refused_connection_is_not_reset(end: Callable[[Plane], None]) -> None:
+async def test_a_refused_connection_is_not_reset(end: Callable[[Plane], None]) -> None:
     """A refused connection whose request is already there gets the 503; it is closed after a while, and at the stop.
 
     A reset would lose the answer.
     """
-
-    async def script(plane: Plane) -> None:
+    async with served() as plane:
         for _ in range(2):
             await plane.connect()
         await until_open(plane, 2)
@@ -203,5 +184,3 @@ def test_a_refused_connection_is_not_reset(end: Callable[[Plane], None]) -> None
             end(plane)
 
             await until(lambda: not plane.connections.lingering)
-
-    play(script)

@@ -1,7 +1,5 @@
 """The folder of asynchronous requests that `torchmoor up` creates, and when it is deleted."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable

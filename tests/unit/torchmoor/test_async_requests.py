@@ -1,7 +1,5 @@
 """`torchmoor async` against a scripted admin plane."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Load generation without a network: concurrency, end and numbers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 
@@ -73,20 +71,16 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert [sample.error for sample in outcome.samples].count(None) == 4
 
 
-def test_what_was_asked_at_the_end_is_answered_and_counted() -> None:
+async def test_what_was_asked_at_the_end_is_answered_and_counted() -> None:
     """A stopped load starts nothing more, and running questions are answered and counted."""
-
-    async def load() -> LoadOutcome:
-        held = asyncio.Event()
-        made = Load(LoadSettings(users=2, duration_s=600), Talk(turns=9, held=held).converse)
-        running = asyncio.create_task(made.run())
-        while made.outcome.num_running < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        made.stop()
-        held.set()
-        return await running
-
-    outcome = asyncio.run(load())
+    held = asyncio.Event()
+    made = Load(LoadSettings(users=2, duration_s=600), Talk(turns=9, held=held).converse)
+    running = asyncio.create_task(made.run())
+    while made.outcome.num_running < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    made.stop()
+    held.set()
+    outcome = await running
 
     assert len(outcome.samples) == 2
     assert outcome.is_interrupted

@@ -1,7 +1,5 @@
 """The search for `model` in the beginning of a body, compared with Python's json."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

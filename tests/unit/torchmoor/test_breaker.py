@@ -1,7 +1,5 @@
 """The breaker's states, the share of a returning instance, and both for a variant's instances."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchmoor.config.recovery import RecoverySettings

@@ -1,7 +1,5 @@
 """Limits of what each caller uses."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 

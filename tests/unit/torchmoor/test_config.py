@@ -1,7 +1,5 @@
 """The configuration file: its meaning and its errors."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

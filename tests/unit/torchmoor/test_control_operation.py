@@ -1,7 +1,5 @@
 """Requests for the control plane on their way to it."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Sources of secrets, and what is reachable without any."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

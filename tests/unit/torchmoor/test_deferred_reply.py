@@ -1,7 +1,5 @@
 """Replies that wait for an operation, and their time."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from torchmoor.errors import ValidationError

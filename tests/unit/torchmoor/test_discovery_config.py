@@ -1,7 +1,5 @@
 """The group Discovery of the configuration file, and the messages of `torchmoor serve --check`."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CloudWatch Logs of instances with long logs: one answer reads a limited part, and the next ones continue."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The error codes that the JavaScript code repeats."""
 
-from __future__ import annotations
-
 import re
 from importlib.resources import files
 

@@ -1,7 +1,5 @@
 """The encoder against botocore's own decoder."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

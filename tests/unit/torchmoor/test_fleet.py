@@ -1,7 +1,5 @@
 """Instances and their leases, the registry, and the settings."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchmoor.config.limits import LimitSettings

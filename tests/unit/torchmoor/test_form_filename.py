@@ -1,7 +1,5 @@
 """The name of an uploaded file, which TorchServe does not pass on, in the beginning of its form."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchmoor.proxy.api.openai_resources import filename_line

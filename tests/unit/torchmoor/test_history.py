@@ -1,7 +1,5 @@
 """The dashboard's last minutes: rates, quantiles and what is forgotten."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

@@ -1,7 +1,5 @@
 """The Host field of requests to instances."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import cast
 

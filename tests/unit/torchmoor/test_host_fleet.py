@@ -1,7 +1,5 @@
 """The instances that a host may have."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchmoor.config.routing import EndpointSettings, VariantSettings

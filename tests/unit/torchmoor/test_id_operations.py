@@ -1,7 +1,5 @@
 """Operations that name ids: which instance gets them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import cast
 

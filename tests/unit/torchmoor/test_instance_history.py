@@ -1,7 +1,5 @@
 """An instance's history: what is kept, for how long, and unknown values."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchmoor.admin.dashboard.history import INTERVAL_S, NUM_SAMPLES, RANGES

@@ -1,7 +1,5 @@
 """`torchmoor package`: the content of an archive, refusals, and reproducible output."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

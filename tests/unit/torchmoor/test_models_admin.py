@@ -1,8 +1,5 @@
 """An operator's actions on models, while the endpoints change."""
 
-from __future__ import annotations
-
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +14,7 @@ from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
 
-def test_an_endpoint_may_go_while_its_instance_loads_a_model() -> None:
+async def test_an_endpoint_may_go_while_its_instance_loads_a_model() -> None:
     """The operator gets the instance's answer; a load may take minutes."""
     registry = Registry([])
     variant = VariantSettings(model="many")
@@ -32,14 +29,11 @@ def test_an_endpoint_may_go_while_its_instance_loads_a_model() -> None:
         registry.forget(endpoint)
         return OperationAnswer(200, "", b'{"tier": "memory"}')
 
-    async def act() -> Any:
-        operations: Any = SimpleNamespace(ask=ask)
-        app = web.Application()
-        add_routes(app.router, ModelsAdmin(registry, operations))
-        async with TestClient(TestServer(app)) as client:
-            return await (await client.post("/models/m/pin")).json()
-
-    assert asyncio.run(act()) == {
-        "model": "m",
-        "instances": [{"instance": "i", "status": 200, "tier": "memory"}],
-    }
+    operations: Any = SimpleNamespace(ask=ask)
+    app = web.Application()
+    add_routes(app.router, ModelsAdmin(registry, operations))
+    async with TestClient(TestServer(app)) as client:
+        assert await (await client.post("/models/m/pin")).json() == {
+            "model": "m",
+            "instances": [{"instance": "i", "status": 200, "tier": "memory"}],
+        }

@@ -1,6 +1,5 @@
 """Sums and shares of several proxy processes."""
 
-import asyncio
 import json
 import socket
 import sys
@@ -171,29 +170,27 @@ class OneWayLink:
         pass
 
 
-def test_process_that_starts_later_carries_out_the_newest_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_that_starts_later_carries_out_the_newest_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process gets the newest commands before it accepts connections, so that a revoked key is not valid there."""
     link, settings = OneWayLink(), SETTINGS.replace(listen=ListenSettings(port=0, processes=1))
     old, new = (Credentials(tokens={"ann": f"the-{age}-token-of-ann"}) for age in ("old", "new"))
     monkeypatch.setattr(sys, "executable", "/bin/true")
 
-    async def start() -> None:
-        async with AsyncExitStack() as stack:
-            group = ProcessGroup(settings, Registry(settings.endpoints), lambda instance: None)
-            await group.start(stack)
-            group.carry_out(take_credentials, old)
-            group.carry_out(reopen_log)
+    async with AsyncExitStack() as stack:
+        group = ProcessGroup(settings, Registry(settings.endpoints), lambda instance: None)
+        await group.start(stack)
+        group.carry_out(take_credentials, old)
+        group.carry_out(reopen_log)
 
-            async def open_link(own: socket.socket) -> OneWayLink:
-                own.close()
-                group.carry_out(take_credentials, new)
-                return link
+        async def open_link(own: socket.socket) -> OneWayLink:
+            own.close()
+            group.carry_out(take_credentials, new)
+            return link
 
-            monkeypatch.setattr(Link, "open", open_link)
-            with pytest.raises(LaunchError):
-                await group.listen(stack)
+        monkeypatch.setattr(Link, "open", open_link)
+        with pytest.raises(LaunchError):
+            await group.listen(stack)
 
-    asyncio.run(start())
     kinds = [kind for kind, _ in link.sent]
     calls = [from_text(members["call"]) for kind, members in link.sent if kind == "command"]
     assert kinds == ["assign", "command", "command", "listen"]

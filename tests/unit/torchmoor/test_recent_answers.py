@@ -1,13 +1,11 @@
 """Answers that are computed once for concurrent readers."""
 
-from __future__ import annotations
-
 import asyncio
 
 from torchmoor.admin.recent_answers import MAX_KEPT, RecentAnswers
 
 
-def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
+async def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
     """Ten concurrent readers cause one computation."""
     num_found = 0
 
@@ -17,11 +15,8 @@ def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
         await asyncio.sleep(0)
         return num_found
 
-    async def ask() -> list[int]:
-        answers = RecentAnswers(1000.0)
-        return await asyncio.gather(*(answers.get("a", find) for _ in range(10)))
-
-    assert asyncio.run(ask()) == [1] * 10
+    answers = RecentAnswers(1000.0)
+    assert await asyncio.gather(*(answers.get("a", find) for _ in range(10))) == [1] * 10
 
 
 def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> None:
@@ -48,19 +43,17 @@ def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> 
     assert asyncio.run(look()) == ["open", "closed"]
 
 
-def test_only_so_many_questions_are_remembered() -> None:
+async def test_only_so_many_questions_are_remembered() -> None:
     """A limited number of answers is kept; the oldest is dropped."""
     found = []
 
-    async def ask() -> None:
-        answers = RecentAnswers(1000.0)
-        for number in (*range(MAX_KEPT + 1), MAX_KEPT, 0):
+    answers = RecentAnswers(1000.0)
+    for number in (*range(MAX_KEPT + 1), MAX_KEPT, 0):
 
-            async def find(number: int = number) -> int:
-                found.append(number)
-                return number
+        async def find(number: int = number) -> int:
+            found.append(number)
+            return number
 
-            await answers.get(number, find)
+        await answers.get(number, find)
 
-    asyncio.run(ask())
     assert found == [*range(MAX_KEPT + 1), 0]

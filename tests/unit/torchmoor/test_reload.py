@@ -1,7 +1,5 @@
 """Changes that a reload refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import Mock
 

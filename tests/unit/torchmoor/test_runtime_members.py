@@ -1,7 +1,5 @@
 """The runtime API's patterns and lengths, held against botocore's service model."""
 
-from __future__ import annotations
-
 from typing import get_type_hints
 
 import botocore.session

@@ -1,7 +1,5 @@
 """SageMaker's bearer tokens: those generated with a configured key are accepted, all others refused."""
 
-from __future__ import annotations
-
 from base64 import b64decode
 from collections.abc import Callable
 from datetime import datetime

@@ -1,7 +1,5 @@
 """The codec of session ids: minted ids verify, and nothing else does."""
 
-from __future__ import annotations
-
 import string
 import time
 

@@ -1,7 +1,5 @@
 """Signature Version 4: everything that botocore signs is accepted, and anything different is refused."""
 
-from __future__ import annotations
-
 from calendar import timegm
 from hashlib import sha256
 from time import gmtime, strftime, strptime, time

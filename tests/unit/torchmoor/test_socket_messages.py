@@ -1,7 +1,5 @@
 """The events of an answer that becomes WebSocket messages."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
+from typing import TypeVar
 
 from torchmoor.async_inference.objects.object_store import ObjectStore
 
 MIB = 1 << 20
+
+S = TypeVar("S", bound=ObjectStore)
 
 
 async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -22,6 +26,15 @@ async def repeat(chunk: bytes, count: int) -> AsyncIterator[bytes]:
     """Yield the same chunk repeatedly: an object that is never whole in memory."""
     for _ in range(count):
         yield chunk
+
+
+@asynccontextmanager
+async def closing(store: S) -> AsyncIterator[S]:
+    """Yield a store, and close it at the end."""
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def read_all(store: ObjectStore, url: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
-from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
+from torchmoor.async_inference.request import AsyncRecord, AsyncRequest
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
 from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.config.async_queue import AsyncQueueSettings
@@ -204,17 +204,11 @@ class Rig:
         await until(has_ended, f"{inference_id} has ended")
         return found[0]
 
-    async def until_state(self, service: AsyncInference, inference_id: str, state: AsyncState) -> AsyncRecord:
-        found: list[AsyncRecord] = []
-
-        async def is_there() -> bool:
-            record = await service.queue.get(inference_id)
-            if record is not None and record.state is state:
-                found.append(record)
-            return bool(found)
-
-        await until(is_there, f"{inference_id} is {state.value}")
-        return found[0]
+    async def run_one(self, **settings: Any) -> AsyncRecord:
+        """Start a service, and have it bring the request `one` to its end."""
+        service = await self.start(**settings)
+        await service.submit(self.request("one"))
+        return await self.until_ended(service, "one")
 
 
 def never_answering(gate: Gate) -> Behaviour:
@@ -236,34 +230,3 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> N
             return
         assert asyncio.get_running_loop().time() < deadline, f"never came: {what}"
         await asyncio.sleep(0.01)
-
-
-class MovableLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time a test can move forward; the queue's time is `Rig.now`."""
-
-    ahead_s = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.ahead_s
-
-
-async def pass_time(seconds: float) -> None:
-    """Make every timer due that ends within `seconds`, and run the timers' callbacks."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, MovableLoop)
-    loop.ahead_s += seconds
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
-def play(scene: Coroutine[Any, Any, None]) -> None:
-    """Run a test's scene on a movable loop."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(2 * DEADLINE_S):
-            await scene
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, f"tasks are left: {left}"
-
-    with asyncio.Runner(loop_factory=MovableLoop) as runner:
-        runner.run(bounded())

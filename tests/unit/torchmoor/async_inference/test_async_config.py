@@ -1,7 +1,5 @@
 """AsyncInferenceConfig and the related groups in the configuration file."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,22 +1,20 @@
 """Properties of objects in files: links, pipes, permissions and full disks."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource
 import signal
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, read_all, repeat
+from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, closing, read_all, repeat
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
@@ -29,17 +27,9 @@ from torchmoor.config.objects import ObjectSettings
 from torchmoor.errors import ConfigError
 
 
-def run(folder: Path, test: Callable[[DirectoryStore], Awaitable[Any]]) -> None:
-    """Run a scene on a store of this folder, for inputs and results."""
-
-    async def body() -> None:
-        store = DirectoryStore(ObjectSettings(input_directories=(str(folder),), output_directories=(str(folder),)))
-        try:
-            await test(store)
-        finally:
-            await store.close()
-
-    asyncio.run(body())
+def opened(folder: Path) -> AbstractAsyncContextManager[DirectoryStore]:
+    """Open a store of this folder, for inputs and results."""
+    return closing(DirectoryStore(ObjectSettings(input_directories=(str(folder),), output_directories=(str(folder),))))
 
 
 def files_of(folder: Path) -> list[str]:
@@ -70,7 +60,7 @@ def test_urls_that_name_no_file_below_the_directory_are_refused(tmp_path: Path, 
         store.check_input(url.format(tmp_path))
 
 
-def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
+async def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
     """A link out of the directory, as a file or a folder on the way, is refused for every operation."""
     secret = tmp_path / "secret"
     secret.mkdir()
@@ -81,7 +71,7 @@ def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
     (root / "file").symlink_to(secret / "key")
     (root / "loop").symlink_to(root / "loop")
 
-    async def test(store: DirectoryStore) -> None:
+    async with opened(root) as store:
         await store.put(f"file://{root}/staged", b"mine")
         for name in ("folder/key", "file", "loop"):
             with pytest.raises(LocationRefused):
@@ -97,17 +87,16 @@ def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
         with pytest.raises(ObjectConflict):
             await store.put(f"file://{root}/file", b"mine")
 
-    run(root, test)
     assert files_of(secret) == ["key"]
     assert (secret / "key").read_text() == "secret"
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+async def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """A folder is refused, and so is a pipe, which would block its reader."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
 
-    async def test(store: DirectoryStore) -> None:
+    async with opened(tmp_path) as store:
         for name in ("pipe", "folder", "pipe/x"):
             with pytest.raises(LocationRefused):
                 await store.open(f"file://{tmp_path}/{name}")
@@ -121,30 +110,25 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
             assert await store.is_taken(f"file://{tmp_path}/{name}")
         assert await store.is_taken(f"file://{tmp_path}/pipe")
 
-    run(tmp_path, test)
 
-
-def test_a_file_that_shrinks_while_it_is_read_is_no_whole_input(tmp_path: Path) -> None:
+async def test_a_file_that_shrinks_while_it_is_read_is_no_whole_input(tmp_path: Path) -> None:
     """A file that shrinks while it is read is an error, because its size was promised."""
     (tmp_path / "x").write_bytes(b"x" * 3 * MIB)
 
-    async def test(store: DirectoryStore) -> None:
-        async with await store.open(f"file://{tmp_path}/x") as download:
-            await anext(aiter(download.chunks))
-            os.truncate(tmp_path / "x", 10)
-            with pytest.raises(ObjectUnavailable, match="shorter"):
-                async for _ in download.chunks:
-                    pass
-
-    run(tmp_path, test)
+    async with opened(tmp_path) as store, await store.open(f"file://{tmp_path}/x") as download:
+        await anext(aiter(download.chunks))
+        os.truncate(tmp_path / "x", 10)
+        with pytest.raises(ObjectUnavailable, match="shorter"):
+            async for _ in download.chunks:
+                pass
 
 
-def test_a_download_that_is_closed_reads_nobody_elses_file(tmp_path: Path) -> None:
+async def test_a_download_that_is_closed_reads_nobody_elses_file(tmp_path: Path) -> None:
     """A read after the close fails, even if another file has the same descriptor number by then."""
     (tmp_path / "x").write_bytes(b"x" * 3)
     (tmp_path / "y").write_bytes(b"y" * 3)
 
-    async def test(store: DirectoryStore) -> None:
+    async with opened(tmp_path) as store:
         late = await store.open(f"file://{tmp_path}/x")
         await asyncio.wrap_future(cast(Future[None], late.release()))
         async with await store.open(f"file://{tmp_path}/y") as other:
@@ -152,20 +136,16 @@ def test_a_download_that_is_closed_reads_nobody_elses_file(tmp_path: Path) -> No
                 await anext(aiter(late.chunks))
             assert [chunk async for chunk in other.chunks] == [b"yyy"]
 
-    run(tmp_path, test)
-
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_rights_is_denied(tmp_path: Path) -> None:
+async def test_a_file_without_rights_is_denied(tmp_path: Path) -> None:
     """A file without read permission is an error that is not retried."""
     (tmp_path / "x").write_bytes(b"x")
     (tmp_path / "x").chmod(0)
 
-    async def test(store: DirectoryStore) -> None:
+    async with opened(tmp_path) as store:
         with pytest.raises(ObjectDenied):
             await store.open(f"file://{tmp_path}/x")
-
-    run(tmp_path, test)
 
 
 @pytest.fixture
@@ -196,10 +176,9 @@ def _file_size_limit(num_bytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_behind(small_disk: Path) -> None:
+async def test_a_full_disk_is_said_and_leaves_nothing_behind(small_disk: Path) -> None:
     """A full disk is a retryable error, and the unfinished object is deleted, so that smaller results fit."""
-
-    async def test(store: DirectoryStore) -> None:
+    async with opened(small_disk) as store:
         with pytest.raises(ObjectUnavailable, match="no room"):
             await store.upload(f"file://{small_disk}/large", repeat(b"x" * MIB, 8))
         with pytest.raises(ObjectUnavailable, match="no room"):
@@ -207,31 +186,26 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(small_disk: Path) -> None
         await store.put(f"file://{small_disk}/small", b"x" * MIB)
         assert len(await read_all(store, f"file://{small_disk}/small")) == MIB
 
-    run(small_disk, test)
     assert files_of(small_disk) == ["small"]
 
 
-def test_two_file_systems_are_told_apart(tmp_path: Path) -> None:
+async def test_two_file_systems_are_told_apart(tmp_path: Path) -> None:
     """Inputs and results on different file systems are refused, because a rename between them is not atomic."""
     if os.stat("/dev/shm").st_dev == os.stat(tmp_path).st_dev:
         pytest.skip("/dev/shm is not a separate file system here")
     other = Path(f"/dev/shm/torchmoor-{os.getpid()}")
     settings = ObjectSettings(output_directories=(str(tmp_path), str(other)))
 
-    async def test() -> None:
-        store = DirectoryStore(settings)
-        stored = await store.upload(f"file://{tmp_path}/staged", chunks_of(b"x"))
-        with pytest.raises(LocationRefused, match="one file system"):
-            await store.publish(f"file://{tmp_path}/staged", stored.tag, f"file://{other}/final")
-        with pytest.raises(ObjectMissing):
-            await store.publish(f"file://{tmp_path}/none", stored.tag, f"file://{other}/final")
-        await store.close()
-
     try:
-        asyncio.run(test())
+        async with closing(DirectoryStore(settings)) as store:
+            stored = await store.upload(f"file://{tmp_path}/staged", chunks_of(b"x"))
+            with pytest.raises(LocationRefused, match="one file system"):
+                await store.publish(f"file://{tmp_path}/staged", stored.tag, f"file://{other}/final")
+            with pytest.raises(ObjectMissing):
+                await store.publish(f"file://{tmp_path}/none", stored.tag, f"file://{other}/final")
         assert files_of(other) == []
     finally:
-        other.rmdir()
+        os.rmdir(other)
 
 
 def test_directories_must_be_absolute() -> None:
@@ -240,7 +214,11 @@ def test_directories_must_be_absolute() -> None:
         ObjectSettings(output_directories=("results",))
 
 
-def test_a_file_that_opens_after_its_reader_was_cancelled_is_closed(
+def open_files() -> list[Path]:
+    return [each.resolve() for each in Path("/proc/self/fd").iterdir() if each.exists()]
+
+
+async def test_a_file_that_opens_after_its_reader_was_cancelled_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that opens late, after its reader was cancelled, is closed; the thread that opens it cannot be stopped."""
@@ -256,7 +234,7 @@ def test_a_file_that_opens_after_its_reader_was_cancelled_is_closed(
 
     monkeypatch.setattr(os, "open", open_late)
 
-    async def cancel(store: DirectoryStore) -> None:
+    async with opened(tmp_path) as store:
         opening = asyncio.create_task(store.open(f"file://{tmp_path}/input"))
         assert await asyncio.to_thread(has_begun.wait, 60)
         opening.cancel()
@@ -264,8 +242,4 @@ def test_a_file_that_opens_after_its_reader_was_cancelled_is_closed(
             await opening
         may_open.set()
 
-    run(tmp_path, cancel)
-
-    assert not [
-        each for each in Path("/proc/self/fd").iterdir() if each.exists() and each.resolve() == tmp_path / "input"
-    ]
+    assert tmp_path / "input" not in open_files()

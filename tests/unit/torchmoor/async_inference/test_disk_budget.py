@@ -1,8 +1,5 @@
 """Disks that fill with results or with the queue: new requests are refused, running ones end."""
 
-from __future__ import annotations
-
-import asyncio
 import os
 import shutil
 import time
@@ -11,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.torchmoor.async_inference.rig import Rig, play, until
+from tests.unit.torchmoor.async_inference.rig import Rig, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.results_budget import STAGED_TTL_S
 from torchmoor.async_inference.queues.queue import Queue
@@ -29,40 +26,36 @@ def rig(tmp_path: Path) -> Rig:
 
 
 @pytest.mark.parametrize("limit", [{"max_bytes": 4096}, {"min_free_bytes": EVERYTHING}])
-def test_full_directory_refuses_new_requests_only(rig: Rig, limit: dict[str, int]) -> None:
+async def test_full_directory_refuses_new_requests_only(rig: Rig, limit: dict[str, int]) -> None:
     """A full directory refuses new requests and stores nothing of them; a client's retry gets its answer.
 
     Deleting makes room.
     """
+    async with rig:
+        roomy, full = rig.objects, rig.objects.replace(**limit)
+        service = await rig.start()
+        sent = rig.request("one", invocation_id="call")
+        await service.submit(sent)
+        await rig.until_ended(service, "one")
+        (rig.folder / "results/old").write_bytes(b"x" * 8192)
+        rig.objects = full
+        later = await rig.start()
+        await until(lambda: later.endpoints["llava"].metrics.num_result_bytes >= 8192, "the folder is measured")
 
-    async def scene() -> None:
-        async with rig:
-            roomy, full = rig.objects, rig.objects.replace(**limit)
-            service = await rig.start()
-            sent = rig.request("one", invocation_id="call")
-            await service.submit(sent)
-            await rig.until_ended(service, "one")
-            (rig.folder / "results/old").write_bytes(b"x" * 8192)
-            rig.objects = full
-            later = await rig.start()
-            await until(lambda: later.endpoints["llava"].metrics.num_result_bytes >= 8192, "the folder is measured")
+        with pytest.raises(DiskFull, match=f"objects.{next(iter(limit))}") as refused:
+            await later.submit(rig.request("two"))
+        assert (refused.value.status, refused.value.retry_after_s) == (503, 30)
+        assert await later.queue.get("two") is None
+        assert (await later.submit(sent)).inference_id == "one"
+        assert set(rig.results()) == {"one.out", "old"}
 
-            with pytest.raises(DiskFull, match=f"objects.{next(iter(limit))}") as refused:
-                await later.submit(rig.request("two"))
-            assert (refused.value.status, refused.value.retry_after_s) == (503, 30)
-            assert await later.queue.get("two") is None
-            assert (await later.submit(sent)).inference_id == "one"
-            assert set(rig.results()) == {"one.out", "old"}
-
-            rig.objects = roomy
-            again = await rig.start()
-            await again.submit(rig.request("two"))
-            assert (await rig.until_ended(again, "two")).state is AsyncState.COMPLETED
-
-    play(scene())
+        rig.objects = roomy
+        again = await rig.start()
+        await again.submit(rig.request("two"))
+        assert (await rig.until_ended(again, "two")).state is AsyncState.COMPLETED
 
 
-def test_staged_answers_that_no_request_can_need_are_swept(rig: Rig) -> None:
+async def test_staged_answers_that_no_request_can_need_are_swept(rig: Rig) -> None:
     """The sweep deletes old staged answers, which a stop during an outage of the queue may leave."""
     folder = rig.folder / "results/outputs/.torchmoor"
     folder.mkdir(parents=True)
@@ -71,34 +64,27 @@ def test_staged_answers_that_no_request_can_need_are_swept(rig: Rig) -> None:
         os.utime(folder / name, (time.time() - age_s,) * 2)
         shutil.copy2(folder / name, folder.parent / name)
 
-    async def scene() -> None:
-        store = DirectoryStore(rig.objects)
-        await store.sweep()
-        await store.close()
-
-    asyncio.run(scene())
+    store = DirectoryStore(rig.objects)
+    await store.sweep()
+    await store.close()
 
     assert [path.name for path in folder.iterdir()] == ["b.1"]
     assert {path.name for path in folder.parent.iterdir() if path.is_file()} == {"a.1", "b.1"}
 
 
-def test_results_count_as_they_are_written(tmp_path: Path, rig: Rig) -> None:
+async def test_results_count_as_they_are_written(tmp_path: Path, rig: Rig) -> None:
     """Results count as they are written, so the budget also holds between two measurements."""
-
-    async def scene() -> None:
-        store = DirectoryStore(rig.objects.replace(max_bytes=3000))
-        folder = (tmp_path / "results").as_uri()
-        assert await store.find_shortage(f"{folder}/x") is None
-        await store.put(f"{folder}/a", b"x" * 1000)
-        assert await store.find_shortage(f"{folder}/x") is None
-        await store.put(f"{folder}/b", b"x" * 2000)
-        assert await store.find_shortage(f"{folder}/x") == "objects.max_bytes"
-        await store.close()
-
-    asyncio.run(scene())
+    store = DirectoryStore(rig.objects.replace(max_bytes=3000))
+    folder = (tmp_path / "results").as_uri()
+    assert await store.find_shortage(f"{folder}/x") is None
+    await store.put(f"{folder}/a", b"x" * 1000)
+    assert await store.find_shortage(f"{folder}/x") is None
+    await store.put(f"{folder}/b", b"x" * 2000)
+    assert await store.find_shortage(f"{folder}/x") == "objects.max_bytes"
+    await store.close()
 
 
-def test_sweep_deletes_what_killed_processes_left(tmp_path: Path, rig: Rig) -> None:
+async def test_sweep_deletes_what_killed_processes_left(tmp_path: Path, rig: Rig) -> None:
     """A sweep deletes old unfinished files of killed processes; young ones, results and staged answers stay."""
     folder = tmp_path / "results/deep"
     folder.mkdir(parents=True)
@@ -108,67 +94,54 @@ def test_sweep_deletes_what_killed_processes_left(tmp_path: Path, rig: Rig) -> N
         os.utime(folder / name, (time.time() - 8000,) * 2)
     os.utime(folder / ".young.part")
 
-    async def scene() -> None:
-        store = DirectoryStore(rig.objects)
-        num_bytes = await store.sweep()
-        await store.close()
-        assert num_bytes == 512 * sum(path.lstat().st_blocks for path in folder.iterdir()) > 0
+    store = DirectoryStore(rig.objects)
+    num_bytes = await store.sweep()
+    await store.close()
+    assert num_bytes == 512 * sum(path.lstat().st_blocks for path in folder.iterdir()) > 0
 
-    asyncio.run(scene())
     assert {path.name for path in folder.iterdir()} == {".young.part", "named.part", "result.out"}
 
 
-def test_service_sweeps_at_its_start(rig: Rig) -> None:
+async def test_service_sweeps_at_its_start(rig: Rig) -> None:
     """A service deletes unfinished files of a killed process at its start."""
-
-    async def scene() -> None:
-        async with rig:
-            left = rig.folder / "results/.0123.part"
-            left.write_bytes(b"x")
-            os.utime(left, (0, 0))
-            await rig.start()
-            await until(lambda: not left.exists(), "the file is deleted")
-
-    play(scene())
+    async with rig:
+        left = rig.folder / "results/.0123.part"
+        left.write_bytes(b"x")
+        os.utime(left, (0, 0))
+        await rig.start()
+        await until(lambda: not left.exists(), "the file is deleted")
 
 
 @pytest.mark.parametrize("limit", [{"max_file_bytes": 200_000}, {"min_free_bytes": EVERYTHING}])
-def test_full_queue_file_refuses_new_requests_only(rig: Rig, limit: dict[str, Any]) -> None:
+async def test_full_queue_file_refuses_new_requests_only(rig: Rig, limit: dict[str, Any]) -> None:
     """Stored requests still run when the queue's file is full, and their end makes room."""
+    async with rig:
+        service = rig.make_service()
+        rig.places.instances = []
+        async with service:
+            for number in range(2):
+                await service.submit(rig.request(f"r{number}", b"x" * 60_000, invocation_id=f"call{number}"))
 
-    async def scene() -> None:
-        async with rig:
-            service = rig.make_service()
-            rig.places.instances = []
-            async with service:
-                for number in range(2):
-                    await service.submit(rig.request(f"r{number}", b"x" * 60_000, invocation_id=f"call{number}"))
+            limited: Queue = SqliteQueue(rig.folder / "queue.db", AsyncQueueSettings(**limit))
+            with pytest.raises(DiskFull, match=f"async_queue.{next(iter(limit))}"):
+                await limited.submit(rig.request("more", b"x" * 60_000))
+            assert await limited.get("more") is None
+            stored = await limited.submit(rig.request("r0", b"x" * 60_000, invocation_id="call0"))
+            assert stored.inference_id == "r0"
 
-                limited: Queue = SqliteQueue(rig.folder / "queue.db", AsyncQueueSettings(**limit))
-                with pytest.raises(DiskFull, match=f"async_queue.{next(iter(limit))}"):
-                    await limited.submit(rig.request("more", b"x" * 60_000))
-                assert await limited.get("more") is None
-                stored = await limited.submit(rig.request("r0", b"x" * 60_000, invocation_id="call0"))
-                assert stored.inference_id == "r0"
-
-                rig.places.instances = [rig.instance]
-                rig.places.wake()
-                for number in range(2):
-                    assert (await rig.until_ended(service, f"r{number}")).state is AsyncState.COMPLETED
-                if "max_file_bytes" in limit:
-                    await limited.submit(rig.request("more", b"x" * 60_000))
-                await limited.close()
-
-    play(scene())
+            rig.places.instances = [rig.instance]
+            rig.places.wake()
+            for number in range(2):
+                assert (await rig.until_ended(service, f"r{number}")).state is AsyncState.COMPLETED
+            if "max_file_bytes" in limit:
+                await limited.submit(rig.request("more", b"x" * 60_000))
+            await limited.close()
 
 
-def test_free_space_is_that_of_the_disk(tmp_path: Path, rig: Rig) -> None:
+async def test_free_space_is_that_of_the_disk(tmp_path: Path, rig: Rig) -> None:
     """A directory that does not exist yet is on the disk of the folder above it."""
     free = shutil.disk_usage(tmp_path).free
 
-    async def scene() -> None:
-        store = DirectoryStore(rig.objects.replace(min_free_bytes=free // 2))
-        assert await store.find_shortage((tmp_path / "results/x").as_uri()) is None
-        await store.close()
-
-    asyncio.run(scene())
+    store = DirectoryStore(rig.objects.replace(min_free_bytes=free // 2))
+    assert await store.find_shortage((tmp_path / "results/x").as_uri()) is None
+    await store.close()

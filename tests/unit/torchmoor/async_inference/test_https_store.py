@@ -1,12 +1,10 @@
 """Inputs by https: presigned URLs of a real S3 server behind TLS, and hosts that must not be asked."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 
 from tests.servers import BUCKET, S3Server
 from tests.tools import require
-from tests.unit.torchmoor.async_inference.objects import MIB, read_all
+from tests.unit.torchmoor.async_inference.objects import MIB, closing, read_all
 from torchmoor.async_inference.objects.https_store import HttpsStore
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
@@ -70,31 +68,19 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(
-    certificate: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    test: Callable[[HttpsStore], Awaitable[Any]],
-    names: Names | None = None,
-    **settings: Any,
-) -> None:
+def opened(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, names: Names | None = None, **settings: Any
+) -> AbstractAsyncContextManager[HttpsStore]:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     values: dict[str, Any] = {"https_hosts": (NAME,), "private_networks": LOOPBACK, **settings}
-
-    async def body() -> None:
-        store = HttpsStore(ObjectSettings(**values), (names or Names()).resolve)
-        try:
-            await test(store)
-        finally:
-            await store.close()
-
-    asyncio.run(body())
+    return closing(HttpsStore(ObjectSettings(**values), (names or Names()).resolve))
 
 
 @asynccontextmanager
 async def tls_server(
     certificate: Path, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 ) -> AsyncIterator[int]:
-    """Run a TLS server with this certificate; yield its port."""
+    """Run a TLS server with this certificate; yield its port. At the end its clients must have gone."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
 
@@ -106,9 +92,12 @@ async def tls_server(
         finally:
             writer.close()
 
+    others = asyncio.all_tasks()
     server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
     async with server:
         yield server.sockets[0].getsockname()[1]
+    if connections := asyncio.all_tasks() - others:
+        await asyncio.wait(connections)
 
 
 @asynccontextmanager
@@ -125,7 +114,7 @@ async def answering(certificate: Path, answer: bytes) -> AsyncIterator[int]:
 
 
 @pytest.mark.s3
-def test_a_presigned_url_is_an_input(
+async def test_a_presigned_url_is_an_input(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tmp_path: Path
 ) -> None:
     """A presigned URL is fetched from the checked address byte for byte; a forged one is denied."""
@@ -134,12 +123,9 @@ def test_a_presigned_url_is_an_input(
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
 
-    async def put() -> None:
-        store = S3Store(ObjectSettings())
-        await store.put(f"s3://{BUCKET}/{key}", data, ObjectMetadata("image/x-test"))
-        await store.close()
+    async with closing(S3Store(ObjectSettings())) as objects:
+        await objects.put(f"s3://{BUCKET}/{key}", data, ObjectMetadata("image/x-test"))
 
-    asyncio.run(put())
     names = Names()
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -167,17 +153,14 @@ def test_a_presigned_url_is_an_input(
         )
         return str(client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key}))
 
-    async def test(store: HttpsStore) -> None:
-        async with tls_server(certificate, pass_on) as port:
-            url = presign(port)
-            async with await store.open(url) as download:
-                assert download.metadata.content_type == "image/x-test"
-            assert await read_all(store, url) == data
-            with pytest.raises(ObjectDenied) as told:
-                await store.open(url.replace("X-Amz-Signature=", "X-Amz-Signature=0"))
-            assert "Signature" not in str(told.value)
-
-    run(certificate, monkeypatch, test, names)
+    async with tls_server(certificate, pass_on) as port, opened(certificate, monkeypatch, names) as store:
+        url = presign(port)
+        async with await store.open(url) as download:
+            assert download.metadata.content_type == "image/x-test"
+        assert await read_all(store, url) == data
+        with pytest.raises(ObjectDenied) as told:
+            await store.open(url.replace("X-Amz-Signature=", "X-Amz-Signature=0"))
+        assert "Signature" not in str(told.value)
     assert set(names.asked) == {NAME}
 
 
@@ -243,16 +226,13 @@ def test_nothing_is_listed_unless_an_operator_does() -> None:
         ),
     ],
 )
-def test_a_listed_name_that_leads_inside_is_refused(
+async def test_a_listed_name_that_leads_inside_is_refused(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     """A listed name with at least one private address is refused, because its owner decides what it resolves to."""
-
-    async def test(store: HttpsStore) -> None:
+    async with opened(certificate, monkeypatch, Names(["93.184.215.14", address]), private_networks=()) as store:
         with pytest.raises(LocationRefused, match="private or local"):
             await store.open(f"https://{NAME}/x")
-
-    run(certificate, monkeypatch, test, Names(["93.184.215.14", address]), private_networks=())
 
 
 def test_public_addresses_are_allowed_over_https_alone() -> None:
@@ -300,23 +280,19 @@ def head(status: str, *lines: str) -> bytes:
         (b"", ObjectUnavailable),
     ],
 )
-def test_answers_that_are_no_whole_object(
+async def test_answers_that_are_no_whole_object(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, error: type[Exception]
 ) -> None:
     """Each incomplete answer has its own kind of error.
 
     A redirect is not followed, since its target was not checked.
     """
-
-    async def test(store: HttpsStore) -> None:
-        async with answering(certificate, answer) as port:
-            with pytest.raises(error):
-                await read_all(store, f"https://{NAME}:{port}/x")
-
-    run(certificate, monkeypatch, test, max_input_bytes=MIB)
+    async with answering(certificate, answer) as port, opened(certificate, monkeypatch, max_input_bytes=MIB) as store:
+        with pytest.raises(error):
+            await read_all(store, f"https://{NAME}:{port}/x")
 
 
-def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that stops sending, also within an object, causes a time-out."""
 
     async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -324,39 +300,30 @@ def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypa
         await reader.read()
         await reader.read()
 
-    async def test(store: HttpsStore) -> None:
-        async with tls_server(certificate, stall) as port:
-            with pytest.raises(ObjectUnavailable, match="broke off"):
-                await read_all(store, f"https://{NAME}:{port}/x")
-
-    run(certificate, monkeypatch, test, read_timeout_s=0.5)
+    async with tls_server(certificate, stall) as port, opened(certificate, monkeypatch, read_timeout_s=0.5) as store:
+        with pytest.raises(ObjectUnavailable, match="broke off"):
+            await read_all(store, f"https://{NAME}:{port}/x")
 
 
 @pytest.mark.parametrize("names", [Names([]), Names(is_silent=True)], ids=["unknown", "silent"])
-def test_a_name_that_is_not_known_is_a_reason_to_try_later(
+async def test_a_name_that_is_not_known_is_a_reason_to_try_later(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, names: Names
 ) -> None:
     """A name that cannot be resolved is a retryable error, because name servers fail or do not answer."""
-
-    async def test(store: HttpsStore) -> None:
+    async with opened(certificate, monkeypatch, names, connect_timeout_s=0.3) as store:
         with pytest.raises(ObjectUnavailable):
             await store.open(f"https://{NAME}/x")
 
-    run(certificate, monkeypatch, test, names, connect_timeout_s=0.3)
 
-
-def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A certificate for another name is refused, although the address was checked."""
-
-    async def test(store: HttpsStore) -> None:
-        async with answering(certificate, head("200 OK", "Content-Length: 0")) as port:
-            with pytest.raises(ObjectUnavailable, match="certificate refused"):
-                await store.open(f"https://wrong.example:{port}/x")
-
-    run(certificate, monkeypatch, test, https_hosts=("wrong.example",))
+    ok = answering(certificate, head("200 OK", "Content-Length: 0"))
+    async with ok as port, opened(certificate, monkeypatch, https_hosts=("wrong.example",)) as store:
+        with pytest.raises(ObjectUnavailable, match="certificate refused"):
+            await store.open(f"https://wrong.example:{port}/x")
 
 
-def test_a_request_goes_to_the_checked_address_with_its_path_as_it_is(
+async def test_a_request_goes_to_the_checked_address_with_its_path_as_it_is(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request ignores proxies of the environment, and keeps the path's escapes, which its signature covers."""
@@ -368,14 +335,12 @@ def test_a_request_goes_to_the_checked_address_with_its_path_as_it_is(
         writer.write(head("200 OK", "Content-Length: 1") + b"x")
         await writer.drain()
 
-    async def test(store: HttpsStore) -> None:
-        async with tls_server(certificate, serve) as port:
-            assert await read_all(store, f"https://{NAME}:{port}/a%7eb%2Fc?x=%7e") == b"x"
+    async with tls_server(certificate, serve) as port, opened(certificate, monkeypatch) as store:
+        assert await read_all(store, f"https://{NAME}:{port}/a%7eb%2Fc?x=%7e") == b"x"
 
-    run(certificate, monkeypatch, test)
     assert lines == [b"GET /a%7eb%2Fc?x=%7e HTTP/1.1"]
 
 
-def test_names_are_resolved_to_each_of_their_addresses_once() -> None:
-    assert {"127.0.0.1", "::1"} >= set(found := asyncio.run(resolve("localhost", 443)))
+async def test_names_are_resolved_to_each_of_their_addresses_once() -> None:
+    assert {"127.0.0.1", "::1"} >= set(found := await resolve("localhost", 443))
     assert len(found) == len(set(found)) > 0

@@ -1,7 +1,5 @@
 """Names of results."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchmoor.async_inference.objects.locations import (

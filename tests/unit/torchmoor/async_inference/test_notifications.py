@@ -1,7 +1,5 @@
 """Notifications: SageMaker's message, sent to SNS as played by moto, and to webhooks on a real listener."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -21,7 +19,8 @@ from aiohttp import web
 from standardwebhooks import Webhook as Receiver
 
 from tests.servers import free_ports, wait_for_server
-from tests.unit.torchmoor.async_inference.rig import MovableLoop, pass_time, until
+from tests.unit.torchmoor.async_inference.rig import until
+from tests.unit.torchmoor.movable_loop import MovableLoop, pass_time
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, Notifier
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState
@@ -32,7 +31,6 @@ from torchmoor.errors import ConfigError
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 LOOPBACK = ("127.0.0.0/8",)
 RECEIVED, ENDED = 1_643_150_760.455, 1_643_150_760.6089
-TOPIC = "arn:aws:sns:eu-west-1:123456789012:done"
 
 REQUEST = AsyncRequest(
     inference_id="id-1",

@@ -1,22 +1,19 @@
 """The contract of object stores, on directories and on a real S3 server."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.servers import BUCKET, S3Server
-from tests.unit.torchmoor.async_inference.objects import MIB, MemoryWatch, chunks_of, read_all, repeat
+from tests.unit.torchmoor.async_inference.objects import MIB, MemoryWatch, chunks_of, closing, read_all, repeat
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectConflict,
     ObjectMetadata,
     ObjectMissing,
-    ObjectStore,
     ObjectTooLarge,
 )
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
@@ -34,17 +31,9 @@ class Place:
         self.list_all = list_all  # names below the place, unfinished uploads too
         self.settings = settings
 
-    def run(self, test: Callable[[ObjectStore], Awaitable[Any]]) -> None:
-        """Run a scene on a new store and close it."""
-
-        async def body() -> None:
-            store = SchemeStore(self.settings)
-            try:
-                await test(store)
-            finally:
-                await store.close()
-
-        asyncio.run(body())
+    def opened(self) -> AbstractAsyncContextManager[SchemeStore]:
+        """Open a store."""
+        return closing(SchemeStore(self.settings))
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
@@ -70,26 +59,25 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("size", [0, 1, 5 * MIB + 1, 8 * MIB, LARGE + 7])
-def test_what_was_uploaded_is_read_again(place: Place, size: int) -> None:
+async def test_what_was_uploaded_is_read_again(place: Place, size: int) -> None:
     """An object of any size is read as uploaded, however its chunks divide into parts."""
     data = bytes(range(251)) * (size // 251 + 1)
     data = data[:size]
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         pieces = [data[at : at + 700_001] for at in range(0, size, 700_001)]
         stored = await store.upload(f"{place.url}/a/b c", chunks_of(*pieces), ObjectMetadata("text/x-test"))
         assert stored.num_bytes == size
         assert await read_all(store, f"{place.url}/a/b c") == data
 
-    place.run(test)
     assert place.list_all() == ["b c"]
 
 
-def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
+async def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
     """Writing and deleting a small object can be repeated."""
     url = f"{place.url}/small"
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         await store.put(url, b"one", ObjectMetadata("text/plain"))
         await store.put(url, b"one", ObjectMetadata("text/plain"))
         assert await read_all(store, url) == b"one"
@@ -98,30 +86,28 @@ def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
         with pytest.raises(ObjectMissing):
             await store.open(url)
 
-    place.run(test)
     assert place.list_all() == []
 
 
-def test_publishing_may_be_repeated(place: Place) -> None:
+async def test_publishing_may_be_repeated(place: Place) -> None:
     """A second worker that publishes the same result succeeds, and no staged object is left."""
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/deep/id.out"
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         stored = await store.upload(staged, repeat(b"x" * MIB, 20), ObjectMetadata("text/plain"))
         await store.publish(staged, stored.tag, final)
         await store.publish(staged, stored.tag, final)
         assert await read_all(store, final) == b"x" * LARGE
 
-    place.run(test)
     assert place.list_all() == ["id.out"]
 
 
 @pytest.mark.parametrize("is_staged_gone", [False, True])
-def test_publishing_replaces_no_other_object(place: Place, is_staged_gone: bool) -> None:
+async def test_publishing_replaces_no_other_object(place: Place, is_staged_gone: bool) -> None:
     """Publishing over another request's object is a conflict, even if the bytes are the same."""
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out"
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         await store.put(final, b"answer")
         stored = await store.upload(staged, chunks_of(b"answer"))
         if is_staged_gone:
@@ -130,61 +116,52 @@ def test_publishing_replaces_no_other_object(place: Place, is_staged_gone: bool)
             await store.publish(staged, stored.tag, final)
         assert await read_all(store, final) == b"answer"
 
-    place.run(test)
     assert place.list_all() == (["id.out"] if is_staged_gone else ["id.1", "id.out"])
 
 
-def test_writing_replaces_no_other_object(place: Place) -> None:
+async def test_writing_replaces_no_other_object(place: Place) -> None:
     """Writing does not replace an existing object, and leaves no part of the new one."""
     url = f"{place.url}/id.out"
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         await store.put(url, b"first")
         for other in (b"other", b"longer", b""):
             with pytest.raises(ObjectConflict, match=r"id\.out is taken"):
                 await store.put(url, other)
         assert await read_all(store, url) == b"first"
 
-    place.run(test)
     assert place.list_all() == ["id.out"]
 
 
-def test_taken_names_are_known(place: Place) -> None:
+async def test_taken_names_are_known(place: Place) -> None:
     """A name that is taken is known, so that a submit can be refused before its request runs."""
-
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         await store.put(f"{place.url}/deep/id.out", b"x")
         assert await store.is_taken(f"{place.url}/deep/id.out")
         assert not await store.is_taken(f"{place.url}/deep/id.ou")
         assert not await store.is_taken(f"{place.url}/new/deeper/id.out")
 
-    place.run(test)
 
-
-def test_publishing_what_was_never_staged_is_an_error(place: Place) -> None:
+async def test_publishing_what_was_never_staged_is_an_error(place: Place) -> None:
     """Publishing an object that was never staged is an error, because a result would be lost silently."""
-
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         with pytest.raises(ObjectMissing, match="neither"):
             await store.publish(f"{place.url}/.torchmoor/id.1", "tag", f"{place.url}/id.out")
 
-    place.run(test)
 
-
-def test_several_workers_publish_at_once(place: Place) -> None:
+async def test_several_workers_publish_at_once(place: Place) -> None:
     """Concurrent workers that publish one result all succeed, and the object is whole."""
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out"
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         stored = await store.upload(staged, chunks_of(b"answer"))
         await asyncio.gather(*(store.publish(staged, stored.tag, final) for _ in range(5)))
         assert await read_all(store, final) == b"answer"
 
-    place.run(test)
     assert place.list_all() == ["id.out"]
 
 
-def test_chunks_that_fail_leave_nothing_behind(place: Place) -> None:
+async def test_chunks_that_fail_leave_nothing_behind(place: Place) -> None:
     """If an instance dies during its answer, neither an object nor an unfinished upload remains."""
 
     async def broken() -> AsyncIterator[bytes]:
@@ -192,22 +169,21 @@ def test_chunks_that_fail_leave_nothing_behind(place: Place) -> None:
             yield b"x" * MIB
         raise ConnectionError("the instance is gone")
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         with pytest.raises(ConnectionError):
             await store.upload(f"{place.url}/id", broken())
 
-    place.run(test)
     assert place.list_all() == []
 
 
-def test_a_cancelled_upload_leaves_nothing_behind(place: Place) -> None:
+async def test_a_cancelled_upload_leaves_nothing_behind(place: Place) -> None:
     async def endless(is_well_on: asyncio.Event) -> AsyncIterator[bytes]:
         for _ in range(20):
             yield b"x" * MIB
         is_well_on.set()
         await asyncio.Event().wait()
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         is_well_on = asyncio.Event()
         upload = asyncio.create_task(store.upload(f"{place.url}/id", endless(is_well_on)))
         await is_well_on.wait()
@@ -215,41 +191,37 @@ def test_a_cancelled_upload_leaves_nothing_behind(place: Place) -> None:
         with pytest.raises(asyncio.CancelledError):
             await upload
 
-    place.run(test)
     assert place.list_all() == []
 
 
-def test_an_answer_above_the_limit_is_refused(place: Place) -> None:
+async def test_an_answer_above_the_limit_is_refused(place: Place) -> None:
     """An answer above the limit is refused as soon as the limit is passed, and nothing is stored."""
-
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         with pytest.raises(ObjectTooLarge, match=str(MAX_BYTES)):
             await store.upload(f"{place.url}/id", repeat(b"x" * MIB, MAX_BYTES // MIB + 1))
 
-    place.run(test)
     assert place.list_all() == []
 
 
-def test_an_input_above_the_limit_is_refused_unread(place: Place) -> None:
+async def test_an_input_above_the_limit_is_refused_unread(place: Place) -> None:
     """An input above the limit is refused by its size, before it is read."""
     url = f"{place.url}/in"
-    place.run(lambda store: store.upload(url, repeat(b"x" * MIB, 6)))
+    async with place.opened() as store:
+        await store.upload(url, repeat(b"x" * MIB, 6))
     place.settings = place.settings.replace(max_input_bytes=6 * MIB - 1)
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         with pytest.raises(ObjectTooLarge, match=str(6 * MIB - 1)):
             await store.open(url)
 
-    place.run(test)
 
-
-def test_memory_stays_bounded(place: Place) -> None:
+async def test_memory_stays_bounded(place: Place) -> None:
     """Uploads and downloads of an object much larger than the allowed memory stay within it."""
     url = f"{place.url}/large"
     chunk = b"x" * MIB
     place.settings = place.settings.replace(max_input_bytes=80 * MIB, max_output_bytes=80 * MIB)
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         await store.upload(url, repeat(chunk, 16))  # memory that is needed once is already allocated
         with MemoryWatch() as watch:
             await store.upload(url, repeat(chunk, 80))
@@ -258,14 +230,12 @@ def test_memory_stays_bounded(place: Place) -> None:
         assert num_bytes == 80 * MIB
         assert watch.growth_bytes <= 48 * MIB
 
-    place.run(test)
 
-
-def test_a_download_that_is_given_up_holds_nothing(place: Place) -> None:
+async def test_a_download_that_is_given_up_holds_nothing(place: Place) -> None:
     """A download that is abandoned before, during or between reads releases its resources."""
     url = f"{place.url}/in"
 
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         await store.upload(url, repeat(b"x" * MIB, 20))
         async with await store.open(url):
             pass
@@ -278,19 +248,14 @@ def test_a_download_that_is_given_up_holds_nothing(place: Place) -> None:
         await asyncio.wait([reading])
         assert len(await read_all(store, url)) == LARGE
 
-    place.run(test)  # the store's close waits for its threads
-
 
 @pytest.mark.parametrize("path", ["/../x", "/a/../../x", "/./x", "/x\n"])
-def test_a_path_that_leads_elsewhere_is_refused(place: Place, path: str) -> None:
+async def test_a_path_that_leads_elsewhere_is_refused(place: Place, path: str) -> None:
     """A path out of the place is refused by its text, because stores disagree on its meaning."""
-
-    async def test(store: ObjectStore) -> None:
+    async with place.opened() as store:
         for check in (store.check_input, store.check_output):
             with pytest.raises(LocationRefused):
                 check(place.url + path)
-
-    place.run(test)
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "/tmp/x", "s3:/b/k", "", "S3://b/k"])

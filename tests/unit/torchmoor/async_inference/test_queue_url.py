@@ -1,6 +1,5 @@
 """Valid forms of a queue's URL, and errors for wrong ones."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,21 +11,18 @@ from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import ConfigError
 
 
-def test_the_scheme_chooses_the_queue(tmp_path: Path) -> None:
+async def test_the_scheme_chooses_the_queue(tmp_path: Path) -> None:
     """A file URL opens SQLite and creates its folder; a server's URL makes no connection yet."""
     path = tmp_path / "a b" / "queue.db"
 
-    async def run() -> None:
-        for slashes in ("//", "///"):
-            queue = open_queue(f"sqlite:{slashes}{str(path).replace(' ', '%20')}", AsyncQueueSettings())
-            assert isinstance(queue, SqliteQueue)
-            await queue.close()
-        for scheme in ("redis", "rediss", "valkey", "valkeys"):
-            queue = open_queue(f"{scheme}://user:p%40ss@nowhere.invalid:1/2", AsyncQueueSettings())
-            assert isinstance(queue, RedisQueue)
-            await queue.close()
-
-    asyncio.run(run())
+    for slashes in ("//", "///"):
+        queue = open_queue(f"sqlite:{slashes}{str(path).replace(' ', '%20')}", AsyncQueueSettings())
+        assert isinstance(queue, SqliteQueue)
+        await queue.close()
+    for scheme in ("redis", "rediss", "valkey", "valkeys"):
+        queue = open_queue(f"{scheme}://user:p%40ss@nowhere.invalid:1/2", AsyncQueueSettings())
+        assert isinstance(queue, RedisQueue)
+        await queue.close()
 
     assert path.exists()
 

@@ -112,7 +112,7 @@ def test_a_server_that_never_answers_costs_one_time_out(caplog: pytest.LogCaptur
     assert "asynchronous queue unavailable error=TimeoutError" in caplog.text
 
 
-def test_a_cancellation_that_the_client_loses_is_not_lost() -> None:
+async def test_a_cancellation_that_the_client_loses_is_not_lost() -> None:
     """A cancellation during a call is not lost, although Python 3.11's wait_for may return the result instead."""
 
     class Client:
@@ -121,12 +121,9 @@ def test_a_cancellation_that_the_client_loses_is_not_lost() -> None:
                 await asyncio.sleep(3600)
             return 0
 
-    async def scene() -> None:
-        client: Any = Client()
-        task = asyncio.create_task(RedisQueue(client, AsyncQueueSettings()).forget())
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scene())
+    client: Any = Client()
+    task = asyncio.create_task(RedisQueue(client, AsyncQueueSettings()).forget())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,12 +1,9 @@
 """Properties of objects in S3: servers that are down, slow or lossy, permissions, names."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.servers import BUCKET, LossyProxy, S3Server, free_ports, run_silent_server
-from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, read_all, repeat
+from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, closing, read_all, repeat
 from tests.waiting import DEADLINE_S
 from torchmoor.async_inference.objects import s3_client, s3_store
 from torchmoor.async_inference.objects.object_store import (
@@ -44,46 +41,33 @@ def place(tmp_path: Path) -> str:
     return f"s3://{BUCKET}/objects/{tmp_path.name}"
 
 
-def run(test: Callable[[S3Store], Awaitable[Any]], **settings: Any) -> None:
-    async def body() -> None:
-        store = S3Store(ObjectSettings(**settings))
-        try:
-            await test(store)
-        finally:
-            await store.close()
-
-    asyncio.run(body())
+def opened(**settings: Any) -> AbstractAsyncContextManager[S3Store]:
+    return closing(S3Store(ObjectSettings(**settings)))
 
 
-def test_publishing_keeps_the_content_type(place: str) -> None:
+async def test_publishing_keeps_the_content_type(place: str) -> None:
     """A published result keeps the model's content type."""
-
-    async def test(store: S3Store) -> None:
+    async with opened() as store:
         stored = await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), ObjectMetadata("text/x-test"))
         await store.publish(f"{place}/staged", stored.tag, f"{place}/final")
         async with await store.open(f"{place}/final") as download:
             assert download.metadata.content_type == "text/x-test"
 
-    run(test)
-
 
 @pytest.mark.parametrize("name", ["a b", "a%20b", "a?b#c", "a+b=c&d", "ä"])
-def test_keys_are_taken_as_they_are(place: str, name: str) -> None:
+async def test_keys_are_taken_as_they_are(place: str, name: str) -> None:
     """Keys in S3 URLs are used without unquoting."""
-
-    async def test(store: S3Store) -> None:
+    async with opened() as store:
         stored = await store.upload(f"{place}/staged", chunks_of(name.encode()))
         await store.publish(f"{place}/staged", stored.tag, f"{place}/{name}")
         assert await read_all(store, f"{place}/{name}") == name.encode()
 
-    run(test)
 
-
-def test_a_server_that_is_down_is_a_reason_to_try_later(place: str) -> None:
+async def test_a_server_that_is_down_is_a_reason_to_try_later(place: str) -> None:
     """Every operation on a server that is down gives a retryable error."""
     down = f"http://127.0.0.1:{free_ports(1)[0]}"
 
-    async def test(store: S3Store) -> None:
+    async with opened(s3_endpoint_url=down, max_attempts=1) as store:
         for call in (
             store.open(f"{place}/x"),
             store.put(f"{place}/x", b"x"),
@@ -96,18 +80,14 @@ def test_a_server_that_is_down_is_a_reason_to_try_later(place: str) -> None:
                 await call
             assert not told.value.is_permanent
 
-    run(test, s3_endpoint_url=down, max_attempts=1)
 
-
-def test_a_server_that_never_answers_costs_the_time_out(place: str) -> None:
+async def test_a_server_that_never_answers_costs_the_time_out(place: str) -> None:
     """A server that does not answer costs the time-out for each try, and no more."""
 
-    async def test(store: S3Store) -> None:
-        with pytest.raises(ObjectUnavailable, match="reached"):
-            await store.open(f"{place}/x")
-
     with run_silent_server() as port:
-        run(test, s3_endpoint_url=f"http://127.0.0.1:{port}", read_timeout_s=0.2, max_attempts=2)
+        async with opened(s3_endpoint_url=f"http://127.0.0.1:{port}", read_timeout_s=0.2, max_attempts=2) as store:
+            with pytest.raises(ObjectUnavailable, match="reached"):
+                await store.open(f"{place}/x")
 
 
 class SlowProxy(LossyProxy):
@@ -136,36 +116,36 @@ class SlowProxy(LossyProxy):
             sink.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_slow_server_is_waited_for(place: str, server: S3Server) -> None:
+async def test_a_slow_server_is_waited_for(place: str, server: S3Server) -> None:
     """A slow download continues as long as bytes arrive, however long it takes in total."""
 
-    async def test(store: S3Store) -> None:
-        await store.upload(f"{place}/x", repeat(b"x" * MIB, 9))
-        assert len(await read_all(store, f"{place}/x")) == 9 * MIB
-
     with SlowProxy(server.port) as proxy:
-        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", read_timeout_s=20)
+        async with opened(s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", read_timeout_s=20) as store:
+            await store.upload(f"{place}/x", repeat(b"x" * MIB, 9))
+            assert len(await read_all(store, f"{place}/x")) == 9 * MIB
 
 
-def test_a_download_goes_on_where_its_connection_stopped(place: str, server: S3Server) -> None:
+async def test_a_download_goes_on_where_its_connection_stopped(place: str, server: S3Server) -> None:
     """A download whose connection breaks continues at that byte."""
-    run(lambda store: store.upload(f"{place}/x", chunks_of(bytes(range(256)) * 4 * 1024 * 5)))
-
-    async def test(store: S3Store) -> None:
-        assert await read_all(store, f"{place}/x") == bytes(range(256)) * 4 * 1024 * 5
+    async with opened() as store:
+        await store.upload(f"{place}/x", chunks_of(bytes(range(256)) * 4 * 1024 * 5))
 
     with SlowProxy(server.port) as proxy:
         proxy.max_answer_bytes = 2 * MIB
-        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}")
+        async with opened(s3_endpoint_url=f"http://127.0.0.1:{proxy.port}") as store:
+            assert await read_all(store, f"{place}/x") == bytes(range(256)) * 4 * 1024 * 5
         assert proxy.num_connections >= 3
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(place: str, server: S3Server) -> None:
+async def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(place: str, server: S3Server) -> None:
     """If the object is replaced during a download, the download fails instead of mixing two objects."""
-    run(lambda store: store.upload(f"{place}/x", repeat(b"a" * MIB, 5)))
+    async with opened() as store:
+        await store.upload(f"{place}/x", repeat(b"a" * MIB, 5))
 
-    async def test(store: S3Store) -> None:
-        async with await store.open(f"{place}/x") as download:
+    with SlowProxy(server.port) as proxy:
+        proxy.max_answer_bytes = 2 * MIB
+        url = f"http://127.0.0.1:{proxy.port}"
+        async with opened(s3_endpoint_url=url) as store, await store.open(f"{place}/x") as download:
             chunks = aiter(download.chunks)
             await anext(chunks)
             await store.upload(f"{place}/x", repeat(b"b" * MIB, 5))
@@ -173,27 +153,23 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(place: str, se
                 async for _ in chunks:
                     pass
 
-    with SlowProxy(server.port) as proxy:
-        proxy.max_answer_bytes = 2 * MIB
-        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}")
 
-
-def test_giving_up_a_download_wakes_the_thread_that_waits(place: str, server: S3Server) -> None:
+async def test_giving_up_a_download_wakes_the_thread_that_waits(place: str, server: S3Server) -> None:
     """Closing a download wakes its waiting thread, which would otherwise stay busy for the rest of the time-out."""
-    run(lambda store: store.upload(f"{place}/x", repeat(b"a" * MIB, 9)))
-
-    async def test(store: S3Store) -> None:
-        async with await store.open(f"{place}/x") as download:
-            reading = asyncio.ensure_future(_drain(download.chunks))
-            assert await asyncio.to_thread(proxy.has_fallen_silent.wait, DEADLINE_S)
-            assert not reading.done()
-        with pytest.raises(ObjectUnavailable):
-            await reading
+    async with opened() as store:
+        await store.upload(f"{place}/x", repeat(b"a" * MIB, 9))
 
     with SlowProxy(server.port) as proxy:
         proxy.max_answer_bytes = 2 * MIB
         proxy.is_silent_then = True
-        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", read_timeout_s=100_000)  # the test has less
+        # the test has less time than read_timeout_s
+        async with opened(s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", read_timeout_s=100_000) as store:
+            async with await store.open(f"{place}/x") as download:
+                reading = asyncio.ensure_future(_drain(download.chunks))
+                assert await asyncio.to_thread(proxy.has_fallen_silent.wait, DEADLINE_S)
+                assert not reading.done()
+            with pytest.raises(ObjectUnavailable):
+                await reading
 
 
 async def _drain(chunks: Any) -> None:
@@ -202,56 +178,51 @@ async def _drain(chunks: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [100, 9 * MIB])
-def test_answers_that_are_lost_do_no_harm(place: str, server: S3Server, size: int) -> None:
+async def test_answers_that_are_lost_do_no_harm(place: str, server: S3Server, size: int) -> None:
     """After a lost answer, an upload of a part, its completion or a publication is repeated or found done."""
 
-    async def test(store: S3Store) -> None:
-        for number in range(5):
-            timer = threading.Timer(0.02 * number, proxy.is_losing.set)
-            timer.start()
-            stored = await store.upload(f"{place}/staged", chunks_of(b"x" * size))
-            await store.publish(f"{place}/staged", stored.tag, f"{place}/final{number}")
-            await store.put(f"{place}/small{number}", b"x" * 100)
-            timer.join()
-            assert await read_all(store, f"{place}/final{number}") == b"x" * size
-            assert await read_all(store, f"{place}/small{number}") == b"x" * 100
-
     with LossyProxy(server.port) as proxy:
-        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", max_attempts=4)
+        async with opened(s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", max_attempts=4) as store:
+            for number in range(5):
+                timer = threading.Timer(0.02 * number, proxy.is_losing.set)
+                timer.start()
+                stored = await store.upload(f"{place}/staged", chunks_of(b"x" * size))
+                await store.publish(f"{place}/staged", stored.tag, f"{place}/final{number}")
+                await store.put(f"{place}/small{number}", b"x" * 100)
+                timer.join()
+                assert await read_all(store, f"{place}/final{number}") == b"x" * size
+                assert await read_all(store, f"{place}/small{number}") == b"x" * 100
         assert proxy.num_lost > 0
 
 
-def test_wrong_credentials_are_denied(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wrong_credentials_are_denied(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong credentials give a permanent error without a secret in its message."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "some-other-secret")
 
-    async def test(store: S3Store) -> None:
+    async with opened() as store:
         for call in (store.open(f"{place}/x"), store.upload(f"{place}/x", repeat(b"x" * MIB, 9))):
             with pytest.raises(ObjectDenied, match="SignatureDoesNotMatch") as told:
                 await call
             assert "some-other-secret" not in str(told.value)
 
-    run(test)
 
-
-def test_credentials_that_may_only_read_are_denied_to_write(
+async def test_credentials_that_may_only_read_are_denied_to_write(
     place: str, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read-only credentials are refused for both kinds of upload, and can read."""
-    run(lambda store: store.put(f"{place}/x", b"x"))
+    async with opened() as store:
+        await store.put(f"{place}/x", b"x")
     for name, value in server.reader.items():
         monkeypatch.setenv(name, value)
 
-    async def test(store: S3Store) -> None:
+    async with opened() as store:
         assert await read_all(store, f"{place}/x") == b"x"
         for size in (1, 9):
             with pytest.raises(ObjectDenied, match="AccessDenied"):
                 await store.upload(f"{place}/y", repeat(b"x" * MIB, size))
 
-    run(test)
 
-
-def test_a_staged_object_that_may_not_be_deleted_is_published(
+async def test_a_staged_object_that_may_not_be_deleted_is_published(
     place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Publishing succeeds without the right to delete: the object has its final name, and a failure must not follow.
@@ -268,18 +239,16 @@ def test_a_staged_object_that_may_not_be_deleted_is_published(
 
     monkeypatch.setattr(s3_store, "make_client", make_client_without_deletion)
 
-    async def test(store: S3Store) -> None:
+    async with opened() as store:
         for name in ("first", "second"):
             stored = await store.upload(f"{place}/staged-{name}", chunks_of(name.encode()))
             for _ in range(2):  # a repeat after a crash, too
                 await store.publish(f"{place}/staged-{name}", stored.tag, f"{place}/{name}")
             assert await read_all(store, f"{place}/{name}") == name.encode()
-
-    run(test)
     assert ["s3:DeleteObject" in each for each in caplog.messages if "staged object" in each] == [True]
 
 
-def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Missing credentials are an error that is not permanent, and are used once they are available.
 
     A request must not fail for good because the machine's metadata service did not answer for a moment.
@@ -290,7 +259,7 @@ def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatc
         without.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
         without.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
-        async def test(store: S3Store) -> None:
+        async with opened() as store:
             with pytest.raises(ObjectUnavailable, match="no AWS credentials") as caught:
                 await store.put(f"{place}/x", b"x")
             assert not caught.value.is_permanent
@@ -298,13 +267,10 @@ def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "journal-secret")
             await store.put(f"{place}/x", b"x")
 
-        run(test)
 
-
-def test_a_missing_bucket_and_a_missing_key_are_told_apart(place: str) -> None:
+async def test_a_missing_bucket_and_a_missing_key_are_told_apart(place: str) -> None:
     """The error distinguishes a missing bucket from a missing key."""
-
-    async def test(store: S3Store) -> None:
+    async with opened() as store:
         with pytest.raises(ObjectMissing, match=r"there is no s3://.*/none"):
             await store.open(f"{place}/none")
         with pytest.raises(ObjectMissing, match="no bucket no-such-bucket"):
@@ -312,29 +278,21 @@ def test_a_missing_bucket_and_a_missing_key_are_told_apart(place: str) -> None:
         with pytest.raises(ObjectMissing, match="no bucket no-such-bucket"):
             await store.publish("s3://no-such-bucket/x", "tag", "s3://no-such-bucket/y")
 
-    run(test)
 
-
-def test_inputs_may_be_bound_to_prefixes(place: str) -> None:
+async def test_inputs_may_be_bound_to_prefixes(place: str) -> None:
     """Inputs may be limited to prefixes, since the proxy's credentials may permit more than clients should read."""
-
-    async def test(store: S3Store) -> None:
+    async with opened(input_prefixes=(f"{place}/allowed/",)) as store:
         store.check_input(f"{place}/allowed/x")
         with pytest.raises(LocationRefused, match=r"objects\.input_prefixes"):
             await store.open(f"{place}/other/x")
 
-    run(test, input_prefixes=(f"{place}/allowed/",))
-
 
 @pytest.mark.parametrize("url", ["s3://Bucket_/x", "s3:///x", "s3://b", "s3://bucket/"])
-def test_urls_that_name_no_object_are_refused(url: str) -> None:
+async def test_urls_that_name_no_object_are_refused(url: str) -> None:
     """A URL without an object is refused, by the product's checks or the library's."""
-
-    async def test(store: S3Store) -> None:
+    async with opened() as store:
         with pytest.raises((LocationRefused, ObjectMissing)):
             await store.open(url)
-
-    run(test)
 
 
 def test_settings_that_s3_would_refuse_are_refused_first() -> None:

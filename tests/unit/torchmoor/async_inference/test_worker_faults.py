@@ -1,7 +1,5 @@
 """A worker while its stores fail or answer wrongly: each request still ends once."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator
@@ -13,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from tests.unit.torchmoor.async_inference.rig import Rig, never_answering, pass_time, play, until
+from tests.unit.torchmoor.async_inference.rig import Rig, never_answering, until
+from tests.unit.torchmoor.movable_loop import pass_time
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     NO_METADATA,
@@ -81,68 +80,53 @@ DOWN = [ObjectUnavailable("down"), ObjectUnavailable("down")]
 
 
 @pytest.mark.parametrize(("operation", "answer"), [("put", b"small"), ("publish", LARGE), ("upload", LARGE)])
-def test_store_that_is_down_delays_a_result_and_changes_nothing(rig: Rig, operation: str, answer: bytes) -> None:
+async def test_store_that_is_down_delays_a_result_and_changes_nothing(rig: Rig, operation: str, answer: bytes) -> None:
     """A result waits until its store is back, which does not count as an attempt.
 
     The instance is asked again only if its answer could not be uploaded.
     """
+    async with rig:
+        rig.instance.behave = answering(body=answer)
+        fail(rig, **{operation: list(DOWN)})
+        service = await rig.start()
 
-    async def scene() -> None:
-        async with rig:
-            rig.instance.behave = answering(body=answer)
-            fail(rig, **{operation: list(DOWN)})
-            service = await rig.start()
+        await service.submit(rig.request("one"))
+        record = await rig.until_ended(service, "one")
 
-            await service.submit(rig.request("one"))
-            record = await rig.until_ended(service, "one")
-
-            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
-            assert rig.results() == {"one.out": answer}
-            assert len(rig.instance.received) == (3 if operation == "upload" else 1)
-            assert len(rig.listener.notices) == 1
-            assert service.endpoints["llava"].metrics.of(None).async_upload_failures == 2
-
-    play(scene())
+        assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
+        assert rig.results() == {"one.out": answer}
+        assert len(rig.instance.received) == (3 if operation == "upload" else 1)
+        assert len(rig.listener.notices) == 1
+        assert service.endpoints["llava"].metrics.of(None).async_upload_failures == 2
 
 
-def test_input_store_that_is_down_costs_no_attempt(rig: Rig) -> None:
+async def test_input_store_that_is_down_costs_no_attempt(rig: Rig) -> None:
     """An unavailable input store does not count as an attempt."""
+    async with rig:
+        fail(rig, open=list(DOWN))
+        service = await rig.start()
 
-    async def scene() -> None:
-        async with rig:
-            fail(rig, open=list(DOWN))
-            service = await rig.start()
+        await service.submit(rig.request("one", input_location=rig.input("in", b"{}")))
+        record = await rig.until_ended(service, "one")
 
-            await service.submit(rig.request("one", input_location=rig.input("in", b"{}")))
-            record = await rig.until_ended(service, "one")
-
-            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
-            assert service.endpoints["llava"].metrics.of(None).async_download_failures == 2
-
-    play(scene())
+        assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
+        assert service.endpoints["llava"].metrics.of(None).async_download_failures == 2
 
 
-def test_answer_that_may_not_be_stored_is_a_failure(rig: Rig) -> None:
+async def test_answer_that_may_not_be_stored_is_a_failure(rig: Rig) -> None:
     """A result that the store refuses for lack of permission becomes a failure without a retry."""
+    async with rig:
+        rig.instance.behave = answering(body=LARGE)
+        fail(rig, upload=[ObjectDenied("not ours")])
+        record = await rig.run_one()
 
-    async def scene() -> None:
-        async with rig:
-            rig.instance.behave = answering(body=LARGE)
-            fail(rig, upload=[ObjectDenied("not ours")])
-            service = await rig.start()
-
-            await service.submit(rig.request("one"))
-            record = await rig.until_ended(service, "one")
-
-            assert record.state is AsyncState.FAILED
-            assert b"not ours" in rig.results()["one-error.out"]
-
-    play(scene())
+        assert record.state is AsyncState.FAILED
+        assert b"not ours" in rig.results()["one-error.out"]
 
 
 @pytest.mark.parametrize("answer", [b"small", LARGE])
 @pytest.mark.parametrize("obstacle", ["file", "folder", "file above"])
-def test_result_whose_name_is_taken_meanwhile_ends_as_a_failure(rig: Rig, answer: bytes, obstacle: str) -> None:
+async def test_result_whose_name_is_taken_meanwhile_ends_as_a_failure(rig: Rig, answer: bytes, obstacle: str) -> None:
     """The other object stays, the failure object gives the reason, and the request counts as failed."""
     gate, taken = Gate(), b"of another request"
 
@@ -150,117 +134,105 @@ def test_result_whose_name_is_taken_meanwhile_ends_as_a_failure(rig: Rig, answer
         await gate.pass_through()
         await wire.answer(body=answer)
 
-    async def scene() -> None:
-        async with rig:
-            rig.instance.behave = behave
-            service = await rig.start()
-            output = rig.folder / "results/async-endpoint-outputs/llava/deep/one.out"
-            await service.submit(replace(rig.request("one"), output_location=output.as_uri()))
-            await until(gate.reached.is_set, "the instance has it")
-            (output.parents[1] if obstacle == "file above" else output.parent).mkdir(parents=True)
-            if obstacle == "folder":
-                output.mkdir()
-            else:
-                (output.parent if obstacle == "file above" else output).write_bytes(taken)
+    async with rig:
+        rig.instance.behave = behave
+        service = await rig.start()
+        output = rig.folder / "results/async-endpoint-outputs/llava/deep/one.out"
+        await service.submit(replace(rig.request("one"), output_location=output.as_uri()))
+        await until(gate.reached.is_set, "the instance has it")
+        (output.parents[1] if obstacle == "file above" else output.parent).mkdir(parents=True)
+        if obstacle == "folder":
+            output.mkdir()
+        else:
+            (output.parent if obstacle == "file above" else output).write_bytes(taken)
 
-            gate.open()
-            record = await rig.until_ended(service, "one")
+        gate.open()
+        record = await rig.until_ended(service, "one")
 
-            assert record.state is AsyncState.FAILED
-            assert "could not be stored" in record.reason
-            others = {} if obstacle == "folder" else {"deep" if obstacle == "file above" else "one.out": taken}
-            assert rig.results() == others | {"one-error.out": record.reason.encode()}
-            assert [notice.outcome.state for notice in rig.listener.notices] == [AsyncState.FAILED]
-            metrics = service.endpoints["llava"].metrics.of(None)
-            assert (metrics.async_processed, metrics.async_failures, metrics.async_upload_failures) == (0, 1, 1)
-
-    play(scene())
+        assert record.state is AsyncState.FAILED
+        assert "could not be stored" in record.reason
+        others = {} if obstacle == "folder" else {"deep" if obstacle == "file above" else "one.out": taken}
+        assert rig.results() == others | {"one-error.out": record.reason.encode()}
+        assert [notice.outcome.state for notice in rig.listener.notices] == [AsyncState.FAILED]
+        metrics = service.endpoints["llava"].metrics.of(None)
+        assert (metrics.async_processed, metrics.async_failures, metrics.async_upload_failures) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("answer", [b"small", LARGE])
-def test_failure_that_cannot_be_stored_ends_the_request(rig: Rig, answer: bytes) -> None:
+async def test_failure_that_cannot_be_stored_ends_the_request(rig: Rig, answer: bytes) -> None:
     """Without any object, the state, the notification and the metrics report the failure."""
+    async with rig:
+        rig.instance.behave = answering(body=answer)
+        denied = ObjectDenied("not ours")
+        fail(rig, put=[denied] * (1 if answer == LARGE else 2), publish=[denied])
+        service = await rig.start()
 
-    async def scene() -> None:
-        async with rig:
-            rig.instance.behave = answering(body=answer)
-            denied = ObjectDenied("not ours")
-            fail(rig, put=[denied] * (1 if answer == LARGE else 2), publish=[denied])
-            service = await rig.start()
+        await service.submit(rig.request("one"))
+        record = await rig.until_ended(service, "one")
 
-            await service.submit(rig.request("one"))
-            record = await rig.until_ended(service, "one")
-
-            assert record.state is AsyncState.FAILED
-            assert "not ours" in record.reason
-            assert rig.results() == {}
-            assert [notice.outcome.state for notice in rig.listener.notices] == [AsyncState.FAILED]
-            metrics = service.endpoints["llava"].metrics.of(None)
-            assert (metrics.async_processed, metrics.async_failures) == (0, 1)
-
-    play(scene())
+        assert record.state is AsyncState.FAILED
+        assert "not ours" in record.reason
+        assert rig.results() == {}
+        assert [notice.outcome.state for notice in rig.listener.notices] == [AsyncState.FAILED]
+        metrics = service.endpoints["llava"].metrics.of(None)
+        assert (metrics.async_processed, metrics.async_failures) == (0, 1)
 
 
 @pytest.mark.parametrize("answer", [b"small", LARGE])
-def test_result_that_was_published_before_a_crash_is_its_own(rig: Rig, answer: bytes) -> None:
+async def test_result_that_was_published_before_a_crash_is_its_own(rig: Rig, answer: bytes) -> None:
     """A worker recognises an object that a dead worker published before the request's end."""
+    async with rig:
+        rig.instance.behave = answering(body=answer)
+        service = await rig.start()
+        finish, num_lost = service.queue.finish, 0
 
-    async def scene() -> None:
-        async with rig:
-            rig.instance.behave = answering(body=answer)
-            service = await rig.start()
-            finish, num_lost = service.queue.finish, 0
+        async def lose(claim: Claim) -> bool:
+            nonlocal num_lost
+            num_lost += 1
+            if num_lost <= 2:
+                raise QueueUnavailable("not now")
+            return await finish(claim)
 
-            async def lose(claim: Claim) -> bool:
-                nonlocal num_lost
-                num_lost += 1
-                if num_lost <= 2:
-                    raise QueueUnavailable("not now")
-                return await finish(claim)
+        service.queue.finish = lose
+        await service.submit(rig.request("one"))
+        record = await rig.until_ended(service, "one")
 
-            service.queue.finish = lose
-            await service.submit(rig.request("one"))
-            record = await rig.until_ended(service, "one")
-
-            assert (record.state, num_lost) == (AsyncState.COMPLETED, 3)
-            assert rig.results() == {"one.out": answer}
-
-    play(scene())
+        assert (record.state, num_lost) == (AsyncState.COMPLETED, 3)
+        assert rig.results() == {"one.out": answer}
 
 
-def test_repeated_fault_is_logged_once_and_waits_longer_each_time(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_repeated_fault_is_logged_once_and_waits_longer_each_time(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     """A lasting fault is retried at growing intervals and logged rarely."""
     clock, delays = [1000.0], []
     rig.now = lambda: clock[0]
 
-    async def scene() -> None:
-        async with rig:
-            fail(rig, put=[ObjectUnavailable("down") for _ in range(8)])
-            service = rig.make_service(min_backoff_s=1.0, max_backoff_s=60.0)
-            async with service:
-                retry = service.queue.retry
+    async with rig:
+        fail(rig, put=[ObjectUnavailable("down") for _ in range(8)])
+        service = rig.make_service(min_backoff_s=1.0, max_backoff_s=60.0)
+        async with service:
+            retry = service.queue.retry
 
-                async def note(claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> bool:
-                    delays.append(delay_s)
-                    is_held = await retry(claim, delay_s, reason, counts=counts)
-                    clock[0] += delay_s
-                    return is_held
+            async def note(claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> bool:
+                delays.append(delay_s)
+                is_held = await retry(claim, delay_s, reason, counts=counts)
+                clock[0] += delay_s
+                return is_held
 
-                service.queue.retry = note
-                await service.submit(rig.request("one"))
-                record = await rig.until_ended(service, "one")
+            service.queue.retry = note
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
 
-            assert record.state is AsyncState.COMPLETED
-            assert len(delays) == 8
-            assert delays[0] <= 1.0
-            assert all(delay_s >= 0.5 for delay_s in delays)
-            assert delays[-1] >= 4 * delays[0]
-            lines = [each.getMessage() for each in caplog.records if "down" in each.getMessage()]
-            assert len(lines) == 1
-            assert "result not published yet endpoint=llava inference_id=one" in lines[0]
-            assert not any(each.exc_info for each in caplog.records)
-
-    play(scene())
+        assert record.state is AsyncState.COMPLETED
+        assert len(delays) == 8
+        assert delays[0] <= 1.0
+        assert all(delay_s >= 0.5 for delay_s in delays)
+        assert delays[-1] >= 4 * delays[0]
+        lines = [each.getMessage() for each in caplog.records if "down" in each.getMessage()]
+        assert len(lines) == 1
+        assert "result not published yet endpoint=llava inference_id=one" in lines[0]
+        assert not any(each.exc_info for each in caplog.records)
 
 
 def test_fault_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -282,75 +254,66 @@ def test_fault_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("answer", [b"small", LARGE])
-def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: bytes) -> None:
+async def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: bytes) -> None:
     """A decision whose confirmation is lost is repeated, and the staged object becomes the result."""
+    async with rig:
+        rig.instance.behave = answering(body=answer)
+        service = await rig.start()
+        decide, told = service.queue.decide, []
 
-    async def scene() -> None:
-        async with rig:
-            rig.instance.behave = answering(body=answer)
-            service = await rig.start()
-            decide, told = service.queue.decide, []
+        async def decide_in_silence(*args: Any) -> bool:
+            is_settled = await decide(*args)
+            told.append(is_settled)
+            if len(told) == 1:
+                raise QueueUnavailable("the answer was lost")
+            return is_settled
 
-            async def decide_in_silence(*args: Any) -> bool:
-                is_settled = await decide(*args)
-                told.append(is_settled)
-                if len(told) == 1:
-                    raise QueueUnavailable("the answer was lost")
-                return is_settled
+        service.queue.decide = decide_in_silence
+        await service.submit(rig.request("one"))
+        record = await rig.until_ended(service, "one")
 
-            service.queue.decide = decide_in_silence
-            await service.submit(rig.request("one"))
-            record = await rig.until_ended(service, "one")
-
-            assert told == [True, True]
-            assert record.state is AsyncState.COMPLETED
-            assert rig.results() == {"one.out": answer}
-
-    play(scene())
+        assert told == [True, True]
+        assert record.state is AsyncState.COMPLETED
+        assert rig.results() == {"one.out": answer}
 
 
-def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
+async def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
     """The worker removes objects that dead workers have staged for the request."""
+    async with rig:
+        staged = rig.folder / "results/async-endpoint-outputs/llava/.torchmoor"
+        staged.mkdir(parents=True)
+        queue = rig.make_queue()
+        request = await queue.submit(rig.request("one"))
+        (staged / f"{request.identity}.1").write_bytes(b"of a worker that died")
+        await queue.claim("llava", 0.01)
+        await queue.close()
+        rig.instance.behave = answering(body=LARGE)
+        service = await rig.start()
 
-    async def scene() -> None:
-        async with rig:
-            staged = rig.folder / "results/async-endpoint-outputs/llava/.torchmoor"
-            staged.mkdir(parents=True)
-            queue = rig.make_queue()
-            request = await queue.submit(rig.request("one"))
-            (staged / f"{request.identity}.1").write_bytes(b"of a worker that died")
-            await queue.claim("llava", 0.01)
-            await queue.close()
-            rig.instance.behave = answering(body=LARGE)
-            service = await rig.start()
+        record = await rig.until_ended(service, "one")
 
-            record = await rig.until_ended(service, "one")
-
-            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 2)
-            assert rig.results() == {"one.out": LARGE}
-
-    play(scene())
+        assert (record.state, record.attempts) == (AsyncState.COMPLETED, 2)
+        assert rig.results() == {"one.out": LARGE}
 
 
-def test_staged_objects_that_cannot_be_removed_are_logged_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_staged_objects_that_cannot_be_removed_are_logged_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     """The log has one line for all requests whose staged objects stay, as without the right to delete."""
+    async with rig:
+        fail(rig, delete=[ObjectDenied("denied") for _ in range(3)])
+        rig.instance.behave = answering(400)
+        service = await rig.start()
 
-    async def scene() -> None:
-        async with rig:
-            fail(rig, delete=[ObjectDenied("denied") for _ in range(3)])
-            rig.instance.behave = answering(400)
-            service = await rig.start()
+        for name in ("one", "two", "three"):
+            await service.submit(rig.request(name))
+            assert (await rig.until_ended(service, name)).state is AsyncState.FAILED
 
-            for name in ("one", "two", "three"):
-                await service.submit(rig.request(name))
-                assert (await rig.until_ended(service, name)).state is AsyncState.FAILED
-
-    play(scene())
     (line,) = [each for each in caplog.messages if "denied" in each]
     assert line.startswith("staged object not removed endpoint=llava inference_id=one")
 
 
-def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
+async def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
     """Waiting for an object store does not count towards InvocationTimeoutSeconds."""
 
     async def slow(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -363,119 +326,100 @@ def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
             download = await super().open(url)
             return Download(download.size, download.metadata, slow(download.chunks), download.release)
 
-    async def scene() -> None:
-        async with rig:
-            rig.make_store = lambda: Slow(rig.objects)
-            service = await rig.start()
+    async with rig:
+        rig.make_store = lambda: Slow(rig.objects)
+        service = await rig.start()
 
-            await service.submit(rig.request("one", input_location=rig.input("in", b"{}"), timeout_s=20.0))
-            record = await rig.until_ended(service, "one")
+        await service.submit(rig.request("one", input_location=rig.input("in", b"{}"), timeout_s=20.0))
+        record = await rig.until_ended(service, "one")
 
-            assert record.state is AsyncState.COMPLETED
-
-    play(scene())
+        assert record.state is AsyncState.COMPLETED
 
 
-def test_queue_that_cannot_be_reached_is_not_asked_without_a_pause(rig: Rig) -> None:
+async def test_queue_that_cannot_be_reached_is_not_asked_without_a_pause(rig: Rig) -> None:
     """Without a queue, a worker frees its place and pauses before it asks again."""
+    async with rig:
+        service = await rig.start(poll_interval_s=3600.0)
+        num_refused = 0
 
-    async def scene() -> None:
-        async with rig:
-            service = await rig.start(poll_interval_s=3600.0)
-            num_refused = 0
+        async def refuse(*args: Any) -> Any:
+            nonlocal num_refused
+            num_refused += 1
+            await asyncio.sleep(0)
+            raise QueueUnavailable("not now")
 
-            async def refuse(*args: Any) -> Any:
-                nonlocal num_refused
-                num_refused += 1
-                await asyncio.sleep(0)
-                raise QueueUnavailable("not now")
+        service.queue.claim = refuse
+        await service.submit(rig.request("one"))
+        await until(lambda: num_refused > 0, "the worker has looked")
+        for _ in range(100):
+            await asyncio.sleep(0)
 
-            service.queue.claim = refuse
-            await service.submit(rig.request("one"))
-            await until(lambda: num_refused > 0, "the worker has looked")
-            for _ in range(100):
-                await asyncio.sleep(0)
-
-            assert num_refused <= 2  # at the start, and for the submit
-
-    play(scene())
+        assert num_refused <= 2  # at the start, and for the submit
 
 
-def test_queue_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
+async def test_queue_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
     """A worker continues once its queue is available again."""
+    async with rig:
+        service = await rig.start()
+        claim, num_refused = service.queue.claim, [0]
 
-    async def scene() -> None:
-        async with rig:
-            service = await rig.start()
-            claim, num_refused = service.queue.claim, [0]
+        async def refuse(*args: Any) -> Any:
+            if num_refused[0] < 5:
+                num_refused[0] += 1
+                raise QueueUnavailable("not now")
+            return await claim(*args)
 
-            async def refuse(*args: Any) -> Any:
-                if num_refused[0] < 5:
-                    num_refused[0] += 1
-                    raise QueueUnavailable("not now")
-                return await claim(*args)
+        service.queue.claim = refuse
+        await service.submit(rig.request("one"))
+        record = await rig.until_ended(service, "one")
 
-            service.queue.claim = refuse
-            await service.submit(rig.request("one"))
-            record = await rig.until_ended(service, "one")
-
-            assert record.state is AsyncState.COMPLETED
-            assert num_refused == [5]
-
-    play(scene())
+        assert record.state is AsyncState.COMPLETED
+        assert num_refused == [5]
 
 
-def test_lease_is_extended_soon_after_the_queue_did_not_answer(rig: Rig) -> None:
+async def test_lease_is_extended_soon_after_the_queue_did_not_answer(rig: Rig) -> None:
     """A failed extension is repeated well before the next one is due, since the lease may end before that."""
+    async with rig:
+        gate = Gate()
+        rig.instance.behave = never_answering(gate)
+        service = await rig.start(lease_s=3600.0)
+        extend, num_tries = service.queue.extend, 0
 
-    async def scene() -> None:
-        async with rig:
-            gate = Gate()
-            rig.instance.behave = never_answering(gate)
-            service = await rig.start(lease_s=3600.0)
-            extend, num_tries = service.queue.extend, 0
+        async def refuse_once(*args: Any, **named: Any) -> bool:
+            nonlocal num_tries
+            num_tries += 1
+            if num_tries == 1:
+                raise QueueUnavailable("not now")
+            return await extend(*args, **named)
 
-            async def refuse_once(*args: Any, **named: Any) -> bool:
-                nonlocal num_tries
-                num_tries += 1
-                if num_tries == 1:
-                    raise QueueUnavailable("not now")
-                return await extend(*args, **named)
-
-            service.queue.extend = refuse_once
-            await service.submit(rig.request("one"))
-            await until(gate.reached.is_set, "the instance has the request")
-            for tried in (1, 2):
-                await pass_time(1.0)
-                await until(lambda tried=tried: num_tries == tried, "the lease is extended")
-
-    play(scene())
+        service.queue.extend = refuse_once
+        await service.submit(rig.request("one"))
+        await until(gate.reached.is_set, "the instance has the request")
+        for tried in (1, 2):
+            await pass_time(1.0)
+            await until(lambda tried=tried: num_tries == tried, "the lease is extended")
 
 
-def test_instance_that_does_not_read_is_out_of_time(rig: Rig) -> None:
+async def test_instance_that_does_not_read_is_out_of_time(rig: Rig) -> None:
     """An instance that does not read a large input times out with the request."""
+    async with rig:
+        await rig.instance.die()
+        writers: list[asyncio.StreamWriter] = []
+        deaf = await asyncio.start_server(
+            lambda reader, writer: writers.append(writer),
+            "127.0.0.1",
+            rig.instance.port,
+            limit=1024,
+            reuse_port=True,
+        )
+        service = await rig.start()
 
-    async def scene() -> None:
-        async with rig:
-            await rig.instance.die()
-            writers: list[asyncio.StreamWriter] = []
-            deaf = await asyncio.start_server(
-                lambda reader, writer: writers.append(writer),
-                "127.0.0.1",
-                rig.instance.port,
-                limit=1024,
-                reuse_port=True,
-            )
-            service = await rig.start()
-
-            await service.submit(rig.request("one", input_location=rig.input("in", b"x" * (32 << 20)), timeout_s=0.3))
-            record = await rig.until_ended(service, "one")
-            assert record.state is AsyncState.FAILED
-            await until(lambda: len(rig.places.abandoned) == 1, "the instance gets the cancellation")
-            deaf.close()
-            for writer in writers:
-                writer.transport.abort()  # ends the worker's side too, which still has bytes to send
-                with suppress(ConnectionError):
-                    await writer.wait_closed()
-
-    play(scene())
+        await service.submit(rig.request("one", input_location=rig.input("in", b"x" * (32 << 20)), timeout_s=0.3))
+        record = await rig.until_ended(service, "one")
+        assert record.state is AsyncState.FAILED
+        await until(lambda: len(rig.places.abandoned) == 1, "the instance gets the cancellation")
+        deaf.close()
+        for writer in writers:
+            writer.transport.abort()  # ends the worker's side too, which still has bytes to send
+            with suppress(ConnectionError):
+                await writer.wait_closed()

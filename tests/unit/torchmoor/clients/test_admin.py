@@ -1,7 +1,5 @@
 """The admin plane's client against another service that answers with JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

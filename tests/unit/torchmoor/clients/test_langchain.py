@@ -1,7 +1,5 @@
 """Runs the tests of LangChain's classes, its own suite and tests/clients, in an environment that has LangChain."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clients of this machine, in an environment with an HTTP proxy, as in many companies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Where an answer is cut by stop sequences that overlap one another, or themselves."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,5 @@
 """Streams are read alike wherever their bytes are cut; the handlers' output is the reference."""
 
-from __future__ import annotations
-
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import pairwise
@@ -149,7 +146,7 @@ def test_a_stop_sequence_closes_the_source() -> None:
     assert is_closed
 
 
-def test_async_sources_are_read_alike() -> None:
+async def test_async_sources_are_read_alike() -> None:
     """An asynchronous iterator gives the same pieces, and is closed."""
     data = write(FORMS["tgi"], ["größer ", "als ", "😀"])
     is_closed = False
@@ -162,10 +159,7 @@ def test_async_sources_are_read_alike() -> None:
         finally:
             is_closed = True
 
-    async def collect() -> list[Piece]:
-        return [piece async for piece in aread_stream(source(), ["als"])]
-
-    assert text_of(asyncio.run(collect())) == "größer "
+    assert text_of([piece async for piece in aread_stream(source(), ["als"])]) == "größer "
     assert is_closed
 
 

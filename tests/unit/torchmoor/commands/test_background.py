@@ -1,7 +1,5 @@
 """`torchmoor up -d` until the fleet is ready, and fleets whose terminal is closed."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

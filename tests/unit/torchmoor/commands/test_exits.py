@@ -1,7 +1,5 @@
 """Exit statuses and interrupted commands, against a fake admin plane."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Records of running fleets: those of live processes are found, and those of killed ones are removed."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The image's entry point, without the image."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

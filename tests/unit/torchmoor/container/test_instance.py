@@ -1,7 +1,5 @@
 """The drain of an instance that is asked to stop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping
@@ -44,35 +42,32 @@ def told(**values: float) -> ContainerEnvironment:
     return ContainerEnvironment(instance_name="llava-0", **values)
 
 
-def test_one_look_at_an_idle_instance_is_not_enough(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_look_at_an_idle_instance_is_not_enough(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries must find the instance idle, because one may fall between two requests of a proxy."""
     monkeypatch.setattr(instance, "POLL_S", 0.01)
     monkeypatch.setattr(instance, "IDLE_S", 0.05)
     handler = Handler(1, 0, 1, 0, 2, 0)
 
-    asyncio.run(drain(registry, told(settle_s=0, drain_s=60), handler, lambda name: True))
+    await drain(registry, told(settle_s=0, drain_s=60), handler, lambda name: True)
 
     assert handler.in_flight == [0]
     assert handler.num_looks > 6
 
 
-def test_what_is_not_running_is_not_waited_for(registry: Registry) -> None:
+async def test_what_is_not_running_is_not_waited_for(registry: Registry) -> None:
     """A TorchServe that has ended is not waited for, because none of its requests can end."""
     handler = Handler(1)
 
-    async def run() -> None:
-        async with asyncio.timeout(60):
-            await drain(registry, told(settle_s=600, drain_s=3600), handler, lambda name: False)
-
-    asyncio.run(run())
+    async with asyncio.timeout(60):
+        await drain(registry, told(settle_s=600, drain_s=3600), handler, lambda name: False)
 
     assert handler.num_looks == 0
 
 
-def test_the_time_to_drain_has_an_end(registry: Registry) -> None:
+async def test_the_time_to_drain_has_an_end(registry: Registry) -> None:
     """The drain ends after its time, even if the handler never reports zero requests."""
     handler = Handler(1)
 
-    asyncio.run(drain(registry, told(settle_s=0, drain_s=0.1), handler, lambda name: True))
+    await drain(registry, told(settle_s=0, drain_s=0.1), handler, lambda name: True)
 
     assert handler.num_looks > 0

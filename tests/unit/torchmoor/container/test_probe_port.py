@@ -1,7 +1,5 @@
 """An instance's probe port: what other hosts may learn from it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -74,70 +72,52 @@ async def _count(request: web.Request) -> web.Response:
     return web.Response(text="Requests2XX 1.0\n" * 100_000)
 
 
-def test_it_is_ready_with_its_worker_and_lives_with_its_torchserve() -> None:
+async def test_it_is_ready_with_its_worker_and_lives_with_its_torchserve() -> None:
     """Readiness follows the worker, and liveness follows TorchServe, which restarts a worker faster than a kubelet."""
-
-    async def see() -> list[tuple[int, int]]:
-        async with scene() as at:
-            name = at.start().name
-            seen = [await probes(at)]
-            for state in (InstanceState.READY, InstanceState.DOWN):
-                at.registry.set_state(name, state)
-                seen.append(await probes(at))
-            at.running[0] = False
-            return [*seen, await probes(at)]
 
     async def probes(at: Scene) -> tuple[int, int]:
         return (await at.ask("/live"))[0], (await at.ask("/ready"))[0]
 
-    assert asyncio.run(see()) == [(200, 503), (200, 200), (200, 503), (503, 503)]
+    async with scene() as at:
+        name = at.start().name
+        seen = [await probes(at)]
+        for state in (InstanceState.READY, InstanceState.DOWN):
+            at.registry.set_state(name, state)
+            seen.append(await probes(at))
+        at.running[0] = False
+        assert [*seen, await probes(at)] == [(200, 503), (200, 200), (200, 503), (503, 503)]
 
 
-def test_it_lives_and_is_not_ready_before_torchserve_is_there() -> None:
+async def test_it_lives_and_is_not_ready_before_torchserve_is_there() -> None:
     """Before TorchServe has started the instance is live but not ready, so that a kubelet does not restart it."""
-
-    async def see() -> tuple[int, int, int]:
-        async with scene() as at:
-            return (await at.ask("/live"))[0], (await at.ask("/ready"))[0], (await at.ask("/metrics"))[0]
-
-    assert asyncio.run(see()) == (200, 503, 503)
+    async with scene() as at:
+        assert [(await at.ask(path))[0] for path in ("/live", "/ready", "/metrics")] == [200, 503, 503]
 
 
-def test_an_instance_that_drains_is_not_ready_and_still_probed_as_well() -> None:
+async def test_an_instance_that_drains_is_not_ready_and_still_probed_as_well() -> None:
     """A draining instance is not ready, but proxies can still probe it and get the answers of running requests."""
-
-    async def see() -> tuple[tuple[int, str], int, int]:
-        async with scene() as at:
-            at.registry.set_state(at.start().name, InstanceState.READY)
-            at.probe_port.is_draining = True
-            return await at.ask("/ready"), (await at.ask("/live"))[0], (await at.ask("/models/llava"))[0]
-
-    assert asyncio.run(see()) == ((503, "stopping\n"), 200, 200)
+    async with scene() as at:
+        at.registry.set_state(at.start().name, InstanceState.READY)
+        at.probe_port.is_draining = True
+        assert await at.ask("/ready") == (503, "stopping\n")
+        assert [(await at.ask(path))[0] for path in ("/live", "/models/llava")] == [200, 200]
 
 
-def test_torchserves_pages_are_passed_on_whole_and_nothing_else() -> None:
+async def test_torchserves_pages_are_passed_on_whole_and_nothing_else() -> None:
     """TorchServe's pages are forwarded unchanged; its management API cannot be reached through this port."""
-
-    async def see() -> None:
-        async with scene() as at:
-            at.start()
-            assert await at.ask("/models/llava") == (200, '[{"modelName": "llava"}]')
-            assert (await at.ask("/metrics"))[1] == "Requests2XX 1.0\n" * 100_000
-            assert [(await at.ask(path))[0] for path in ("/models/other", "/models", "/api-description")] == [404] * 3
-            assert [(await at.ask("/models/llava", method))[0] for method in ("POST", "PUT", "DELETE")] == [405] * 3
-
-    asyncio.run(see())
+    async with scene() as at:
+        at.start()
+        assert await at.ask("/models/llava") == (200, '[{"modelName": "llava"}]')
+        assert (await at.ask("/metrics"))[1] == "Requests2XX 1.0\n" * 100_000
+        assert [(await at.ask(path))[0] for path in ("/models/other", "/models", "/api-description")] == [404] * 3
+        assert [(await at.ask("/models/llava", method))[0] for method in ("POST", "PUT", "DELETE")] == [405] * 3
 
 
-def test_a_torchserve_that_does_not_answer_is_told_as_unavailable() -> None:
+async def test_a_torchserve_that_does_not_answer_is_told_as_unavailable() -> None:
     """If TorchServe does not answer, a scrape or probe gets an error instead of waiting."""
-
-    async def see() -> int:
-        async with scene() as at:
-            at.start(management_port=1)
-            return (await at.ask("/models/llava"))[0]
-
-    assert asyncio.run(see()) == 503
+    async with scene() as at:
+        at.start(management_port=1)
+        assert (await at.ask("/models/llava"))[0] == 503
 
 
 def test_hosts_of_both_address_families_reach_it() -> None:

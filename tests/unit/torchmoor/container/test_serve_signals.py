@@ -1,7 +1,5 @@
 """Signals to the role `serve`, whose instances are left out."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Forms of model data, in S3 and in files, and what instances run for each."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Scalable targets whose endpoint is deleted while a request waits, and those that cannot be saved."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -75,31 +73,27 @@ def register(endpoint: str) -> dict[str, Any]:
     }
 
 
-def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: Path) -> None:
+async def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: Path) -> None:
     """A target is refused if its endpoint is deleted while the request waits for another endpoint's change."""
-
-    async def scenario() -> Resources:
-        resources, deployments = Resources(tmp_path, 1 << 20), SlowDeployments()
-        for name in ("first", "second"):
-            config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
-            resources.endpoints[name] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
-        unused: Any = deployments
-        targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
-        call: Any = targets.operations()["RegisterScalableTarget"]
-        first = asyncio.create_task(call(register("first")))
-        await deployments.is_scaling.wait()
-        second, applying = asyncio.create_task(call(register("second"))), asyncio.create_task(targets.apply("second"))
-        await asyncio.sleep(0)  # both wait now
-        del resources.endpoints["second"]
-        targets.forget("second")
-        deployments.may_scale.set()
-        await first
-        with pytest.raises(RequestInvalid, match="endpoint/second/variant/v is not a variant of a created endpoint"):
-            await second
-        await applying
-        return resources
-
-    assert list(asyncio.run(scenario()).targets) == ["endpoint/first/variant/v"]
+    resources, deployments = Resources(tmp_path, 1 << 20), SlowDeployments()
+    for name in ("first", "second"):
+        config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
+        resources.endpoints[name] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
+    unused: Any = deployments
+    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
+    call: Any = targets.operations()["RegisterScalableTarget"]
+    first = asyncio.create_task(call(register("first")))
+    await deployments.is_scaling.wait()
+    second, applying = asyncio.create_task(call(register("second"))), asyncio.create_task(targets.apply("second"))
+    await asyncio.sleep(0)  # both wait now
+    del resources.endpoints["second"]
+    targets.forget("second")
+    deployments.may_scale.set()
+    await first
+    with pytest.raises(RequestInvalid, match="endpoint/second/variant/v is not a variant of a created endpoint"):
+        await second
+    await applying
+    assert list(resources.targets) == ["endpoint/first/variant/v"]
 
 
 @pytest.mark.parametrize("role", ["", "arn:aws:iam::123456789012:role/own"])
@@ -150,24 +144,20 @@ def test_a_policy_of_another_type_replaces_the_one_of_its_name(tmp_path: Path) -
     }
 
 
-def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_path: Path) -> None:
+async def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_path: Path) -> None:
     """DesiredInstanceCount becomes the number of running instances, and a restart starts as many."""
-
-    async def scenario() -> EndpointResource:
-        resources = Resources(tmp_path, 1 << 20)
-        variant = {"VariantName": "v", "ModelName": "m", "InitialInstanceCount": 1}
-        resources.endpoints["e"] = EndpointResource(
-            "c", {"ProductionVariants": [variant]}, {}, 1, 0.0, 0.0, status="InService"
-        )
-        resource = register("e")["ResourceId"]
-        resources.targets[resource] = Resource(register("e"), 0.0)
-        unused: Any = ScaledDeployments()
-        targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
-        call: Any = targets.operations()["DeregisterScalableTarget"]
-        await call({"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource})
-        return Resources(tmp_path, 1 << 20).endpoints["e"]
-
-    assert asyncio.run(scenario()).count_of({"VariantName": "v", "InitialInstanceCount": 1}) == 3
+    resources = Resources(tmp_path, 1 << 20)
+    variant = {"VariantName": "v", "ModelName": "m", "InitialInstanceCount": 1}
+    resources.endpoints["e"] = EndpointResource(
+        "c", {"ProductionVariants": [variant]}, {}, 1, 0.0, 0.0, status="InService"
+    )
+    resource = register("e")["ResourceId"]
+    resources.targets[resource] = Resource(register("e"), 0.0)
+    unused: Any = ScaledDeployments()
+    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
+    call: Any = targets.operations()["DeregisterScalableTarget"]
+    await call({"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource})
+    assert Resources(tmp_path, 1 << 20).endpoints["e"].count_of({"VariantName": "v", "InitialInstanceCount": 1}) == 3
 
 
 def test_a_target_of_a_variant_that_an_update_has_removed_can_be_deregistered(tmp_path: Path) -> None:

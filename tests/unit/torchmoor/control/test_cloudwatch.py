@@ -1,7 +1,5 @@
 """Alarms that cannot be evaluated or saved."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Changes of one endpoint happen one at a time, however many wait."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace
@@ -66,32 +64,29 @@ def deployments(store: Store, tmp_path: Path) -> Deployments:
     return Deployments(ControlSettings(), Registry(()), unused, artifacts, (), tmp_path)
 
 
-def test_changes_happen_one_at_a_time(deployments: Deployments, store: Store) -> None:
+async def test_changes_happen_one_at_a_time(deployments: Deployments, store: Store) -> None:
     """Changes that arrive behind a waiting deletion also happen one at a time."""
 
     async def asked() -> None:
         assert await asyncio.to_thread(store.asked.acquire, timeout=60)
 
-    async def change() -> list[Any]:
-        first = asyncio.create_task(deployments.start("e", RESOURCE))
-        await asked()
-        stopping = asyncio.create_task(deployments.stop("e"))
-        second = asyncio.create_task(deployments.start("e", RESOURCE))
-        await asyncio.sleep(0)  # both wait now
-        store.answer.release()
-        await stopping
-        await asked()
-        third = asyncio.create_task(deployments.start("e", RESOURCE))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(int)  # a third request to the store would get its permission before
-        await asyncio.to_thread(int)
-        store.answer.release()
-        await asyncio.wait([second])
-        await asked()
-        store.answer.release()
-        return await asyncio.gather(first, second, third, return_exceptions=True)
-
-    outcomes = asyncio.run(change())
+    first = asyncio.create_task(deployments.start("e", RESOURCE))
+    await asked()
+    stopping = asyncio.create_task(deployments.stop("e"))
+    second = asyncio.create_task(deployments.start("e", RESOURCE))
+    await asyncio.sleep(0)  # both wait now
+    store.answer.release()
+    await stopping
+    await asked()
+    third = asyncio.create_task(deployments.start("e", RESOURCE))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(int)  # a third request to the store would get its permission before
+    await asyncio.to_thread(int)
+    store.answer.release()
+    await asyncio.wait([second])
+    await asked()
+    store.answer.release()
+    outcomes = await asyncio.gather(first, second, third, return_exceptions=True)
 
     assert [type(each) for each in outcomes] == [RequestInvalid] * 3
     assert (store.num_asked, store.most_running) == (3, 1)
@@ -133,7 +128,7 @@ class Host:
         ]
 
 
-def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> None:
+async def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> None:
     """A changed policy resumes only instances that the autoscaler has drained, not those of an operator."""
     host: Any = Host()
     registry = host.registry
@@ -143,20 +138,17 @@ def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> None:
     )
     tracking = TargetTracking(scale_in_cooldown_s=10)
 
-    async def change() -> list[tuple[str, InstanceState]]:
-        await deployments.start("e", replace(RESOURCE, counts={"v": 3}))
-        settings = ScalingSettings(min_capacity=2, max_capacity=3, initial_count=3, tracking=tracking)
-        await deployments.scale("e", "v", settings)
-        await deployments.autoscaler.look()
-        host.now += 20
-        await deployments.autoscaler.look()
-        assert registry.is_drained("e-1-2")  # by the autoscaler, the newest first
-        registry.drain("e-1-0")
-        await deployments.scale("e", "v", settings)
-        await deployments.scale("e", "v", None)
-        return [(each.name, each.state) for each in registry.instances()]
-
-    assert asyncio.run(change()) == [
+    await deployments.start("e", replace(RESOURCE, counts={"v": 3}))
+    settings = ScalingSettings(min_capacity=2, max_capacity=3, initial_count=3, tracking=tracking)
+    await deployments.scale("e", "v", settings)
+    await deployments.autoscaler.look()
+    host.now += 20
+    await deployments.autoscaler.look()
+    assert registry.is_drained("e-1-2")  # by the autoscaler, the newest first
+    registry.drain("e-1-0")
+    await deployments.scale("e", "v", settings)
+    await deployments.scale("e", "v", None)
+    assert [(each.name, each.state) for each in registry.instances()] == [
         ("e-1-0", InstanceState.DRAINING),
         ("e-1-1", InstanceState.READY),
         ("e-1-2", InstanceState.READY),
@@ -165,7 +157,7 @@ def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("configured", ["e-1", "E-1", "e"])
-def test_a_created_endpoint_takes_no_name_of_a_configured_ones_instances(tmp_path: Path, configured: str) -> None:
+async def test_a_created_endpoint_takes_no_name_of_a_configured_ones_instances(tmp_path: Path, configured: str) -> None:
     """The fleet may start that instance now or later: instances of E-1 are called e-1-0, e-1-1 and so on."""
     host: Any = Host()
     variants = (
@@ -180,40 +172,36 @@ def test_a_created_endpoint_takes_no_name_of_a_configured_ones_instances(tmp_pat
     deployments = Deployments(ControlSettings(), host.registry, host, host, (), tmp_path)
     name = "e" if configured != "e" else "E"
 
-    asyncio.run(deployments.start(name, replace(RESOURCE, counts={"v": 2})))
+    await deployments.start(name, replace(RESOURCE, counts={"v": 2}))
 
     assert [each.name for each in host.registry.instances()] == ["e-1-0-0", "e-1-0-1"]
 
 
-def test_an_endpoint_that_is_gone_is_not_resized(deployments: Deployments) -> None:
+async def test_an_endpoint_that_is_gone_is_not_resized(deployments: Deployments) -> None:
     """An endpoint that was deleted first is not resized."""
-    asyncio.run(deployments.resize("e", {"v": 2}))
+    await deployments.resize("e", {"v": 2})
 
     assert deployments.count_of("e", "v") == 0
 
 
-def test_progress_is_described_until_a_start_ends(deployments: Deployments, store: Store) -> None:
+async def test_progress_is_described_until_a_start_ends(deployments: Deployments, store: Store) -> None:
     """A variant says what is fetched for it; an interrupted start ends with its download, and leaves nothing."""
-
-    async def watch() -> list[list[str]]:
-        start = asyncio.create_task(deployments.start("e", RESOURCE))
-        assert await asyncio.to_thread(store.asked.acquire, timeout=60)
-        [download] = store.downloads
-        found = [deployments.progress_of("e", "v"), deployments.progress_of("e", "other")]
-        download.begin(4_000_000)
-        download.count(1_000_000)
-        found.append(deployments.progress_of("e", "v"))
-        start.cancel()
-        await asyncio.sleep(0)
-        assert not start.done()  # the thread still writes
-        store.answer.release()
-        with pytest.raises(asyncio.CancelledError):
-            await start
-        with pytest.raises(DownloadEnded):
-            download.count(1)
-        return [*found, deployments.progress_of("e", "v")]
-
-    assert asyncio.run(watch()) == [
+    start = asyncio.create_task(deployments.start("e", RESOURCE))
+    assert await asyncio.to_thread(store.asked.acquire, timeout=60)
+    [download] = store.downloads
+    found = [deployments.progress_of("e", "v"), deployments.progress_of("e", "other")]
+    download.begin(4_000_000)
+    download.count(1_000_000)
+    found.append(deployments.progress_of("e", "v"))
+    start.cancel()
+    await asyncio.sleep(0)
+    assert not start.done()  # the thread still writes
+    store.answer.release()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    with pytest.raises(DownloadEnded):
+        download.count(1)
+    assert [*found, deployments.progress_of("e", "v")] == [
         ["preparing the model"],
         [],
         ["downloading the model, 1.0 of 4.0 MB until now"],

@@ -1,7 +1,5 @@
 """Descriptions of endpoints that no client created, checked against the service's own model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import botocore.session

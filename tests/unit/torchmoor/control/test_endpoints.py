@@ -1,7 +1,5 @@
 """Updates that keep parts of the previous configuration, asynchronous requests of changed endpoints, and counts."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -126,7 +124,7 @@ def make_endpoints(folder: Path, deployments: Nothing | None = None) -> tuple[En
     return endpoints, resources, queue
 
 
-def test_an_update_retains_the_count_that_autoscaling_has_reached(tmp_path: Path) -> None:
+async def test_an_update_retains_the_count_that_autoscaling_has_reached(tmp_path: Path) -> None:
     """The new configuration would begin with too few instances for the requests of now."""
 
     class Scaled(Nothing):
@@ -136,105 +134,87 @@ def test_an_update_retains_the_count_that_autoscaling_has_reached(tmp_path: Path
         def count_of(self, name: str, variant: str) -> int:
             return 3
 
-    async def scene() -> None:
-        endpoints, resources, _ = make_endpoints(tmp_path, Scaled())
-        async with endpoints:
-            config = {"ProductionVariants": [VARIANT, {**VARIANT, "VariantName": "w"}]}
-            resource = EndpointResource("c", config, {}, serial=1, created=0.0, modified=0.0, status="InService")
-            resources.endpoints["q"], resources.models["m"] = resource, Resource({}, 0.0)
-            resources.configs["new"] = Resource(config, 0.0)
-            values = {"EndpointName": "q", "EndpointConfigName": "new", "RetainAllVariantProperties": True}
-            await endpoints.operations()["UpdateEndpoint"](values)
-            await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
+    endpoints, resources, _ = make_endpoints(tmp_path, Scaled())
+    async with endpoints:
+        config = {"ProductionVariants": [VARIANT, {**VARIANT, "VariantName": "w"}]}
+        resource = EndpointResource("c", config, {}, serial=1, created=0.0, modified=0.0, status="InService")
+        resources.endpoints["q"], resources.models["m"] = resource, Resource({}, 0.0)
+        resources.configs["new"] = Resource(config, 0.0)
+        values = {"EndpointName": "q", "EndpointConfigName": "new", "RetainAllVariantProperties": True}
+        await endpoints.operations()["UpdateEndpoint"](values)
+        await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
 
-        assert resources.endpoints["q"].counts == {"v": 3, "w": 1}
-
-    asyncio.run(scene())
+    assert resources.endpoints["q"].counts == {"v": 3, "w": 1}
 
 
-def test_an_update_whose_retained_weights_are_all_0_is_refused(tmp_path: Path) -> None:
+async def test_an_update_whose_retained_weights_are_all_0_is_refused(tmp_path: Path) -> None:
     """The endpoint would get no request by weight. The update began, and its failure was the FailureReason."""
-
-    async def scene() -> None:
-        endpoints, resources, _ = make_endpoints(tmp_path)
-        async with endpoints:
-            old = make_resource("v", "w", status="InService", weights={"v": 0.0})
-            resources.endpoints["q"], resources.models["m"] = old, Resource({}, 0.0)
-            resources.configs["new"] = Resource({"ProductionVariants": [VARIANT]}, 0.0)
-            values = {"EndpointName": "q", "EndpointConfigName": "new", "RetainAllVariantProperties": True}
-            with pytest.raises(RequestInvalid, match="A variant of endpoint q must have a weight above 0"):
-                await endpoints.operations()["UpdateEndpoint"](values)
-            assert (old.status, old.pending) == ("InService", "")
-
-    asyncio.run(scene())
+    endpoints, resources, _ = make_endpoints(tmp_path)
+    async with endpoints:
+        old = make_resource("v", "w", status="InService", weights={"v": 0.0})
+        resources.endpoints["q"], resources.models["m"] = old, Resource({}, 0.0)
+        resources.configs["new"] = Resource({"ProductionVariants": [VARIANT]}, 0.0)
+        values = {"EndpointName": "q", "EndpointConfigName": "new", "RetainAllVariantProperties": True}
+        with pytest.raises(RequestInvalid, match="A variant of endpoint q must have a weight above 0"):
+            await endpoints.operations()["UpdateEndpoint"](values)
+        assert (old.status, old.pending) == ("InService", "")
 
 
-def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> None:
+async def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> None:
     """A deletion waits for the last asynchronous request; if the proxy is stopped before, the next one continues."""
+    endpoints, resources, queue = make_endpoints(tmp_path)
+    async with endpoints:
+        resource = EndpointResource("c", ASYNC, {}, serial=1, created=0.0, modified=0.0, status="InService")
+        await resources.add(resources.endpoints, "q", resource, "arn", ())
+        await endpoints.operations()["DeleteEndpoint"]({"EndpointName": "q"})
+        await until(lambda: bool(queue.asked), "requests are to end")
+        assert resources.endpoints["q"].status == "Deleting"
 
-    async def scene() -> None:
-        endpoints, resources, queue = make_endpoints(tmp_path)
-        async with endpoints:
-            resource = EndpointResource("c", ASYNC, {}, serial=1, created=0.0, modified=0.0, status="InService")
-            await resources.add(resources.endpoints, "q", resource, "arn", ())
-            await endpoints.operations()["DeleteEndpoint"]({"EndpointName": "q"})
-            await until(lambda: bool(queue.asked), "requests are to end")
-            assert resources.endpoints["q"].status == "Deleting"
-
-        endpoints, resources, later = make_endpoints(tmp_path)
-        async with endpoints:
-            await until(lambda: bool(later.asked), "the next run continues")
-            assert queue.asked == later.asked == [("q", "s3://bucket/out", DELETED, TIMEOUT_S)]
-            assert resources.endpoints["q"].status == "Deleting"
-            later.may_end.set()
-            await until(lambda: not resources.endpoints, "the endpoint is gone")
-
-    asyncio.run(scene())
+    endpoints, resources, later = make_endpoints(tmp_path)
+    async with endpoints:
+        await until(lambda: bool(later.asked), "the next run continues")
+        assert queue.asked == later.asked == [("q", "s3://bucket/out", DELETED, TIMEOUT_S)]
+        assert resources.endpoints["q"].status == "Deleting"
+        later.may_end.set()
+        await until(lambda: not resources.endpoints, "the endpoint is gone")
 
 
 @pytest.mark.parametrize("keeps_async", [False, True])
-def test_an_update_without_asynchronous_inference_ends_the_requests(tmp_path: Path, keeps_async: bool) -> None:
+async def test_an_update_without_asynchronous_inference_ends_the_requests(tmp_path: Path, keeps_async: bool) -> None:
     """The requests end before the update is recorded, so that a restart after a kill still serves them."""
-
-    async def scene() -> None:
-        endpoints, resources, queue = make_endpoints(tmp_path)
-        async with endpoints:
-            resource = EndpointResource("c", ASYNC, {}, serial=1, created=0.0, modified=0.0, status="InService")
-            resources.endpoints["q"], resources.models["m"] = resource, Resource({}, 0.0)
-            resources.configs["new"] = Resource(ASYNC if keeps_async else {"ProductionVariants": [VARIANT]}, 0.0)
-            values = {"EndpointName": "q", "EndpointConfigName": "new"}
-            await endpoints.operations()["UpdateEndpoint"](values)
-            if not keeps_async:
-                await until(lambda: bool(queue.asked), "requests are to end")
-                assert (resources.endpoints["q"].config_name, resources.endpoints["q"].status) == ("c", "Updating")
-                queue.may_end.set()
-            await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
-            assert queue.asked == ([] if keeps_async else [("q", "s3://bucket/out", NOT_ASYNC, TIMEOUT_S)])
-
-    asyncio.run(scene())
+    endpoints, resources, queue = make_endpoints(tmp_path)
+    async with endpoints:
+        resource = EndpointResource("c", ASYNC, {}, serial=1, created=0.0, modified=0.0, status="InService")
+        resources.endpoints["q"], resources.models["m"] = resource, Resource({}, 0.0)
+        resources.configs["new"] = Resource(ASYNC if keeps_async else {"ProductionVariants": [VARIANT]}, 0.0)
+        values = {"EndpointName": "q", "EndpointConfigName": "new"}
+        await endpoints.operations()["UpdateEndpoint"](values)
+        if not keeps_async:
+            await until(lambda: bool(queue.asked), "requests are to end")
+            assert (resources.endpoints["q"].config_name, resources.endpoints["q"].status) == ("c", "Updating")
+            queue.may_end.set()
+        await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
+        assert queue.asked == ([] if keeps_async else [("q", "s3://bucket/out", NOT_ASYNC, TIMEOUT_S)])
 
 
 @pytest.mark.parametrize(("has_async", "count", "is_refused"), [(False, 0, True), (False, 2, False), (True, 0, False)])
-def test_only_an_asynchronous_endpoint_may_have_no_instance(
+async def test_only_an_asynchronous_endpoint_may_have_no_instance(
     tmp_path: Path, has_async: bool, count: int, is_refused: bool
 ) -> None:
     """Only an asynchronous endpoint may have zero instances; another would always answer 503."""
     config = ASYNC if has_async else {"ProductionVariants": [VARIANT]}
 
-    async def scene() -> None:
-        endpoints, resources, _ = make_endpoints(tmp_path)
-        async with endpoints:
-            resource = EndpointResource("c", config, {}, serial=1, created=0.0, modified=0.0, status="InService")
-            resources.endpoints["q"] = resource
-            desired = [{"VariantName": "v", "DesiredInstanceCount": count}]
-            values = {"EndpointName": "q", "DesiredWeightsAndCapacities": desired}
-            asked = endpoints.operations()["UpdateEndpointWeightsAndCapacities"](values)
-            if is_refused:
-                with pytest.raises(RequestInvalid, match="DesiredInstanceCount of variant v must be 1 or more"):
-                    await asked
-            else:
+    endpoints, resources, _ = make_endpoints(tmp_path)
+    async with endpoints:
+        resource = EndpointResource("c", config, {}, serial=1, created=0.0, modified=0.0, status="InService")
+        resources.endpoints["q"] = resource
+        desired = [{"VariantName": "v", "DesiredInstanceCount": count}]
+        values = {"EndpointName": "q", "DesiredWeightsAndCapacities": desired}
+        asked = endpoints.operations()["UpdateEndpointWeightsAndCapacities"](values)
+        if is_refused:
+            with pytest.raises(RequestInvalid, match="DesiredInstanceCount of variant v must be 1 or more"):
                 await asked
-                await until(lambda: resource.counts == {"v": count}, "the variant has its count")
-            assert resource.status == "InService"
-
-    asyncio.run(scene())
+        else:
+            await asked
+            await until(lambda: resource.counts == {"v": count}, "the variant has its count")
+        assert resource.status == "InService"

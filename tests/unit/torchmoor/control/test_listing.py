@@ -1,7 +1,5 @@
 """Pages of the List operations: filters, order and tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

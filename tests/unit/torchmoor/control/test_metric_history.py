@@ -1,7 +1,5 @@
 """CloudWatch statistics of a variant's counts."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """CloudWatch's metric math on series of points."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 

@@ -1,7 +1,5 @@
 """Endpoint configurations that no endpoint could serve are refused at once."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Bodies of the control plane: their cost and where they are parsed."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json
@@ -108,14 +106,14 @@ def test_a_number_that_its_type_does_not_have_is_refused(field: str, number: str
         protocol.read_input(model, body.encode(), is_cbor=False)
 
 
-def test_a_change_that_cannot_be_recorded_is_refused_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_change_that_cannot_be_recorded_is_refused_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     """An operator sees that the disk is full, and the log is not filled with tracebacks."""
 
     def fill_the_disk(values: Values) -> Values:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     plane = ControlPlane([Service("sagemaker", {"ListModels": fill_the_disk})])
-    reply = asyncio.run(plane.answer(ControlRequest("SageMaker.ListModels", b"{}")))
+    reply = await plane.answer(ControlRequest("SageMaker.ListModels", b"{}"))
 
     assert reply.status == 500
     assert json.loads(reply.body) == {

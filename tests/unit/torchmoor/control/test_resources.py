@@ -1,7 +1,5 @@
 """The file of the control plane's resources: a change that cannot be saved is undone, and a damaged file is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -75,7 +73,7 @@ def test_what_cannot_be_saved_has_not_happened(tmp_path: Path) -> None:
     assert not Resources(tmp_path, 1 << 20).models
 
 
-def test_requests_are_answered_while_the_file_is_encoded(tmp_path: Path) -> None:
+async def test_requests_are_answered_while_the_file_is_encoded(tmp_path: Path) -> None:
     """The event loop continues while the file is encoded, and a change meanwhile is in the next file."""
 
     class Large(dict[str, str]):
@@ -84,27 +82,24 @@ def test_requests_are_answered_while_the_file_is_encoded(tmp_path: Path) -> None
             assert goes_on.wait(DEADLINE_S), "the event loop waits for the encoder"
             return super().items()
 
-    async def save_and_change() -> None:
-        saving = asyncio.create_task(resources.save())
-        assert await asyncio.to_thread(is_encoding.wait, DEADLINE_S)
-        resources.tags[ARN]["team"] = "audio"
-        goes_on.set()
-        await saving
-        assert Resources(tmp_path, 1 << 20).tags == {ARN: {"team": "vision"}}
-        await resources.save()
-        assert Resources(tmp_path, 1 << 20).tags == {ARN: {"team": "audio"}}
-
     is_encoding, goes_on = threading.Event(), threading.Event()
     resources = Resources(tmp_path, 1 << 20)
     resources.models["m"] = Resource(Large(ModelName="m"), 1.0)
     resources.tags[ARN] = {"team": "vision"}
 
-    asyncio.run(save_and_change())
+    saving = asyncio.create_task(resources.save())
+    assert await asyncio.to_thread(is_encoding.wait, DEADLINE_S)
+    resources.tags[ARN]["team"] = "audio"
+    goes_on.set()
+    await saving
+    assert Resources(tmp_path, 1 << 20).tags == {ARN: {"team": "vision"}}
+    await resources.save()
+    assert Resources(tmp_path, 1 << 20).tags == {ARN: {"team": "audio"}}
 
     assert Resources(tmp_path, 1 << 20).models == {"m": Resource({"ModelName": "m"}, 1.0)}
 
 
-def test_a_save_whose_caller_is_cancelled_comes_before_the_next(tmp_path: Path) -> None:
+async def test_a_save_whose_caller_is_cancelled_comes_before_the_next(tmp_path: Path) -> None:
     """A cancelled caller's save finishes before the next one starts, since its thread cannot be stopped."""
 
     class Slow(dict[str, str]):
@@ -114,24 +109,21 @@ def test_a_save_whose_caller_is_cancelled_comes_before_the_next(tmp_path: Path) 
                 assert goes_on.wait(DEADLINE_S)
             return super().items()
 
-    async def cancel_the_first() -> None:
-        first = asyncio.create_task(resources.save())
-        assert await asyncio.to_thread(is_encoding.wait, DEADLINE_S)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        resources.models["n"] = Resource({"ModelName": "n"}, 2.0)
-        second = asyncio.create_task(resources.save())
-        done, _ = await asyncio.wait([second], timeout=0.05)
-        goes_on.set()
-        await second
-        assert not done
-
     is_encoding, goes_on = threading.Event(), threading.Event()
     resources = Resources(tmp_path, 1 << 20)
     resources.models["m"] = Resource(Slow(ModelName="m"), 1.0)
 
-    asyncio.run(cancel_the_first())
+    first = asyncio.create_task(resources.save())
+    assert await asyncio.to_thread(is_encoding.wait, DEADLINE_S)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    resources.models["n"] = Resource({"ModelName": "n"}, 2.0)
+    second = asyncio.create_task(resources.save())
+    done, _ = await asyncio.wait([second], timeout=0.05)
+    goes_on.set()
+    await second
+    assert not done
 
     assert list(Resources(tmp_path, 1 << 20).models) == ["m", "n"]
 

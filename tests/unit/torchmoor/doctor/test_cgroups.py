@@ -1,7 +1,5 @@
 """Limits of control groups of both versions, as the kernel shows them in files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

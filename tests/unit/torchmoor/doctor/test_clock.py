@@ -1,7 +1,5 @@
 """This machine's clock, compared with a server's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

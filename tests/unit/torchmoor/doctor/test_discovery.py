@@ -1,7 +1,5 @@
 """A file's Discovery: a DNS server on loopback that answers, has no records, or is not there."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

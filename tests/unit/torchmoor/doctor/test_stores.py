@@ -1,7 +1,5 @@
 """Journals and object stores: real servers that answer, refuse, or are not there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

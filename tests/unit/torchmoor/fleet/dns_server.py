@@ -1,7 +1,5 @@
 """A DNS server on loopback, over UDP and TCP on one port, with scripted answers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

@@ -1,10 +1,9 @@
 """DNS answers applied to the registry: instances join, leave and move; questions and log messages."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -83,20 +82,17 @@ class Rig:
         return instance.host
 
 
-def rigged(body: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
-    async def run() -> None:
-        rig = Rig(**options)
-        async with rig.discovery:
-            await body(rig)
-        rig.drainer.stop()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def rigged(**options: Any) -> AsyncIterator[Rig]:
+    rig = Rig(**options)
+    async with rig.discovery:
+        yield rig
+    rig.drainer.stop()
 
 
-def test_an_instance_joins_ends_its_work_and_is_forgotten() -> None:
+async def test_an_instance_joins_ends_its_work_and_is_forgotten() -> None:
     """An instance that two answers lack gets no new work, and is removed when idle."""
-
-    async def body(rig: Rig) -> None:
+    async with rigged() as rig:
         await rig.begin(ENTRY)
         assert await rig.look(a="10.0.0.1", b="10.0.0.2") == 5.0
         rig.ready("a", "b")
@@ -110,13 +106,10 @@ def test_an_instance_joins_ends_its_work_and_is_forgotten() -> None:
         rig.drainer.check()
         assert rig.states() == {"a": "ready"}
 
-    rigged(body)
 
-
-def test_an_operators_drain_outlives_a_pod() -> None:
+async def test_an_operators_drain_outlives_a_pod() -> None:
     """An operator's drain also applies to a new pod of the same name, and after DNS recalls the instance."""
-
-    async def body(rig: Rig) -> None:
+    async with rigged() as rig:
         await rig.begin(ENTRY)
         await rig.look(a="10.0.0.1", b="10.0.0.2")
         rig.ready("a", "b")
@@ -135,13 +128,10 @@ def test_an_operators_drain_outlives_a_pod() -> None:
         rig.registry.resume("b")
         assert rig.states()["b"] == "ready"
 
-    rigged(body)
 
-
-def test_who_leaves_and_is_named_again_serves_again() -> None:
+async def test_who_leaves_and_is_named_again_serves_again() -> None:
     """An instance that DNS names again serves again; an operator's resume cannot keep one that DNS lacks."""
-
-    async def body(rig: Rig) -> None:
+    async with rigged() as rig:
         await rig.begin(ENTRY)
         await rig.look(a="10.0.0.1", b="10.0.0.2")
         rig.ready("a", "b")
@@ -156,13 +146,10 @@ def test_who_leaves_and_is_named_again_serves_again() -> None:
         assert rig.states() == {"a": "ready", "b": "ready"}
         assert rig.drainer.is_idle
 
-    rigged(body)
 
-
-def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None:
+async def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None:
     """An instance at the old address finishes its work before the new one joins, unless it is down."""
-
-    async def body(rig: Rig) -> None:
+    async with rigged() as rig:
         await rig.begin(ENTRY)
         await rig.look(a="10.0.0.1")
         rig.ready("a")
@@ -174,11 +161,9 @@ def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None
         rig.drainer.check()
         assert (rig.host("a"), rig.states()["a"]) == ("10.0.0.2", "starting")
 
-    rigged(body)
 
-
-def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down() -> None:
-    async def body(rig: Rig) -> None:
+async def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down() -> None:
+    async with rigged(are_journaled=False) as rig:
         await rig.begin(ENTRY)
         await rig.look(a="10.0.0.1", b="10.0.0.2")
         rig.ready("a", "b")
@@ -190,13 +175,10 @@ def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down(
         rig.drainer.check()
         assert rig.states() == {"a": "ready"}
 
-    rigged(body, are_journaled=False)
 
-
-def test_one_whose_address_another_has_got_is_down_whatever_answers_there() -> None:
+async def test_one_whose_address_another_has_got_is_down_whatever_answers_there() -> None:
     """A leaving instance whose address another one gets counts as down, since its probes reach the other one."""
-
-    async def body(rig: Rig) -> None:
+    async with rigged(are_journaled=False) as rig:
         await rig.begin(ENTRY)
         await rig.look(a="10.0.0.1", b="10.0.0.2")
         rig.ready("a", "b")
@@ -211,16 +193,13 @@ def test_one_whose_address_another_has_got_is_down_whatever_answers_there() -> N
         rig.drainer.check()
         assert rig.states() == {"b": "ready", "c": "starting"}
 
-    rigged(body, are_journaled=False)
 
-
-def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) -> None:
     """Without an answer all instances stay.
 
     DNS is asked after 1, 2, 4 and then 8 seconds, with two log messages in all.
     """
-
-    async def body(rig: Rig) -> None:
+    async with rigged() as rig:
         await rig.begin(ENTRY)
         await rig.look(a="10.0.0.1")
         rig.ready("a")
@@ -235,8 +214,6 @@ def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) ->
         rig.answer = None
         assert await rig.ask_again() == 1
 
-    rigged(body)
-
     assert [record.getMessage().split()[1:4] for record in caplog.records if record.levelname == "WARNING"] == [
         ["failed,", "known", "instances"],
         ["recovered", f"dns_name={NAME}"],
@@ -244,10 +221,9 @@ def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) ->
     ]
 
 
-def test_a_static_instance_keeps_its_name(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_static_instance_keeps_its_name(caplog: pytest.LogCaptureFixture) -> None:
     """A static instance keeps its name, which DNS cannot take over, with one log message."""
-
-    async def body(rig: Rig) -> None:
+    async with rigged() as rig:
         static = Instance(name="a", endpoint="llava", variant="v", model="m", port=1)
         rig.registry.add(static)
         await rig.begin(ENTRY)
@@ -258,15 +234,12 @@ def test_a_static_instance_keeps_its_name(caplog: pytest.LogCaptureFixture) -> N
         assert rig.registry.find("a") is static
         assert rig.registry.sources[NAME].notes == ("a is already an instance from another source",)
 
-    rigged(body)
-
     assert sum("is already an instance" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_entries_come_change_and_go_at_a_reload() -> None:
+async def test_entries_come_change_and_go_at_a_reload() -> None:
     """At a reload, instances of a removed name leave, changed ones are replaced, and changed intervals affect none."""
-
-    async def body(rig: Rig) -> None:
+    async with rigged() as rig:
         await rig.begin(ENTRY)
         await rig.look(a="10.0.0.1")
         rig.ready("a")
@@ -285,35 +258,29 @@ def test_entries_come_change_and_go_at_a_reload() -> None:
         assert rig.states() == {}
         assert rig.registry.sources == {}
 
-    rigged(body)
-
 
 @pytest.mark.parametrize("is_stop", [False, True], ids=["removed", "stopped"])
-def test_an_answer_that_arrives_as_its_entry_ends_changes_nothing(*, is_stop: bool) -> None:
+async def test_an_answer_that_arrives_as_its_entry_ends_changes_nothing(*, is_stop: bool) -> None:
     """wait_for of Python 3.11, which dnspython uses, loses a cancellation if its answer has just arrived."""
+    rig = Rig()
+    reply: asyncio.Future[DnsAnswer] = asyncio.get_running_loop().create_future()
 
-    async def run() -> dict[str, str]:
-        rig = Rig()
-        reply: asyncio.Future[DnsAnswer] = asyncio.get_running_loop().create_future()
+    async def ask(settings: DiscoverySettings) -> DnsAnswer:
+        return await asyncio.wait_for(asyncio.shield(reply), 60)
 
-        async def ask(settings: DiscoverySettings) -> DnsAnswer:
-            return await asyncio.wait_for(asyncio.shield(reply), 60)
-
-        discovery = Discovery([ENTRY], rig.registry, rig.drainer, are_journaled=True, ask=ask)
-        async with asyncio.timeout(30):
-            async with discovery:
-                for _ in range(3):
-                    await asyncio.sleep(0)
-                reply.set_result(DnsAnswer(targets=(DnsTarget("a", 85, ("10.0.0.1",)),)))
+    discovery = Discovery([ENTRY], rig.registry, rig.drainer, are_journaled=True, ask=ask)
+    async with asyncio.timeout(30):
+        async with discovery:
+            for _ in range(3):
                 await asyncio.sleep(0)
-                if not is_stop:
-                    discovery.take([])
-                    for _ in range(5):
-                        await asyncio.sleep(0)
-        rig.drainer.stop()
-        return rig.states()
-
-    assert asyncio.run(run()) == {}
+            reply.set_result(DnsAnswer(targets=(DnsTarget("a", 85, ("10.0.0.1",)),)))
+            await asyncio.sleep(0)
+            if not is_stop:
+                discovery.take([])
+                for _ in range(5):
+                    await asyncio.sleep(0)
+    rig.drainer.stop()
+    assert rig.states() == {}
 
 
 class Said:
@@ -333,13 +300,12 @@ def told(name: str) -> OperationAnswer:
     return OperationAnswer(200, "", json.dumps({"instance": name}).encode())
 
 
-def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
     """Unnamed handlers all report `local`.
 
     A log message names such addresses, since all but one instance would be idle.
     """
-
-    async def body(rig: Rig) -> None:
+    async with rigged() as rig:
         entry = ENTRY.replace(record="A", port=85)
         await rig.begin(entry)
         said = Said(**{"10.0.0.1": told("local"), "10.0.0.2": told("local"), "10.0.0.3": told("mine")})
@@ -354,13 +320,10 @@ def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCapt
         assert note.startswith("2 addresses (10.0.0.1, 10.0.0.2) report the name local: one is used")
         assert note in caplog.text
 
-    rigged(body)
 
-
-def test_known_addresses_stay_when_too_many_are_listed() -> None:
+async def test_known_addresses_stay_when_too_many_are_listed() -> None:
     """An address above max_instances is ignored, also if it sorts before those of the known instances."""
-
-    async def body(rig: Rig) -> None:
+    async with rigged() as rig:
         await rig.begin(ENTRY.replace(record="A", port=85, max_instances=2))
         rig.discovery.entries[NAME].names = InstanceNames(
             Said(**{f"10.0.0.{number}": told(f"llava-{number}") for number in (1, 2, 3)}),
@@ -374,10 +337,8 @@ def test_known_addresses_stay_when_too_many_are_listed() -> None:
         assert rig.states() == {"llava-2": "ready", "llava-3": "ready"}
         assert "more than max_instances (2) addresses are listed" in rig.registry.sources[NAME].notes
 
-    rigged(body)
 
-
-def test_addresses_have_the_names_that_instances_give_themselves() -> None:
+async def test_addresses_have_the_names_that_instances_give_themselves() -> None:
     """A silent instance has no name yet; one without a handler of ours is named by its address after three answers."""
     foreign = OperationAnswer(200, "", b"[0.7]")
     loading = OperationAnswer(503, "", b'{"code": 503, "type": "ServiceUnavailableException", "message": ""}')
@@ -389,13 +350,10 @@ def test_addresses_have_the_names_that_instances_give_themselves() -> None:
         targets = await names.find_targets(["h1", "h2", "h3", "10.0.0.4"], 85, doubtful=set(doubtful))
         return {target.name: target.hosts for target in targets}
 
-    async def run() -> None:
-        assert await ask() == {"llava-0": ("h1",)}
-        await ask()
-        assert await ask() == {"llava-0": ("h1",), "ip-10-0-0-4": ("10.0.0.4",)}
-        said.answers.update(h1=None, h2=told("llava-0"))
-        assert (await ask("h1"))["llava-0"] == ("h1", "h2")  # it keeps its name while the host does not answer
-        said.answers.update(h1=told("llava-7"), h3=told("Not A Name"))
-        assert await ask("h1") == {"llava-7": ("h1",), "llava-0": ("h2",), "ip-10-0-0-4": ("10.0.0.4",)}
-
-    asyncio.run(run())
+    assert await ask() == {"llava-0": ("h1",)}
+    await ask()
+    assert await ask() == {"llava-0": ("h1",), "ip-10-0-0-4": ("10.0.0.4",)}
+    said.answers.update(h1=None, h2=told("llava-0"))
+    assert (await ask("h1"))["llava-0"] == ("h1", "h2")  # it keeps its name while the host does not answer
+    said.answers.update(h1=told("llava-7"), h3=told("Not A Name"))
+    assert await ask("h1") == {"llava-7": ("h1",), "llava-0": ("h2",), "ip-10-0-0-4": ("10.0.0.4",)}

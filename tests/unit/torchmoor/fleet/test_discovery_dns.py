@@ -1,7 +1,5 @@
 """Parsing of DNS answers, from a server on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Decisions from DNS answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Health checks of many instances at a time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -30,46 +28,39 @@ async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     writer.close()
 
 
-def test_a_worker_that_hangs_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_hangs_is_in_the_log_once(caplog: pytest.LogCaptureFixture) -> None:
     """The default log level reports a hanging worker once, not at each probe."""
 
-    async def run() -> None:
-        async def tell_status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            body = b'{"instance": "a"}' if is_well else b"{}"
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
-            await writer.drain()
-            writer.close()
+    async def tell_status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b'{"instance": "a"}' if is_well else b"{}"
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
 
-        server = await asyncio.start_server(tell_status, "127.0.0.1", 0)
-        instance = Instance(name="a", endpoint="e", model="m", port=server.sockets[0].getsockname()[1])
-        probe = WorkerProbe(instance, 60)
-        async with server, ClientSession() as client:
-            for is_well in (True, False, False, True, False):
-                assert await probe.answers(client) is is_well
-
-    asyncio.run(run())
+    server = await asyncio.start_server(tell_status, "127.0.0.1", 0)
+    instance = Instance(name="a", endpoint="e", model="m", port=server.sockets[0].getsockname()[1])
+    probe = WorkerProbe(instance, 60)
+    async with server, ClientSession() as client:
+        for is_well in (True, False, False, True, False):
+            assert await probe.answers(client) is is_well
 
     assert [record.getMessage() for record in caplog.records] == ["worker does not answer instance=a"] * 2
 
 
-def test_silent_instances_keep_nobody_from_being_asked() -> None:
+async def test_silent_instances_keep_nobody_from_being_asked() -> None:
     """Unreachable instances must not delay the probes of those that answer."""
-
-    async def run() -> None:
-        registry = Registry([EndpointSettings(name="e", variants=(VariantSettings(name="v", model="m"),))])
-        has_ready = asyncio.Event()
-        registry.listen(lambda instance: has_ready.set() if instance.state is InstanceState.READY else None)
-        silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0, backlog=NUM_SILENT)
-        alive = await asyncio.start_server(answer, "127.0.0.1", 0)
-        for number in range(NUM_SILENT + 1):
-            port = (silent if number < NUM_SILENT else alive).sockets[0].getsockname()[1]
-            registry.add(
-                Instance(name=f"i-{number}", endpoint="e", variant="v", model="m", port=port, management_port=port)
-            )
-        # Longer than the test waits, so an instance that is asked after the silent ones is never asked.
-        settings = HealthSettings(probe_timeout_s=600)
-        async with silent, alive, HealthChecker(registry, settings, lambda: None), asyncio.timeout(60):
-            await has_ready.wait()
-
-    asyncio.run(run())
+    registry = Registry([EndpointSettings(name="e", variants=(VariantSettings(name="v", model="m"),))])
+    has_ready = asyncio.Event()
+    registry.listen(lambda instance: has_ready.set() if instance.state is InstanceState.READY else None)
+    silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0, backlog=NUM_SILENT)
+    alive = await asyncio.start_server(answer, "127.0.0.1", 0)
+    for number in range(NUM_SILENT + 1):
+        port = (silent if number < NUM_SILENT else alive).sockets[0].getsockname()[1]
+        registry.add(
+            Instance(name=f"i-{number}", endpoint="e", variant="v", model="m", port=port, management_port=port)
+        )
+    # Longer than the test waits, so an instance that is asked after the silent ones is never asked.
+    settings = HealthSettings(probe_timeout_s=600)
+    async with silent, alive, HealthChecker(registry, settings, lambda: None), asyncio.timeout(60):
+        await has_ready.wait()

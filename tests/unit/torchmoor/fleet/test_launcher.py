@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import cancel_all
 
 TAKEN_TRACE = """java.io.IOException: Failed to bind to address: http://127.0.0.1:1
 Caused by: NativeIoException: bind(..) failed: Address already in use"""
@@ -92,7 +93,7 @@ class Host:
             ) as launcher:
                 yield launcher, registry
         finally:
-            health.cancel()
+            await cancel_all([health])
 
     async def _probe(self, registry: Registry) -> None:
         """Act as the health checker: an instance whose stub runs is ready."""
@@ -119,16 +120,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
             os.kill(pid, signal.SIGKILL)
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await test
-
-    asyncio.run(bounded())
-
-
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  (nothing tells of it; `run` has the deadline)
+    while not condition():  # noqa: ASYNC110  (nothing tells of it; the test has a deadline)
         await asyncio.sleep(0.01)
 
 
@@ -136,24 +129,20 @@ def launches(count: int) -> list[Launch]:
     return [Launch(f"llava-{i}", "llava", "llava.mar") for i in range(count)]
 
 
-def test_a_fleet_starts_is_registered_and_leaves_nothing(host: Host) -> None:
+async def test_a_fleet_starts_is_registered_and_leaves_nothing(host: Host) -> None:
     """All instances become ready under their names, on separate ports; a stop removes all processes and folders."""
+    async with host.launcher() as (launcher, registry):
+        await launcher.start(launches(2))
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
-            await launcher.start(launches(2))
-
-            assert [instance.name for instance in registry.instances("llava")] == ["llava-0", "llava-1"]
-            assert all(instance.is_ready for instance in registry.instances())
-            assert len({port for ports in host.ports.values() for port in ports}) == 10
-
-    run(scenario())
+        assert [instance.name for instance in registry.instances("llava")] == ["llava-0", "llava-1"]
+        assert all(instance.is_ready for instance in registry.instances())
+        assert len({port for ports in host.ports.values() for port in ports}) == 10
 
     assert not host.run_dir.exists()
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False], ids=["Ctrl-C", "refused"])
-def test_a_second_fleet_in_the_same_directory_changes_nothing(
+async def test_a_second_fleet_in_the_same_directory_changes_nothing(
     host: Host, monkeypatch: pytest.MonkeyPatch, *, is_cancelled: bool
 ) -> None:
     """A second fleet waits for the first one's end; its cancellation or time-out does not affect the first."""
@@ -164,126 +153,107 @@ def test_a_second_fleet_in_the_same_directory_changes_nothing(
         async with host.launcher() as (launcher, _):
             await launcher.start(launches(1))
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            await launcher.start(launches(1))
-            (host.run_dir / JOURNAL_FOLDER).mkdir()
-            before = sorted(host.run_dir.iterdir())
-            second = asyncio.create_task(start_second())
-            await until(lambda: any("waiting for the earlier fleet" in line for line in host.reports))
-            if is_cancelled:
-                second.cancel()
+    async with host.launcher() as (launcher, _):
+        await launcher.start(launches(1))
+        (host.run_dir / JOURNAL_FOLDER).mkdir()
+        before = sorted(host.run_dir.iterdir())
+        second = asyncio.create_task(start_second())
+        await until(lambda: any("waiting for the earlier fleet" in line for line in host.reports))
+        if is_cancelled:
+            second.cancel()
 
-            with pytest.raises(asyncio.CancelledError if is_cancelled else LaunchError):
-                await second
+        with pytest.raises(asyncio.CancelledError if is_cancelled else LaunchError):
+            await second
 
-            assert sorted(host.run_dir.iterdir()) == before
-            assert is_running(host.jvm("llava-0"))
-
-    run(scenario())
+        assert sorted(host.run_dir.iterdir()) == before
+        assert is_running(host.jvm("llava-0"))
 
     assert not host.run_dir.exists()
 
 
-def test_one_instance_ends_and_another_begins_under_its_name(host: Host) -> None:
+async def test_one_instance_ends_and_another_begins_under_its_name(host: Host) -> None:
     """Ending an instance removes its process, folder and drain and does not affect others.
 
     The last start's time is known.
     """
+    async with host.launcher() as (launcher, registry):
+        await launcher.start(launches(2))
+        first = host.jvm("llava-0")
+        registry.drain("llava-0")
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
-            await launcher.start(launches(2))
-            first = host.jvm("llava-0")
-            registry.drain("llava-0")
+        await launcher.end("llava-0")
 
-            await launcher.end("llava-0")
-
-            assert not is_running(first)
-            assert not (host.run_dir / "llava-0").exists()
-            assert [instance.name for instance in registry.instances()] == ["llava-1"]
-            await launcher.begin(launches(1)[0])
-            assert all(instance.is_ready for instance in registry.instances())
-            last_start_s = registry.get_endpoint("llava").variants[0].last_start_s
-            assert last_start_s is not None
-            assert 0 < last_start_s < DEADLINE_S
-
-    run(scenario())
+        assert not is_running(first)
+        assert not (host.run_dir / "llava-0").exists()
+        assert [instance.name for instance in registry.instances()] == ["llava-1"]
+        await launcher.begin(launches(1)[0])
+        assert all(instance.is_ready for instance in registry.instances())
+        last_start_s = registry.get_endpoint("llava").variants[0].last_start_s
+        assert last_start_s is not None
+        assert 0 < last_start_s < DEADLINE_S
 
     assert not host.run_dir.exists()
 
 
-def test_an_instance_can_be_ended_while_it_starts_or_after_it_failed(host: Host) -> None:
+async def test_an_instance_can_be_ended_while_it_starts_or_after_it_failed(host: Host) -> None:
     """A caller that waits for it gets an error, and nothing of the instance is left."""
+    async with host.launcher() as (launcher, registry):
+        starting = launcher.begin(launches(1)[0])
+        await until(lambda: bool(registry.instances()))
+        await launcher.end("llava-0")
+        assert starting.cancelled()
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
-            starting = launcher.begin(launches(1)[0])
-            await until(lambda: bool(registry.instances()))
-            await launcher.end("llava-0")
-            assert starting.cancelled()
+        host.crashes = True
+        with pytest.raises(LaunchError):
+            await launcher.begin(launches(1)[0])
+        await launcher.end("llava-0")
 
-            host.crashes = True
-            with pytest.raises(LaunchError):
-                await launcher.begin(launches(1)[0])
-            await launcher.end("llava-0")
-
-            assert not registry.instances()
-            assert not (host.run_dir / "llava-0").exists()
-
-    run(scenario())
+        assert not registry.instances()
+        assert not (host.run_dir / "llava-0").exists()
 
 
-def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host) -> None:
+async def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host) -> None:
     """A restarted instance keeps its name, which session ids contain, and its ports."""
+    async with host.launcher() as (launcher, registry):
+        await launcher.start(launches(1))
+        first_jvm, ports = host.jvm("llava-0"), host.ports["llava-0"]
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
-            await launcher.start(launches(1))
-            first_jvm, ports = host.jvm("llava-0"), host.ports["llava-0"]
+        os.kill(first_jvm, signal.SIGKILL)
+        states = []
+        while not (InstanceState.DOWN in states and registry.instances()[0].is_ready):
+            states.append(registry.instances()[0].state)
+            await asyncio.sleep(0.005)
 
-            os.kill(first_jvm, signal.SIGKILL)
-            states = []
-            while not (InstanceState.DOWN in states and registry.instances()[0].is_ready):
-                states.append(registry.instances()[0].state)
-                await asyncio.sleep(0.005)
-
-            assert first_jvm != host.jvm("llava-0")
-            assert ports == host.ports["llava-0"]
-            assert len(registry.instances()) == 1
-
-    run(scenario())
+        assert first_jvm != host.jvm("llava-0")
+        assert ports == host.ports["llava-0"]
+        assert len(registry.instances()) == 1
 
     assert not host.run_dir.exists()
 
 
-def test_a_restart_removes_what_the_start_before_has_unpacked(host: Host) -> None:
+async def test_a_restart_removes_what_the_start_before_has_unpacked(host: Host) -> None:
     """TorchServe unpacks the archive at each start; with a large model, crashes would fill the disk."""
+    async with host.launcher() as (launcher, registry):
+        await launcher.start(launches(1))
+        temporary = host.run_dir / "llava-0" / "tmp"
+        for unpacked in ("models/0a1b", "models123.download"):
+            (temporary / unpacked).mkdir(parents=True)
+            (temporary / unpacked / "model.safetensors").touch()
+        linked = host.tmp_path / "store" / "unpacked.mar"  # TorchServe links an archive that is a folder
+        linked.mkdir()
+        (linked / "model.safetensors").touch()
+        (temporary / "models" / "0a1b" / "unpacked.mar").symlink_to(linked)
+        (temporary / "cache").touch()
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
-            await launcher.start(launches(1))
-            temporary = host.run_dir / "llava-0" / "tmp"
-            for unpacked in ("models/0a1b", "models123.download"):
-                (temporary / unpacked).mkdir(parents=True)
-                (temporary / unpacked / "model.safetensors").touch()
-            linked = host.tmp_path / "store" / "unpacked.mar"  # TorchServe links an archive that is a folder
-            linked.mkdir()
-            (linked / "model.safetensors").touch()
-            (temporary / "models" / "0a1b" / "unpacked.mar").symlink_to(linked)
-            (temporary / "cache").touch()
+        first_jvm = host.jvm("llava-0")
+        os.kill(first_jvm, signal.SIGKILL)
+        await until(lambda: registry.instances()[0].is_ready and host.jvm("llava-0") != first_jvm)
 
-            first_jvm = host.jvm("llava-0")
-            os.kill(first_jvm, signal.SIGKILL)
-            await until(lambda: registry.instances()[0].is_ready and host.jvm("llava-0") != first_jvm)
-
-            assert [path.name for path in temporary.iterdir() if not path.name.startswith(".")] == ["cache"]
-            assert [path.name for path in linked.iterdir()] == ["model.safetensors"]
-
-    run(scenario())
+        assert [path.name for path in temporary.iterdir() if not path.name.startswith(".")] == ["cache"]
+        assert [path.name for path in linked.iterdir()] == ["model.safetensors"]
 
 
-def test_a_restart_that_fails_with_an_unexpected_error_is_repeated(
+async def test_a_restart_that_fails_with_an_unexpected_error_is_repeated(
     host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The instance would otherwise stay down without a message."""
@@ -298,13 +268,10 @@ def test_a_restart_that_fails_with_an_unexpected_error_is_repeated(
 
     monkeypatch.setattr(launcher_module, "prepare", prepare_but_once)
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
-            await launcher.start(launches(1))
-            os.kill(host.jvm("llava-0"), signal.SIGKILL)
-            await until(lambda: num_prepared == 3 and registry.instances()[0].is_ready)
-
-    run(scenario())
+    async with host.launcher() as (launcher, registry):
+        await launcher.start(launches(1))
+        os.kill(host.jvm("llava-0"), signal.SIGKILL)
+        await until(lambda: num_prepared == 3 and registry.instances()[0].is_ready)
 
     [record] = [each for each in caplog.records if "instance failed" in each.getMessage()]
     assert record.getMessage() == "instance failed instance=llava-0 error=unexpected"
@@ -312,7 +279,7 @@ def test_a_restart_that_fails_with_an_unexpected_error_is_repeated(
     assert sum("llava-0 unexpected; starting it again" in report for report in host.reports) == 1
 
 
-def test_a_long_log_of_a_start_does_not_hold_up_the_loop(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_log_of_a_start_does_not_hold_up_the_loop(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of 10 MB takes 0.4 s to search, in which the proxy would serve no request of other instances."""
     threads: set[int] = set()
 
@@ -321,17 +288,14 @@ def test_a_long_log_of_a_start_does_not_hold_up_the_loop(host: Host, monkeypatch
 
     monkeypatch.setattr(launcher_module, "find_load_failure", search)
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            await launcher.start(launches(1))
-
-    run(scenario())
+    async with host.launcher() as (launcher, _):
+        await launcher.start(launches(1))
 
     assert threads
     assert threading.get_ident() not in threads
 
 
-def test_a_first_start_that_fails_with_an_unexpected_error_leaves_no_process(host: Host) -> None:
+async def test_a_first_start_that_fails_with_an_unexpected_error_leaves_no_process(host: Host) -> None:
     """A failed first start is a LaunchError, and the process that it has started is stopped."""
 
     class Unwritable(list[str]):
@@ -341,16 +305,13 @@ def test_a_first_start_that_fails_with_an_unexpected_error_leaves_no_process(hos
 
     host.reports = Unwritable()
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            with pytest.raises(LaunchError, match="llava-0 could not be started: unexpected"):
-                await launcher.begin(launches(1)[0])
-            assert not launcher.is_running("llava-0")
-
-    run(scenario())
+    async with host.launcher() as (launcher, _):
+        with pytest.raises(LaunchError, match="llava-0 could not be started: unexpected"):
+            await launcher.begin(launches(1)[0])
+        assert not launcher.is_running("llava-0")
 
 
-def test_a_full_disk_is_named(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_named(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's error of a write does not say where it was."""
 
     def fill(*_: object) -> None:
@@ -359,37 +320,30 @@ def test_a_full_disk_is_named(host: Host, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(launcher_module, "write_archive", fill)
     launch = dataclasses.replace(launches(1)[0], contents=ArchiveContents(Path("entry.py"), Path("config.yaml"), {}))
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            expected = f"llava-0 could not be started: No space left on device: {host.run_dir / 'llava-0'}"
-            with pytest.raises(LaunchError, match=f"^{re.escape(expected)}$"):
-                await launcher.start([launch])
-
-    run(scenario())
+    async with host.launcher() as (launcher, _):
+        expected = f"llava-0 could not be started: No space left on device: {host.run_dir / 'llava-0'}"
+        with pytest.raises(LaunchError, match=f"^{re.escape(expected)}$"):
+            await launcher.start([launch])
 
 
-def test_end_of_an_instance_is_reported_with_its_reason_and_log(host: Host) -> None:
+async def test_end_of_an_instance_is_reported_with_its_reason_and_log(host: Host) -> None:
     """The report has the reason and the log's last lines, and stays while the next process runs."""
+    async with host.launcher() as (launcher, registry):
+        await launcher.start(launches(1))
+        assert registry.instances()[0].last_end is None
+        jvm = host.jvm("llava-0")
+        with (host.run_dir / "llava-0" / "console.log").open("a") as log:
+            log.write("".join(f"line {number}\n" for number in range(5000)) + "the last words\n")
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
-            await launcher.start(launches(1))
-            assert registry.instances()[0].last_end is None
-            jvm = host.jvm("llava-0")
-            with (host.run_dir / "llava-0" / "console.log").open("a") as log:
-                log.write("".join(f"line {number}\n" for number in range(5000)) + "the last words\n")
+        os.kill(jvm, signal.SIGKILL)
+        await until(lambda: registry.instances()[0].last_end is not None)
+        await until(lambda: registry.instances()[0].is_ready)
 
-            os.kill(jvm, signal.SIGKILL)
-            await until(lambda: registry.instances()[0].last_end is not None)
-            await until(lambda: registry.instances()[0].is_ready)
-
-            end = registry.instances()[0].last_end
-            assert end is not None
-            assert end.reason.startswith("has ended")
-            assert end.log[-2:] == ("line 4999", "the last words")
-            assert len(end.log) == 15
-
-    run(scenario())
+        end = registry.instances()[0].last_end
+        assert end is not None
+        assert end.reason.startswith("has ended")
+        assert end.log[-2:] == ("line 4999", "the last words")
+        assert len(end.log) == 15
 
     [report] = [text for text in host.reports if "starting it again" in text]
     assert report.startswith("llava-0 has ended")
@@ -398,40 +352,32 @@ def test_end_of_an_instance_is_reported_with_its_reason_and_log(host: Host) -> N
     )
 
 
-def test_reason_says_that_an_instance_did_not_answer(host: Host) -> None:
+async def test_reason_says_that_an_instance_did_not_answer(host: Host) -> None:
     """The reason says that the instance did not answer, not the exit status, since the launcher has killed it."""
+    async with host.launcher(down_timeout_s=0.2) as (launcher, registry):
+        await launcher.start(launches(1))
+        registry.set_state("llava-0", InstanceState.DOWN)
+        await until(lambda: registry.instances()[0].last_end is not None)
 
-    async def scenario() -> None:
-        async with host.launcher(down_timeout_s=0.2) as (launcher, registry):
-            await launcher.start(launches(1))
-            registry.set_state("llava-0", InstanceState.DOWN)
-            await until(lambda: registry.instances()[0].last_end is not None)
-
-            end = registry.instances()[0].last_end
-            assert end is not None
-            assert re.fullmatch(r"did not answer for \d+ s and was stopped", end.reason)
-
-    run(scenario())
+        end = registry.instances()[0].last_end
+        assert end is not None
+        assert re.fullmatch(r"did not answer for \d+ s and was stopped", end.reason)
 
 
-def test_an_instance_that_stays_down_is_replaced(host: Host) -> None:
+async def test_an_instance_that_stays_down_is_replaced(host: Host) -> None:
     """An instance whose worker stays down while its JVM runs is replaced."""
+    async with host.launcher(down_timeout_s=0.2) as (launcher, registry):
+        await launcher.start(launches(1))
+        first_jvm = host.jvm("llava-0")
 
-    async def scenario() -> None:
-        async with host.launcher(down_timeout_s=0.2) as (launcher, registry):
-            await launcher.start(launches(1))
-            first_jvm = host.jvm("llava-0")
+        registry.set_state("llava-0", InstanceState.DOWN)
+        await until(lambda: host.report("llava-0").exists() and host.jvm("llava-0") != first_jvm)
 
-            registry.set_state("llava-0", InstanceState.DOWN)
-            await until(lambda: host.report("llava-0").exists() and host.jvm("llava-0") != first_jvm)
-
-            assert not is_running(first_jvm)
-
-    run(scenario())
+        assert not is_running(first_jvm)
 
 
 @pytest.mark.parametrize("num_turns", range(4))
-def test_an_instance_that_is_ended_in_the_moment_in_which_its_process_ends_is_not_started_again(
+async def test_an_instance_that_is_ended_in_the_moment_in_which_its_process_ends_is_not_started_again(
     host: Host, monkeypatch: pytest.MonkeyPatch, num_turns: int
 ) -> None:
     """Whatever turns of the event loop lie between the two: the end of the process does not hide that of the task."""
@@ -446,122 +392,97 @@ def test_an_instance_that_is_ended_in_the_moment_in_which_its_process_ends_is_no
 
     monkeypatch.setattr(asyncio.subprocess.Process, "wait", wait_and_tell_late)
 
-    async def scenario() -> None:
-        async with host.launcher(down_timeout_s=0.0) as (launcher, registry):
-            await launcher.start(launches(1))
-            registry.set_state("llava-0", InstanceState.DOWN)
-            await has_ended.wait()
-            may_tell.set()
-            for _ in range(num_turns):
-                await asyncio.sleep(0)
-            await launcher.end("llava-0")
+    async with host.launcher(down_timeout_s=0.0) as (launcher, registry):
+        await launcher.start(launches(1))
+        registry.set_state("llava-0", InstanceState.DOWN)
+        await has_ended.wait()
+        may_tell.set()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        await launcher.end("llava-0")
 
-            assert host.reports.count("llava-0 starting") == 1
-
-    run(scenario())
+        assert host.reports.count("llava-0 starting") == 1
 
 
-def test_a_missing_archive_says_how_to_build_it(host: Host) -> None:
+async def test_a_missing_archive_says_how_to_build_it(host: Host) -> None:
     """A missing archive is an error that says how to build it, and nothing is started."""
-
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            with pytest.raises(LaunchError, match=r"other\.mar .*make archives"):
-                await launcher.start([Launch("other-0", "llava", "other.mar")])
-
-    run(scenario())
+    async with host.launcher() as (launcher, _):
+        with pytest.raises(LaunchError, match=r"other\.mar .*make archives"):
+            await launcher.start([Launch("other-0", "llava", "other.mar")])
 
     assert not host.run_dir.exists()
 
 
-def test_an_instance_that_dies_while_starting_shows_the_end_of_its_log(host: Host) -> None:
+async def test_an_instance_that_dies_while_starting_shows_the_end_of_its_log(host: Host) -> None:
     """`torchmoor up` fails at once with the end of the JVM's log."""
     host.crashes = True
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            with pytest.raises(LaunchError, match=r"(?s)llava-0 ended while starting.*Invalid maximum heap size"):
-                await launcher.start(launches(1))
-
-    run(scenario())
+    async with host.launcher() as (launcher, _):
+        with pytest.raises(LaunchError, match=r"(?s)llava-0 ended while starting.*Invalid maximum heap size"):
+            await launcher.start(launches(1))
 
 
-def test_an_instance_whose_port_is_taken_starts_with_others(host: Host) -> None:
+async def test_an_instance_whose_port_is_taken_starts_with_others(host: Host) -> None:
     """If another program takes a port between search and start, the instance starts on other ports."""
     host.num_taken = 2
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
-            await launcher.start(launches(1))
-            taken = {taker.getsockname()[1] for taker in host.takers}
-            [instance] = registry.instances()
-            assert len(taken) == 2
-            assert not taken & set(host.ports["llava-0"])
-            assert instance.port == host.ports["llava-0"][0]
+    async with host.launcher() as (launcher, registry):
+        await launcher.start(launches(1))
+        taken = {taker.getsockname()[1] for taker in host.takers}
+        [instance] = registry.instances()
+        assert len(taken) == 2
+        assert not taken & set(host.ports["llava-0"])
+        assert instance.port == host.ports["llava-0"][0]
 
-    run(scenario())
     assert sum("found one of its ports taken" in report for report in host.reports) == 2
 
 
 @pytest.mark.parametrize("is_fixed", [False, True])
-def test_a_port_that_stays_taken_is_an_error(host: Host, is_fixed: bool) -> None:
+async def test_a_port_that_stays_taken_is_an_error(host: Host, is_fixed: bool) -> None:
     """A port in use is an error, at once if it was configured, else after some starts."""
     host.num_taken = 10
     launch = dataclasses.replace(launches(1)[0], port=find_free_ports(1)[0] if is_fixed else None)
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            with pytest.raises(LaunchError, match=r"(?s)llava-0 ended while starting.*Address already in use"):
-                await launcher.start([launch])
+    async with host.launcher() as (launcher, _):
+        with pytest.raises(LaunchError, match=r"(?s)llava-0 ended while starting.*Address already in use"):
+            await launcher.start([launch])
 
-    run(scenario())
     assert len(host.takers) == (1 if is_fixed else 4)
 
 
-def test_a_failed_start_leaves_nothing_or_says_where_the_log_is(host: Host) -> None:
+async def test_a_failed_start_leaves_nothing_or_says_where_the_log_is(host: Host) -> None:
     """A failed start removes its folder under /tmp or names it in the error."""
     host.crashes = True
     messages = []
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            try:
-                await launcher.start(launches(1))
-            except LaunchError as error:
-                messages.append(str(error))
-
-    run(scenario())
+    async with host.launcher() as (launcher, _):
+        try:
+            await launcher.start(launches(1))
+        except LaunchError as error:
+            messages.append(str(error))
 
     assert not host.run_dir.exists() or str(host.run_dir) in messages[0]
 
 
-def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
+async def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
     """A start past its deadline is stopped and reported."""
-
-    async def scenario() -> None:
-        async with host.launcher(launch=LaunchSettings(start_timeout_s=0.5)) as (launcher, registry):
-            registry.set_state = lambda name, state: None
-            with pytest.raises(LaunchError, match=r"llava-0 was not ready after"):
-                await launcher.start(launches(1))
-
-    run(scenario())
+    async with host.launcher(launch=LaunchSettings(start_timeout_s=0.5)) as (launcher, registry):
+        registry.set_state = lambda name, state: None
+        with pytest.raises(LaunchError, match=r"llava-0 was not ready after"):
+            await launcher.start(launches(1))
 
     assert not host.run_dir.exists()
 
 
-def test_an_instance_that_loads_for_long_does_not_hold_up_others(host: Host) -> None:
+async def test_an_instance_that_loads_for_long_does_not_hold_up_others(host: Host) -> None:
     """One model is being downloaded, which may take an hour, and another endpoint's instance has died."""
-
-    async def scenario() -> None:
-        async with host.launcher(max_starting=1, slot_s=0.1) as (launcher, registry):
-            set_state = registry.set_state
-            registry.set_state = lambda name, state: name == "llava-0" or set_state(name, state)
-            slow, other = map(launcher.begin, launches(2))
-            await other
-            assert not slow.done()
-            slow.cancel()
-
-    run(scenario())
+    async with host.launcher(max_starting=1, slot_s=0.1) as (launcher, registry):
+        set_state = registry.set_state
+        registry.set_state = lambda name, state: name == "llava-0" or set_state(name, state)
+        slow, other = map(launcher.begin, launches(2))
+        await other
+        assert not slow.done()
+        slow.cancel()
 
     assert not host.run_dir.exists()
 
@@ -574,7 +495,7 @@ def test_an_instance_that_loads_for_long_does_not_hold_up_others(host: Host) -> 
         ("", "false", ""),
     ],
 )
-def test_a_missing_module_names_requirements_that_are_not_installed(
+async def test_a_missing_module_names_requirements_that_are_not_installed(
     host: Host, requirements: str, installs: str, remedy: str
 ) -> None:
     """The error for a missing module says that TorchServe installs an archive's requirements only if configured."""
@@ -586,87 +507,65 @@ def test_a_missing_module_names_requirements_that_are_not_installed(
     log = host.run_dir / "needs-0" / INSTANCE_LOG
     messages = []
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
-            registry.set_state = lambda name, state: log.write_text(failure)  # once all processes run
-            write_small_archive(host.tmp_path / "store" / "needs.mar", requirementsFile=requirements)
-            try:
-                await launcher.start([Launch("needs-0", "llava", "needs.mar")])
-            except LaunchError as error:
-                messages.append(str(error))
-
-    run(scenario())
+    async with host.launcher() as (launcher, registry):
+        registry.set_state = lambda name, state: log.write_text(failure)  # once all processes run
+        write_small_archive(host.tmp_path / "store" / "needs.mar", requirementsFile=requirements)
+        try:
+            await launcher.start([Launch("needs-0", "llava", "needs.mar")])
+        except LaunchError as error:
+            messages.append(str(error))
 
     assert messages == [f"needs-0 cannot load its model: ModuleNotFoundError: No module named 'nonesuch'{remedy}"]
 
 
-def test_a_stop_in_the_middle_of_a_start_leaves_nothing(host: Host) -> None:
+async def test_a_stop_in_the_middle_of_a_start_leaves_nothing(host: Host) -> None:
     """Stopping during a start, for example by Ctrl-C, leaves no process or folder."""
-
-    async def scenario() -> None:
-        async with host.launcher(max_starting=1) as (launcher, registry):
-            starting = asyncio.create_task(launcher.start(launches(2)))
-            await until(lambda: bool(registry.instances()))
-            starting.cancel()
-
-    run(scenario())
+    async with host.launcher(max_starting=1) as (launcher, registry):
+        starting = asyncio.create_task(launcher.start(launches(2)))
+        await until(lambda: bool(registry.instances()))
+        starting.cancel()
 
     assert not host.run_dir.exists()
 
 
-def test_a_stop_in_the_middle_of_a_restart_leaves_nothing(host: Host) -> None:
+async def test_a_stop_in_the_middle_of_a_restart_leaves_nothing(host: Host) -> None:
     """Stopping during a restart, when the instance is down, removes its folder, too."""
-
-    async def scenario() -> None:
-        async with host.launcher(min_backoff_s=60.0) as (launcher, registry):
-            await launcher.start(launches(1))
-            os.kill(host.jvm("llava-0"), signal.SIGKILL)
-            await until(lambda: registry.instances()[0].state is InstanceState.DOWN)
-
-    run(scenario())
+    async with host.launcher(min_backoff_s=60.0) as (launcher, registry):
+        await launcher.start(launches(1))
+        os.kill(host.jvm("llava-0"), signal.SIGKILL)
+        await until(lambda: registry.instances()[0].state is InstanceState.DOWN)
 
     assert not host.run_dir.exists()
 
 
-def test_a_second_interrupt_leaves_nothing_either(host: Host) -> None:
+async def test_a_second_interrupt_leaves_nothing_either(host: Host) -> None:
     """A second interrupt ends at once and leaves no process or folder."""
-
-    async def scenario() -> None:
-        async with host.launcher(min_backoff_s=60.0) as (launcher, _):
-            await launcher.start(launches(1))
-            launcher.kill()
-
-    run(scenario())
+    async with host.launcher(min_backoff_s=60.0) as (launcher, _):
+        await launcher.start(launches(1))
+        launcher.kill()
 
     assert not host.run_dir.exists()
 
 
-def test_a_run_directory_that_cannot_be_made_is_an_error(host: Host) -> None:
+async def test_a_run_directory_that_cannot_be_made_is_an_error(host: Host) -> None:
     """`torchmoor up --run-dir FILE` ends with an error instead of waiting forever."""
     (host.tmp_path / "run").touch()
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _):
-            with pytest.raises(LaunchError, match="cannot write to the directory"):
-                await launcher.start(launches(1))
-
-    run(scenario())
+    async with host.launcher() as (launcher, _):
+        with pytest.raises(LaunchError, match="cannot write to the directory"):
+            await launcher.start(launches(1))
 
 
-def test_a_guard_that_is_killed_takes_its_instance_along(host: Host) -> None:
+async def test_a_guard_that_is_killed_takes_its_instance_along(host: Host) -> None:
     """If an instance's guard is killed, its processes end, so that a restart does not meet their memory and ports."""
+    async with host.launcher() as (launcher, _registry):
+        await launcher.start([Launch("llava-0", "llava", "llava.mar")])
+        first = host.jvm("llava-0")
 
-    async def scenario() -> None:
-        async with host.launcher() as (launcher, _registry):
-            await launcher.start([Launch("llava-0", "llava", "llava.mar")])
-            first = host.jvm("llava-0")
+        os.kill(os.getpgid(first), signal.SIGKILL)  # the guard leads the group
 
-            os.kill(os.getpgid(first), signal.SIGKILL)  # the guard leads the group
-
-            await until(lambda: not is_running(first))
-            await until(lambda: host.report("llava-0").exists() and host.jvm("llava-0") != first)
-
-    run(scenario())
+        await until(lambda: not is_running(first))
+        await until(lambda: host.report("llava-0").exists() and host.jvm("llava-0") != first)
 
 
 def test_all_that_lies_in_a_folder_is_removed(tmp_path: Path) -> None:

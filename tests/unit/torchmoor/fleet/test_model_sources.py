@@ -1,7 +1,5 @@
 """Options and environment variables of many models."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

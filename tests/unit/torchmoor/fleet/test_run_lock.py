@@ -1,7 +1,5 @@
 """One fleet at a time in a run directory."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
@@ -14,43 +12,35 @@ from torchmoor.fleet.instance_guard import LOCK_FILE
 from torchmoor.fleet.run_lock import RunLock
 
 
-def test_second_fleet_is_refused_with_what_to_do(tmp_path: Path) -> None:
+async def test_second_fleet_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """While a fleet runs, a second one is refused with advice; after its end the lock file is gone."""
+    first, second, said = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=0.2), []
+    descriptor = await first.take(said.append)
+    assert await first.take(said.append) == descriptor
 
-    async def scene() -> None:
-        first, second, said = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=0.2), []
-        descriptor = await first.take(said.append)
-        assert await first.take(said.append) == descriptor
-
-        with pytest.raises(LaunchError, match="--run-dir of its own"):
-            await second.take(said.append)
-        assert said == [f"waiting for the earlier fleet to end in {tmp_path}"]
-
-        first.release()
+    with pytest.raises(LaunchError, match="--run-dir of its own"):
         await second.take(said.append)
-        second.release()
-        assert not (tmp_path / LOCK_FILE).exists()
+    assert said == [f"waiting for the earlier fleet to end in {tmp_path}"]
 
-    asyncio.run(scene())
+    first.release()
+    await second.take(said.append)
+    second.release()
+    assert not (tmp_path / LOCK_FILE).exists()
 
 
-def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:
+async def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:
     """Guards of a killed launcher have inherited the lock, and hold it until they end."""
+    first, second, waiting = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=60), asyncio.Event()
+    descriptor = await first.take(print)
+    guard = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE, pass_fds=(descriptor,)
+    )
+    os.close(descriptor)  # as the launcher's death does
+    taking = asyncio.create_task(second.take(lambda line: waiting.set()))
+    await waiting.wait()
+    assert not taking.done()
 
-    async def scene() -> None:
-        first, second, waiting = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=60), asyncio.Event()
-        descriptor = await first.take(print)
-        guard = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE, pass_fds=(descriptor,)
-        )
-        os.close(descriptor)  # as the launcher's death does
-        taking = asyncio.create_task(second.take(lambda line: waiting.set()))
-        await waiting.wait()
-        assert not taking.done()
+    await guard.communicate(b"\n")
 
-        await guard.communicate(b"\n")
-
-        await taking
-        second.release()
-
-    asyncio.run(scene())
+    await taking
+    second.release()

@@ -115,9 +115,9 @@ async def flood(request: web.Request) -> web.StreamResponse:
 WHERE = {"endpoint": "llava", "instance": "a"}
 
 
-def test_page_of_an_instance_is_passed_on() -> None:
+async def test_page_of_an_instance_is_passed_on() -> None:
     """An instance's page is included under its endpoint's and its own name."""
-    page = asyncio.run(scrape(give_page))
+    page = await scrape(give_page)
 
     assert value(page, "InstanceScraped", WHERE) == 1.0
     assert value(page, "ttft_seconds_sum", WHERE) == 0.25
@@ -125,18 +125,18 @@ def test_page_of_an_instance_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("behaviour", [fail, hang, flood])
-def test_instance_without_a_page_is_told(behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_instance_without_a_page_is_told(behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance that refuses, hangs or never ends its page costs only its own lines."""
     monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
     monkeypatch.setattr(module, "MAX_PAGE_BYTES", 100_000)
 
-    page = asyncio.run(scrape(behaviour))
+    page = await scrape(behaviour)
 
     assert samples(page) == {("InstanceScraped", frozenset(WHERE.items())): 0.0}
 
 
-def test_instance_that_is_not_ready_is_not_asked() -> None:
+async def test_instance_that_is_not_ready_is_not_asked() -> None:
     """An instance that is not ready is not asked, since a dead one would cost the time-out."""
-    page = asyncio.run(scrape(hang, state=InstanceState.DOWN))
+    page = await scrape(hang, state=InstanceState.DOWN)
 
     assert value(page, "InstanceScraped", WHERE) == 0.0

@@ -1,10 +1,9 @@
 """Sessions and capacity of instances, polled from stubs over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -66,37 +65,29 @@ class Driver:
         return sorted(self._asked)
 
 
-def with_instances(
-    told: Told,
-    work: Callable[[Registry, Driver], Awaitable[None]],
-    *,
-    settings: HealthSettings,
-    number: int = 1,
-    multi_model: MultiModelSettings | None = None,
-) -> None:
-    """Run the work beside instances of a variant that opens sessions, or has many models."""
-
-    async def run() -> None:
-        app = web.Application()
-        app.router.add_post("/predictions/llava", told.handle)
-        async with TestServer(app) as server:
-            variants = (VariantSettings(model="llava"),)
-            registry = Registry([EndpointSettings(name="llava", variants=variants, multi_model=multi_model)])
-            registry.endpoints()[0].variants[0].needs_status = multi_model is None
-            for index in range(number):
-                registry.add(
-                    Instance(
-                        name=f"i{index}",
-                        endpoint="llava",
-                        model="llava",
-                        port=server.port or 0,
-                        state=InstanceState.READY,
-                    )
+@asynccontextmanager
+async def with_instances(
+    told: Told, *, settings: HealthSettings, number: int = 1, multi_model: MultiModelSettings | None = None
+) -> AsyncIterator[tuple[Registry, Driver]]:
+    """Run instances of a variant that opens sessions, or has many models."""
+    app = web.Application()
+    app.router.add_post("/predictions/llava", told.handle)
+    async with TestServer(app) as server:
+        variants = (VariantSettings(model="llava"),)
+        registry = Registry([EndpointSettings(name="llava", variants=variants, multi_model=multi_model)])
+        registry.endpoints()[0].variants[0].needs_status = multi_model is None
+        for index in range(number):
+            registry.add(
+                Instance(
+                    name=f"i{index}",
+                    endpoint="llava",
+                    model="llava",
+                    port=server.port or 0,
+                    state=InstanceState.READY,
                 )
-            async with HandlerOperations() as operations:
-                await work(registry, Driver(registry, settings, operations))
-
-    asyncio.run(run())
+            )
+        async with HandlerOperations() as operations:
+            yield registry, Driver(registry, settings, operations)
 
 
 def room(registry: Registry) -> int | None:
@@ -105,19 +96,17 @@ def room(registry: Registry) -> int | None:
     return instance.session_room
 
 
-def test_room_is_what_the_handler_says() -> None:
+async def test_room_is_what_the_handler_says() -> None:
     """The room is the handler's own report, read from its status at each poll."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, driver: Driver) -> None:
+    async with with_instances(told, settings=SETTINGS) as (registry, driver):
         assert await driver.ask(100.0) == ["i0"]
         assert room(registry) == 7
         told.answer = lambda: web.json_response({"sessions": {"open": 12, "max": 10}})
         assert await driver.ask(104.9) == []
         assert await driver.ask(105.0) == ["i0"]
         assert room(registry) == 0
-
-    with_instances(told, work, settings=SETTINGS)
 
     assert told.headers["x-torchmoor-operation"] == "status"
 
@@ -131,11 +120,11 @@ def test_room_is_what_the_handler_says() -> None:
         lambda: web.json_response({"sessions": {"open": 1, "max": None}}),
     ],
 )
-def test_instance_that_is_no_handler_of_ours_is_asked_once(answer: Callable[[], web.Response]) -> None:
+async def test_instance_that_is_no_handler_of_ours_is_asked_once(answer: Callable[[], web.Response]) -> None:
     """Another handler is asked once, and again after it was down, since its model would work for each question."""
     told = Told(answer)
 
-    async def work(registry: Registry, driver: Driver) -> None:
+    async with with_instances(told, settings=SETTINGS) as (registry, driver):
         assert await driver.ask(100.0) == ["i0"]
         for number in range(1, 6):
             assert await driver.ask(100.0 + 10 * number) == []
@@ -144,14 +133,12 @@ def test_instance_that_is_no_handler_of_ours_is_asked_once(answer: Callable[[], 
         registry.set_state("i0", InstanceState.READY)
         assert await driver.ask(200.0) == ["i0"]
 
-    with_instances(told, work, settings=SETTINGS)
 
-
-def test_no_answer_makes_the_room_unknown() -> None:
+async def test_no_answer_makes_the_room_unknown() -> None:
     """Without an answer the room is unknown instead of the old value, and the instance is asked again."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, driver: Driver) -> None:
+    async with with_instances(told, settings=SETTINGS) as (registry, driver):
         rooms = []
         answers = iter([web.json_response(STATUS), web.Response(status=503), web.json_response(STATUS)])
         told.answer = lambda: next(answers)
@@ -160,14 +147,12 @@ def test_no_answer_makes_the_room_unknown() -> None:
             rooms.append(room(registry))
         assert rooms == [7, None, 7]
 
-    with_instances(told, work, settings=SETTINGS)
 
-
-def test_only_instances_that_need_it_are_asked() -> None:
+async def test_only_instances_that_need_it_are_asked() -> None:
     """Only ready instances of variants that open sessions are asked."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, driver: Driver) -> None:
+    async with with_instances(told, settings=SETTINGS) as (registry, driver):
         await driver.ask(100.0)
         registry.endpoints()[0].variants[0].needs_status = False
         assert await driver.ask(200.0) == []
@@ -176,17 +161,15 @@ def test_only_instances_that_need_it_are_asked() -> None:
         assert await driver.ask(300.0) == []
         assert (told.num_asked, room(registry)) == (1, 7)
 
-    with_instances(told, work, settings=SETTINGS)
 
-
-def test_the_log_warns_once_of_an_instance_with_another_name(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_warns_once_of_an_instance_with_another_name(caplog: pytest.LogCaptureFixture) -> None:
     """A handler that reports another name is logged once, since its sessions would go to other instances."""
     told = Told(lambda: web.json_response({**STATUS, "instance": "local"}))
 
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == "torchmoor.fleet.status_poller"]
 
-    async def work(registry: Registry, driver: Driver) -> None:
+    async with with_instances(told, settings=SETTINGS) as (registry, driver):
         assert await driver.ask(100.0) == ["i0"]
         assert await driver.ask(200.0) == ["i0"]
         (warning,) = warnings()
@@ -199,20 +182,16 @@ def test_the_log_warns_once_of_an_instance_with_another_name(caplog: pytest.LogC
         assert len(warnings()) == 1
         assert room(registry) == 7
 
-    with_instances(told, work, settings=SETTINGS)
 
-
-def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
+async def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
     """The rate of questions is limited, and the instance that is most overdue goes first."""
     told = Told(lambda: web.json_response(STATUS))
     settings = SETTINGS.replace(status_interval_s=0.01, max_status_per_s=8)  # two a tick
     asked: list[str] = []
 
-    async def work(registry: Registry, driver: Driver) -> None:
+    async with with_instances(told, settings=settings, number=6) as (_, driver):
         for tick in range(5):
             asked.extend(await driver.ask(100.0 + tick))
-
-    with_instances(told, work, settings=settings, number=6)
 
     assert len(asked) <= 10
     assert set(asked) == {f"i{index}" for index in range(6)}
@@ -276,12 +255,12 @@ def test_report_without_a_budget_is_one(budgets: object) -> None:
     assert parse_status(status).models == ModelReport({"a": ReportedTier.HOST}, 0, 0)
 
 
-def test_instances_with_many_models_are_asked_for_them() -> None:
+async def test_instances_with_many_models_are_asked_for_them() -> None:
     """Instances with many models are polled although they open no sessions, and more often during a load."""
     told = Told(lambda: web.json_response({"models": [{"name": "m", "tier": "device"}]}))
     settings = SETTINGS.replace(status_interval_s=3600, busy_status_interval_s=1)
 
-    async def work(registry: Registry, driver: Driver) -> None:
+    async with with_instances(told, settings=settings, multi_model=MultiModelSettings()) as (registry, driver):
         models = registry.endpoints()[0].variants[0].models
         assert models is not None
         assert await driver.ask(100.0) == ["i0"]
@@ -297,30 +276,24 @@ def test_instances_with_many_models_are_asked_for_them() -> None:
         registry.set_state("i0", InstanceState.DOWN)
         assert not models.is_held("m", "i0")
 
-    with_instances(told, work, settings=settings, multi_model=MultiModelSettings())
 
-
-def test_long_reports_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_reports_are_asked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long reports are polled less often, so that reading them takes a limited share of the proxy's time."""
     told = Told(lambda: web.json_response({"models": []}))
     seconds = itertools.count(0.0, 0.5)  # 0.5 s for each answer
     monkeypatch.setattr("torchmoor.fleet.status_poller.thread_time", seconds.__next__)
 
-    async def work(registry: Registry, driver: Driver) -> None:
+    async with with_instances(told, settings=SETTINGS, multi_model=MultiModelSettings()) as (_, driver):
         assert await driver.ask(100.0) == ["i0"]
         assert await driver.ask(109.9) == []
         assert await driver.ask(110.0) == ["i0"]
 
-    with_instances(told, work, settings=SETTINGS, multi_model=MultiModelSettings())
 
-
-def test_poller_asks_by_itself() -> None:
+async def test_poller_asks_by_itself() -> None:
     """The poller asks a ready instance as soon as it runs, and cancels its questions when it ends."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, driver: Driver) -> None:
+    async with with_instances(told, settings=SETTINGS) as (registry, driver):
         async with HandlerOperations() as operations, StatusPoller(registry, SETTINGS, operations, driver):
             await driver.wait_for_answer()
         assert room(registry) == 7
-
-    with_instances(told, work, settings=SETTINGS)

@@ -87,7 +87,7 @@ def serve(options: UpSettings, number: signal.Signals = signal.SIGTERM) -> tuple
     return announced, reported
 
 
-def test_it_is_recorded_and_can_be_stopped_before_its_instances_are_ready(
+async def test_it_is_recorded_and_can_be_stopped_before_its_instances_are_ready(
     options: UpSettings, environments: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`torchmoor status`, `logs` and `stop` find a fleet that is starting, which may take minutes."""
@@ -101,12 +101,8 @@ def test_it_is_recorded_and_can_be_stopped_before_its_instances_are_ready(
     async def find_no_worker(self: HealthChecker, instance: Instance) -> bool | None:
         return False
 
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await run(options, lambda line: None, record, announced.append)
-
     monkeypatch.setattr(HealthChecker, "ask", find_no_worker)
-    asyncio.run(bounded())
+    await run(options, lambda line: None, record, announced.append)
 
     assert [json.loads(line)["endpoints"] for line in recorded] == [["llava"]]
     assert announced == []

@@ -1,7 +1,5 @@
 """Arriving bodies: which of them are dropped to make room."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

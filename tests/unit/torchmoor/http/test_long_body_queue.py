@@ -1,9 +1,8 @@
 """Long bodies to an instance: one at a time, at a limited rate, and without waiting for lost ones."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -79,18 +78,13 @@ class Stage:
             body.close()
 
 
-def play(
-    check: Callable[[Stage], Awaitable[None]], folder: Path, bytes_per_s: float = AT_ONCE, max_turn_s: float = 600.0
-) -> None:
-    """Run the check; at its end no body may be on its way."""
-
-    async def run() -> None:
-        stage = Stage(folder, bytes_per_s, max_turn_s)
-        await check(stage)
-        assert len(stage.long_bodies) == 0
-        stage.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def staged(folder: Path, bytes_per_s: float = AT_ONCE, max_turn_s: float = 600.0) -> AsyncIterator[Stage]:
+    """Yield a stage; at its end no body may be on its way."""
+    stage = Stage(folder, bytes_per_s, max_turn_s)
+    yield stage
+    assert len(stage.long_bodies) == 0
+    stage.close()
 
 
 async def run_loop() -> None:
@@ -98,10 +92,9 @@ async def run_loop() -> None:
         await asyncio.sleep(0)
 
 
-def test_one_body_after_the_other(tmp_path: Path) -> None:
+async def test_one_body_after_the_other(tmp_path: Path) -> None:
     """The second body waits while the first is blocked, even if its own connection could continue."""
-
-    async def check(stage: Stage) -> None:
+    async with staged(tmp_path) as stage:
         first, second = stage.send(is_full=True), stage.send()
         await run_loop()
         second.connection.pause_writing()  # its head has filled the buffer
@@ -113,13 +106,10 @@ def test_one_body_after_the_other(tmp_path: Path) -> None:
         assert (first.received, second.received) == (NUM_BYTES, NUM_BYTES)
         assert [peer.connection.is_sending for peer in (first, second)] == [False, False]
 
-    play(check, tmp_path)
 
-
-def test_the_next_body_waits_as_long_as_the_rate_requires(tmp_path: Path) -> None:
+async def test_the_next_body_waits_as_long_as_the_rate_requires(tmp_path: Path) -> None:
     """The wait begins with the start of the previous body; a body that arrives when none is sent starts at once."""
-
-    async def check(stage: Stage) -> None:
+    async with staged(tmp_path, NUM_BYTES / 1000) as stage:
         first, second, third = (stage.send(is_full=number == 0) for number in range(3))
         stage.now = 1000.0  # the first one has taken this long
         first.go_on()
@@ -134,16 +124,13 @@ def test_the_next_body_waits_as_long_as_the_rate_requires(tmp_path: Path) -> Non
         assert later.received == 0  # a client that leaves in the pause does not end it
         later.lose()
 
-    play(check, tmp_path, NUM_BYTES / 1000)
-
 
 @pytest.mark.parametrize(
     ("lost", "received"), [(0, [PIECE_BYTES, NUM_BYTES, NUM_BYTES]), (1, [NUM_BYTES, 0, NUM_BYTES])]
 )
-def test_a_lost_connection_holds_up_none(tmp_path: Path, lost: int, received: list[int]) -> None:
+async def test_a_lost_connection_holds_up_none(tmp_path: Path, lost: int, received: list[int]) -> None:
     """A lost connection, sending or waiting, does not delay other bodies."""
-
-    async def check(stage: Stage) -> None:
+    async with staged(tmp_path) as stage:
         peers = [stage.send(is_full=number == 0) for number in range(3)]
         await run_loop()
 
@@ -152,13 +139,10 @@ def test_a_lost_connection_holds_up_none(tmp_path: Path, lost: int, received: li
         await run_loop()
         assert [peer.received for peer in peers] == received
 
-    play(check, tmp_path)
 
-
-def test_a_body_that_takes_too_long_holds_up_none(tmp_path: Path) -> None:
+async def test_a_body_that_takes_too_long_holds_up_none(tmp_path: Path) -> None:
     """A body that takes too long lets the next one start, and continues when its connection can."""
-
-    async def check(stage: Stage) -> None:
+    async with staged(tmp_path, max_turn_s=0.0) as stage:
         slow, lost, other = stage.send(is_full=True), stage.send(is_full=True), stage.send()
         await run_loop()
         assert [peer.received for peer in (slow, lost, other)] == [PIECE_BYTES, PIECE_BYTES, NUM_BYTES]
@@ -168,16 +152,11 @@ def test_a_body_that_takes_too_long_holds_up_none(tmp_path: Path) -> None:
         await run_loop()
         assert slow.received == NUM_BYTES
 
-    play(check, tmp_path, max_turn_s=0.0)
 
-
-def test_a_body_that_comes_when_none_is_sent_begins_at_once(tmp_path: Path) -> None:
+async def test_a_body_that_comes_when_none_is_sent_begins_at_once(tmp_path: Path) -> None:
     """A body that arrives when none is sent starts at once, however low the rate is."""
-
-    async def check(stage: Stage) -> None:
+    async with staged(tmp_path, HARDLY) as stage:
         for _ in range(2):
             peer = stage.send()
             await run_loop()
             assert peer.received == NUM_BYTES
-
-    play(check, tmp_path, HARDLY)

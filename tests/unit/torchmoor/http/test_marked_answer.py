@@ -1,7 +1,5 @@
 """Marked answers, cut anywhere and continued by other targets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

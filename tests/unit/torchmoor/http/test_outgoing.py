@@ -1,7 +1,5 @@
 """Bytes of a request to an instance, sent once or repeated, and what is counted meanwhile."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchmoor.proxy.http.outgoing import OutgoingRequest, ReplayBudget

@@ -1,7 +1,5 @@
 """Parsing of requests and chunked bodies, compared with llhttp: ours may refuse more, but never reads differently."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import httptools

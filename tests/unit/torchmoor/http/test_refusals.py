@@ -1,7 +1,5 @@
 """Requests that RequestReader refuses, rule by rule: none is completed, and nothing behind it is read."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The memory that a server keeps of its clients' heads."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Bodies in files: how much is read at a time."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any, cast
@@ -48,17 +46,17 @@ async def send(folder: Path, *, is_slow: bool) -> tuple[list[bytes], list[int]]:
     return connection.pieces, counts
 
 
-def test_a_full_connection_gets_the_next_piece_when_it_can_take_it(tmp_path: Path) -> None:
+async def test_a_full_connection_gets_the_next_piece_when_it_can_take_it(tmp_path: Path) -> None:
     """The next piece is read when the connection can take it, so that one piece is in memory at a time."""
-    pieces, counts = asyncio.run(send(tmp_path, is_slow=True))
+    pieces, counts = await send(tmp_path, is_slow=True)
 
     assert list(map(len, pieces)) == [PIECE_BYTES, PIECE_BYTES, 3]
     assert counts == [1] * 10 + [2, 3]
 
 
-def test_a_quick_connection_gets_a_piece_in_each_step_of_the_loop(tmp_path: Path) -> None:
+async def test_a_quick_connection_gets_a_piece_in_each_step_of_the_loop(tmp_path: Path) -> None:
     """A fast connection gets one piece per turn of the loop, so that other requests run in between."""
-    pieces, counts = asyncio.run(send(tmp_path, is_slow=False))
+    pieces, counts = await send(tmp_path, is_slow=False)
 
     assert b"".join(pieces) == bytes(PIECE_BYTES) + b"x" * PIECE_BYTES + b"end"
     assert counts[:3] == [2, 3, 3]

@@ -1,7 +1,5 @@
 """Deadlines found by one sweep: each item expires unless an earlier one's end has moved its deadline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Clients that send requests without reading the answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Any
 

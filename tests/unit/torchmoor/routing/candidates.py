@@ -1,8 +1,5 @@
 """Make instances in the form that routing uses."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmoor.proxy.routing.pool import Pool
@@ -38,6 +35,3 @@ def change(pool: Pool[FakeCandidate], candidate: FakeCandidate, **values: object
     for name, value in values.items():
         setattr(candidate, name, value)
     pool.update(candidate)
-
-
-Chooser = Callable[[], FakeCandidate | None]

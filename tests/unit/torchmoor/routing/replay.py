@@ -1,7 +1,5 @@
 """Replay conversations over instances with caches, behind proxies that count only their own requests."""
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Affinity: a key's requests stay on one instance, unless it is much busier than the others."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of

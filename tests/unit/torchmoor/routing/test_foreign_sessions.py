@@ -1,7 +1,5 @@
 """Sessions with a handler's own ids: found by caller and endpoint, with a limit by last use."""
 
-from __future__ import annotations
-
 from torchmoor.proxy.routing.foreign_sessions import ForeignSessions
 from torchmoor.wire.session_ids import SessionId
 

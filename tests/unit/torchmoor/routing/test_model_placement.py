@@ -1,7 +1,5 @@
 """Routing of requests for one of many models."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Instances in order of their load."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 

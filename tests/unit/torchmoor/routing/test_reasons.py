@@ -1,7 +1,5 @@
 """Routing strategies and reasons, and the documents that list them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

@@ -1,7 +1,5 @@
 """Strategies: the instance for a request, and the reason."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from itertools import pairwise

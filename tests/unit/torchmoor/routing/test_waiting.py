@@ -1,7 +1,5 @@
 """The queue of late binding: the order of requests."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Receipts in an answer's head, from any handler."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

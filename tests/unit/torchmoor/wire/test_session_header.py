@@ -1,7 +1,5 @@
 """The header with a session's id and expiry."""
 
-from __future__ import annotations
-
 import pytest
 
 from torchmoor.wire.session_header import read_expiry, write_session_header
