@@ -17,8 +17,10 @@ from transformers import TypicalLogitsWarper
 
 from handlers.engine.builtin.upload import upload
 from handlers.engine.contract import SamplingParams
+from torchmoor.wire.sampling_parameters import LOGIT_BIAS
 
 MIN_TEMPERATURE = 1e-6  # below it logits overflow float32, and sampling is already greedy
+EXCLUDED = 1e30  # taken off a logit: leaves no probability at any temperature, except among such tokens alone
 NUM_LIKELIEST = (256, 4096)  # tokens among which top_p looks before it sorts the whole vocabulary
 
 
@@ -106,10 +108,13 @@ class Sampler:
         if frequency or presence:
             self._answer_penalties = AnswerPenalties(frequency, presence, device, answer)
         self._bias: tuple[Tensor, Tensor] | None = None
+        self._only: Tensor | None = None  # the tokens whose bias excludes all others
         if params.logit_bias:
-            tokens, amounts = zip(*params.logit_bias, strict=True)
-            biases = torch.tensor(amounts, dtype=torch.float32, device=device)
-            self._bias = torch.tensor(tokens, device=device), biases
+            biases = {token: -EXCLUDED if bias == LOGIT_BIAS.least else bias for token, bias in params.logit_bias}
+            amounts = torch.tensor(list(biases.values()), dtype=torch.float32, device=device)
+            self._bias = torch.tensor(list(biases), device=device), amounts
+            only = [token for token, bias in biases.items() if bias == LOGIT_BIAS.most]
+            self._only = torch.tensor(only, device=device) if only else None
         self._num_endless = max(0, (params.min_tokens or 0) - len(answer))  # next tokens, none of which may be an end
         end_ids = sorted(eos_token_ids) if self._num_endless else []
         self._end_ids = torch.tensor(end_ids, dtype=torch.int64, device=device)
@@ -158,6 +163,10 @@ class Sampler:
         if self._bias is not None:
             tokens, amounts = self._bias
             logits[tokens] += amounts
+        if self._only is not None:
+            own = logits[self._only]
+            logits -= EXCLUDED
+            logits[self._only] = own
         if self._num_endless:
             logits[self._end_ids] = -torch.inf
 
