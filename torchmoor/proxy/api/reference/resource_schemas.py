@@ -120,7 +120,11 @@ ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, 
 METADATA = record(("metadata",), metadata=LABELS)
 
 FILE_CONTENT: Schema = {"type": "string", "format": "binary"}
-FILE = record(("file", "purpose"), file=FILE_CONTENT, purpose={"enum": ["vision", "user_data"]})
+_LIFETIME: Schema = {  # form fields, in the form of OpenAI's clients
+    "expires_after[anchor]": {"const": "created_at"},
+    "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+}
+FILE = record(("file", "purpose"), file=FILE_CONTENT, purpose={"enum": ["vision", "user_data"]}, **_LIFETIME)
 FILE_ANSWER = record(
     ("id", "object", "bytes", "created_at", "filename", "purpose", "status", "expires_at"),
     id=TEXT,
