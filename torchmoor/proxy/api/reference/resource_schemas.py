@@ -110,11 +110,12 @@ INPUT_TOKENS = record(("object", "input_tokens"), object={"const": "response.inp
 
 CONVERSATION = record(items={"type": "array", "items": {"type": "object"}, "maxItems": 20}, metadata=LABELS)
 CONVERSATION_ANSWER = record(
-    ("id", "object", "created_at", "metadata"),
+    ("id", "object", "created_at", "metadata", "expires_at"),
     id=TEXT,
     object={"const": "conversation"},
     created_at=NATURAL,
     metadata=LABELS,
+    expires_at=NATURAL,
 )
 ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": 20})
 METADATA = record(("metadata",), metadata=LABELS)
