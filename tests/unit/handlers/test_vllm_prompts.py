@@ -9,7 +9,7 @@ from PIL import Image
 
 from handlers.engine.contract import PlacedImage
 from handlers.engine.vllm.images import VllmImage, make_prompt
-from handlers.engine.vllm.start import make_arguments, prepare_environment, read_prompts
+from handlers.engine.vllm.start import SETTINGS, make_arguments, prepare_environment, read_prompts
 from handlers.errors import SettingsError
 from handlers.settings.handler import HandlerSettings, load_settings
 from handlers.torchserve.start_many import check_engine
@@ -88,8 +88,27 @@ def test_settings_become_arguments_of_vllm(tmp_path: Any) -> None:
 
 
 def test_an_option_does_not_override_a_setting(tmp_path: Any) -> None:
-    with pytest.raises(SettingsError, match="max_num_seqs"):
-        make_arguments(settings(ENGINE_NAME="vllm", VLLM_OPTIONS='{"max_num_seqs": 1}'), tmp_path)
+    """The error names the setting of each argument that has one."""
+    environ = {
+        "ENGINE_NAME": "vllm",
+        "ENGINE_MAX_CONTEXT_TOKENS": "4096",
+        "SESSION_KV_BYTES": str(1 << 30),
+        "VLLM_QUANTIZATION": "awq",
+        "VLLM_KV_OFFLOAD_BYTES": str(4 << 30),
+        "VLLM_SPECULATIVE": '{"method": "ngram"}',
+        "ADAPTERS_SOURCE": "/adapters",
+    }
+    own = make_arguments(settings(**environ), tmp_path)
+    with pytest.raises(SettingsError) as caught:
+        make_arguments(settings(**environ, VLLM_OPTIONS=json.dumps(dict.fromkeys(own, 1))), tmp_path)
+
+    problems = str(caught.value).removeprefix("handler.vllm.options: ").split("; ")
+    assert "handler.engine.max_rows sets max_num_seqs" in problems
+    assert "max_logprobs cannot be set, because the handler needs its own value" in problems
+    assert len(problems) == len(own) == len(SETTINGS)
+    for setting in filter(None, SETTINGS.values()):
+        group, name = setting.split(".")
+        assert hasattr(getattr(settings(), group), name)
 
 
 @pytest.mark.parametrize(
