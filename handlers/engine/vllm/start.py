@@ -1,6 +1,7 @@
 """The start of vLLM: its variables, its arguments, and its processes."""
 
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -206,8 +207,14 @@ def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat
 
 
 def _fingerprint(checkpoint: Path, arguments: Mapping[str, Any]) -> str:
-    """Return a name that depends on the weight files' headers and on the arguments that change results."""
+    """Return a name that depends on the weight files' headers and on the arguments that change results.
+
+    Of the handler's own arguments these are the types of the weights, and speculation, which draws other numbers. Any of
+    the operator's options may change results, such as the type of the KV cache.
+    """
+    options = {name: value for name, value in arguments.items() if name not in SETTINGS}
+    results = [options, *(arguments.get(name) for name in ("dtype", "quantization", "speculative_config"))]
     digest = hashlib.blake2b((checkpoint / "config.json").read_bytes(), digest_size=16)
     digest.update(repr(read_headers(checkpoint)).encode())
-    digest.update(repr([arguments["dtype"], arguments.get("quantization")]).encode())
+    digest.update(json.dumps(results, sort_keys=True).encode())
     return digest.hexdigest()

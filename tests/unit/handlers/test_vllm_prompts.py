@@ -176,6 +176,31 @@ def test_a_model_of_one_gpu_sees_the_assigned_one() -> None:
     assert json.loads(environ["VLLM_NO_USAGE_STATS"]) == 1
 
 
+def test_the_fingerprint_depends_on_what_changes_results(tmp_path: Path) -> None:
+    """It depends on all options, whose effects the handler does not know, and on no memory, rows or folders."""
+
+    def fingerprint(folder: str = "a", **environ: str) -> str:
+        save_checkpoint(tmp_path / folder, "GPT2LMHeadModel")
+        return read_prompts(
+            tmp_path / folder, make_arguments(settings(ENGINE_NAME="vllm", **environ), tmp_path / folder)
+        ).fingerprint
+
+    options = '{"kv_cache_dtype": "fp8", "hf_overrides": {"a": 1, "b": 2}}'
+    others = [
+        {"VLLM_OPTIONS": '{"kv_cache_dtype": "fp8"}'},
+        {"VLLM_OPTIONS": options},
+        {"VLLM_SPECULATIVE": '{"method": "ngram"}'},
+        {"VLLM_QUANTIZATION": "awq"},
+        {"MODEL_DTYPE": "bfloat16"},
+    ]
+
+    found = {fingerprint(), *(fingerprint(**each) for each in others)}
+
+    assert len(found) == 1 + len(others)
+    assert fingerprint("b", ENGINE_MAX_ROWS="3", SESSION_KV_BYTES=str(1 << 30), VLLM_ENFORCE_EAGER="true") in found
+    assert fingerprint(VLLM_OPTIONS='{"hf_overrides": {"b": 2, "a": 1}, "kv_cache_dtype": "fp8"}') in found
+
+
 def test_a_checkpoint_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
     """A checkpoint without a tokenizer is refused, because transformers would create an empty one."""
     save_checkpoint(tmp_path, "GPT2LMHeadModel")
