@@ -115,11 +115,15 @@ class GrammarCompiler:
         Raises InvalidRequest, with the reason, if it is refused; Overloaded if it waits too long for the vocabulary or
         for other grammars.
         """
-        if len(source.text) > self._settings.max_chars:
-            raise InvalidRequest(
-                f"{source.field} has {len(source.text)} characters, more than {self._settings.max_chars}",
-                param=source.field,
-            )
+        limits = {"max_chars": self._settings.max_chars}
+        if source.kind == "regex":
+            limits["max_regex_chars"] = self._settings.max_regex_chars
+        for name, limit in limits.items():
+            if len(source.text) > limit:
+                raise InvalidRequest(
+                    f"{source.field} has {len(source.text)} characters, more than {limit} (handler.grammar.{name})",
+                    param=source.field,
+                )
         with self._lock:
             if self._vocabulary_trie is None or _must_repeat(self._vocabulary_trie):
                 self._vocabulary_trie = self._thread.submit(self._read_vocabulary)

@@ -207,7 +207,9 @@ def test_a_repeated_step_asks_the_grammar_once(compiler: GrammarCompiler, monkey
         ("regex", "(a", "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
         ("lark", "start: missing", "missing"),
-        ("regex", "x" * 70_000, "more than 65536"),
+        ("lark", f'start: "{"x" * 70_000}"', "more than 65536 .handler.grammar.max_chars"),
+        ("regex", "x" * 70_000, "more than 65536 .handler.grammar.max_chars"),
+        ("regex", "x" * 4097, "has 4097 characters, more than 4096 .handler.grammar.max_regex_chars"),
     ],
 )
 def test_refused_grammars_say_why(compiler: GrammarCompiler, kind: Any, text: str, reason: str) -> None:
@@ -241,7 +243,7 @@ def test_compiling_has_a_time_limit(tiny_llava: Any) -> None:
 )
 def test_grammars_that_need_too_much_are_refused(tiny_llava: Any, grammar: GrammarText) -> None:
     """A small grammar that would fill the memory or take minutes ends another process; the next one is compiled."""
-    patient = GrammarSettings(compile_timeout_s=100)
+    patient = GrammarSettings(compile_timeout_s=100, max_regex_chars=65_536)
     compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, patient)
     try:
         compiler.compile(json_grammar({"const": "first"}))
