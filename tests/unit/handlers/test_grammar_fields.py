@@ -273,6 +273,19 @@ def test_kept_grammars_have_a_bound_in_bytes(tiny_llava: Any) -> None:
     assert first is not compiled[0]
 
 
+def test_answers_that_find_their_grammar_in_the_cache_are_counted(make_client: Any) -> None:
+    client = make_client()
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}}}
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}}
+
+    for _ in range(3):
+        assert client.call(chat(response_format=schema)).status == 200
+        assert client.call(chat(response_format=wrong)).status == 400
+
+    counts = client.service.status()["grammars"]
+    assert counts == {"compiled": 1, "reused": 2, "refused": 1, "exceeded": 0}
+
+
 def test_a_grammar_that_leaves_the_cache_while_it_waits_is_refused(tiny_llava: Any, monkeypatch: Any) -> None:
     """The client of a grammar that leaves the cache while it waits is asked to retry; its successor is compiled."""
     own = GrammarSettings(max_cached=1, compile_timeout_s=100)
