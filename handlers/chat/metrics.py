@@ -113,8 +113,8 @@ CHAT_METRICS = (
         "grammars_total",
         COUNTER,
         "count",
-        "Grammars of answers ([structured-output.md](structured-output.md#what-is-refused)). Reused: an answer found its "
-        "grammar in the cache. Exceeded: `grammar.max_compile_cpu_s` or `grammar.max_compile_bytes`.",
+        "Grammars of answers ([structured-output.md](structured-output.md#what-is-refused)). Reused: an answer found "
+        "its grammar in the cache. Exceeded: `grammar.max_compile_cpu_s` or `grammar.max_compile_bytes`.",
         ("grammars",),
         ("Event", ("compiled", "reused", "refused", "exceeded")),
     ),

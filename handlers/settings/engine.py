@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from handlers.settings.group import Count, HandlerGroup, Number, Positive, Size, from_text, refusal
 
-
 GPU_CHUNK = 2048  # prompt tokens in one step on a GPU, unless prefill_chunk is set
 
 

@@ -44,17 +44,17 @@ def parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFile
 
 
 def _read_lifetime(form: dict[str, Any]) -> int | None:
-    """Return the seconds of `expires_after`, in the form of OpenAI's clients; None without it. Raises InvalidRequest."""
+    """Return the seconds of `expires_after`, as OpenAI's clients send it; None without it. Raises InvalidRequest."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None
     if anchor != b"created_at":
         raise InvalidRequest("'expires_after[anchor]' must be created_at", param="expires_after[anchor]")
-    is_whole = isinstance(seconds, bytes) and re.fullmatch(rb"[0-9]{1,9}", seconds)
-    if not is_whole or int(seconds) not in LIFETIMES_S:
+    lifetime_s = int(seconds) if isinstance(seconds, bytes) and re.fullmatch(rb"[0-9]{1,9}", seconds) else 0
+    if lifetime_s not in LIFETIMES_S:
         wanted = f"a whole number of seconds from {LIFETIMES_S[0]} to {LIFETIMES_S[-1]}"
         raise InvalidRequest(f"'expires_after[seconds]' must be {wanted}", param="expires_after[seconds]")
-    return int(seconds)
+    return lifetime_s
 
 
 def _read_filename(incoming: Incoming) -> str:

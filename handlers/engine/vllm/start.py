@@ -164,7 +164,9 @@ def make_arguments(settings: HandlerSettings, checkpoint: Path) -> dict[str, Any
 
 def _refuse_option(name: str) -> str:
     setting = SETTINGS[name]
-    return f"handler.{setting} sets {name}" if setting else f"{name} cannot be set, because the handler needs its own value"
+    if setting:
+        return f"handler.{setting} sets {name}"
+    return f"{name} cannot be set, because the handler needs its own value"
 
 
 def _check_attention(config: Any) -> None:
@@ -209,8 +211,8 @@ def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat
 def _fingerprint(checkpoint: Path, arguments: Mapping[str, Any]) -> str:
     """Return a name that depends on the weight files' headers and on the arguments that change results.
 
-    Of the handler's own arguments these are the types of the weights, and speculation, which draws other numbers. Any of
-    the operator's options may change results, such as the type of the KV cache.
+    Of the handler's own arguments these are the types of the weights, and speculation, which draws other numbers. Any
+    of the operator's options may change results, such as the type of the KV cache.
     """
     options = {name: value for name, value in arguments.items() if name not in SETTINGS}
     results = [options, *(arguments.get(name) for name in ("dtype", "quantization", "speculative_config"))]

@@ -296,7 +296,9 @@ def test_openai_parameters_are_mapped() -> None:
 
 
 def test_two_lengths_that_differ_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="'max_tokens' and 'max_completion_tokens' have different values") as caught:
+    with pytest.raises(
+        InvalidRequest, match="'max_tokens' and 'max_completion_tokens' have different values"
+    ) as caught:
         chat(max_tokens=3, max_completion_tokens=4)
 
     assert caught.value.param == "max_completion_tokens"

@@ -44,9 +44,7 @@ def test_wrong_metadata_is_refused_with_all_of_its_rules(make_client: ServiceFac
 
 
 @pytest.mark.parametrize(("key", "shown"), [("note", "'note'"), ("k" * 500, f"'{'k' * 40}...'")], ids=["short", "long"])
-def test_an_error_names_the_metadata_whose_value_is_too_long(
-    make_client: ServiceFactory, key: str, shown: str
-) -> None:
+def test_an_error_names_the_metadata_whose_value_is_too_long(make_client: ServiceFactory, key: str, shown: str) -> None:
     metadata = {"short": "a" * 512, key: "b" * 513}
     answer = ask(make_client(), "POST responses", {"model": "llava", "input": "Hi", "metadata": metadata})
 
