@@ -659,7 +659,15 @@ def test_the_least_bias_bans_a_token_and_the_largest_excludes_all_others(
     assert drawn((2, 100.0), (1, 100.0)) <= {1, 2}
     assert drawn((0, -100.0), (1, -100.0), (2, -100.0)) == {3}
     assert drawn((0, -99.0)) >= {0}
-    assert drawn(*((token, -100.0) for token in range(4))) <= {0, 1, 2, 3}
+
+
+def test_an_excluded_token_is_chosen_if_no_other_is_allowed() -> None:
+    """Then the likeliest of them is, as without the exclusion."""
+    row = torch.tensor([1.0, 3.0, 2.0])
+
+    assert choose(new_sampler(logit_bias=tuple((token, -100.0) for token in range(3))), row)[0] == 1
+    ending = Sampler(SamplingParams(max_new_tokens=9, min_tokens=1, logit_bias=((0, 100.0),)), (), CPU, (), {0})
+    assert [choose(ending, row)[0] for _ in range(2)] == [1, 0]
 
 
 def test_penalties_and_biases_are_exact_while_a_model_is_made() -> None:

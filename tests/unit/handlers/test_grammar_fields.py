@@ -174,6 +174,27 @@ def test_an_answer_that_leaves_its_grammar_is_not_complete(compiler: GrammarComp
         state.mask()
 
 
+@pytest.mark.parametrize("bias", [-100.0, 100.0])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_grammar_is_followed_whatever_tokens_a_bias_excludes(
+    rows: Rows, compiler: GrammarCompiler, tiny_llava: Any, bias: float, do_sample: bool
+) -> None:
+    """A token that the bias bans is chosen if the grammar allows no other."""
+    tokens = [token for token in range(len(tiny_llava.tokenizer)) if rows.text([token]) in ("a", "ac", "c")]
+    params = SamplingParams(
+        max_new_tokens=9,
+        grammar=compiler.compile(GrammarText("regex", "(a|b)c", "grammar")),
+        logit_bias=tuple((token, bias) for token in tokens),
+        do_sample=do_sample,
+        temperature=1e6,
+    )
+
+    [(answer, last)] = rows.run(params)
+
+    assert last.error is None
+    assert rows.text(answer) == ("ac" if bias > 0 else "bc")
+
+
 def test_a_repeated_step_asks_the_grammar_once(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that is repeated for lack of memory queries the grammar once, because the answer's time is limited."""
     params = SamplingParams(max_new_tokens=9, grammar=compiler.compile(json_grammar(PERSON)))
