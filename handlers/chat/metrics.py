@@ -113,10 +113,10 @@ CHAT_METRICS = (
         "grammars_total",
         COUNTER,
         "count",
-        "Grammars of answers ([structured-output.md](structured-output.md#what-is-refused)). Exceeded: "
-        "`grammar.max_compile_cpu_s` or `grammar.max_compile_bytes`.",
+        "Grammars of answers ([structured-output.md](structured-output.md#what-is-refused)). Reused: an answer found "
+        "its grammar in the cache. Exceeded: `grammar.max_compile_cpu_s` or `grammar.max_compile_bytes`.",
         ("grammars",),
-        ("Event", ("compiled", "refused", "exceeded")),
+        ("Event", ("compiled", "reused", "refused", "exceeded")),
     ),
     Metric("engine_steps_total", COUNTER, "count", "Engine steps; each step runs the model once.", ("engine", "steps")),
     Metric("batch_rows", GAUGE, "count", "Sequences in the engine's batch.", ("engine", "rows")),

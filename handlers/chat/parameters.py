@@ -168,7 +168,7 @@ RULES: dict[str, Rule] = {
     **{name: _check_number(row.numbers, (name,) if row.is_openai else ()) for name, row in SAMPLING_NUMBERS.items()},
     **{each.name: each.metadata["rule"] for each in fields(Parameters) if "rule" in each.metadata},
 }
-OPENAI_NAMES = {called: name for name, rule in RULES.items() for called in rule.openai}  # in order: the last name wins
+OPENAI_NAMES = {called: name for name, rule in RULES.items() for called in rule.openai}
 _SHARED_WITH_ENGINE = [each.name for each in fields(SamplingParams) if each.name in RULES]
 
 

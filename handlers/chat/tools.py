@@ -52,7 +52,11 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
     definitions = {}
     for index, tool in enumerate(tools):
         definition = _read_tool(tool, f"tools[{index}]", is_flat)
-        definitions[definition["function"]["name"]] = definition
+        name = definition["function"]["name"]
+        if name in definitions:
+            where = f"tools[{index}].name" if is_flat else f"tools[{index}].function.name"
+            raise InvalidRequest(f"{where}: another tool has the name {name!r}, too", param=where)
+        definitions[name] = definition
     is_parallel = read_flag(given, "parallel_tool_calls", default=True)
     choice = given.get("tool_choice", "auto")
     if not is_flat:

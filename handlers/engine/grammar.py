@@ -115,11 +115,15 @@ class GrammarCompiler:
         Raises InvalidRequest, with the reason, if it is refused; Overloaded if it waits too long for the vocabulary or
         for other grammars.
         """
-        if len(source.text) > self._settings.max_chars:
-            raise InvalidRequest(
-                f"{source.field} has {len(source.text)} characters, more than {self._settings.max_chars}",
-                param=source.field,
-            )
+        limits = {"max_chars": self._settings.max_chars}
+        if source.kind == "regex":
+            limits["max_regex_chars"] = self._settings.max_regex_chars
+        for name, limit in limits.items():
+            if len(source.text) > limit:
+                raise InvalidRequest(
+                    f"{source.field} has {len(source.text)} characters, more than {limit} (handler.grammar.{name})",
+                    param=source.field,
+                )
         with self._lock:
             if self._vocabulary_trie is None or _must_repeat(self._vocabulary_trie):
                 self._vocabulary_trie = self._thread.submit(self._read_vocabulary)
@@ -133,9 +137,9 @@ class GrammarCompiler:
                 "this model's tokenizer cannot be combined with a grammar, so its answers cannot follow one",
                 param=source.field,
             ) from exc
-        compiling = self._find(source, trie)
+        compiling, is_reused = self._find(source, trie)
         try:
-            return compiling.result(self._settings.compile_timeout_s)
+            grammar = compiling.result(self._settings.compile_timeout_s)
         except ValueError as exc:
             raise InvalidRequest(f"{source.field} is refused: {exc}", param=source.field) from exc
         except CancelledError:
@@ -147,17 +151,22 @@ class GrammarCompiler:
                     param=source.field,
                 ) from None
             raise Overloaded("other grammars are being compiled; try again later") from None
+        if is_reused:
+            self._counters.add("grammars_reused")
+        return grammar
 
-    def _find(self, source: GrammarText, trie: "Future[LLTokenizer]") -> "Future[Grammar]":
+    def _find(self, source: GrammarText, trie: "Future[LLTokenizer]") -> "tuple[Future[Grammar], bool]":
+        """Return the compiled grammar, perhaps later, and whether the cache has it already."""
         key = source.kind, source.text
         with self._lock:
             compiling = self._compiled.get(key)
-            if compiling is None or _must_repeat(compiling):
+            is_reused = compiling is not None and not _must_repeat(compiling)
+            if compiling is None or not is_reused:
                 compiling = self._compiled[key] = self._thread.submit(self._compile, source, trie)
             self._compiled.move_to_end(key)
             while len(self._compiled) > self._settings.max_cached:
                 self._compiled.popitem(last=False)[1].cancel()
-            return compiling
+            return compiling, is_reused
 
     def _make_room(self, num_bytes: int) -> None:
         """Drop the compiled grammars that were used least recently until one of this size fits."""

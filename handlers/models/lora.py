@@ -24,6 +24,8 @@ from handlers.models.packed_linear import PackedLinear
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+PICKLED_WEIGHTS = "adapter_model.bin"  # of older versions of PEFT; not read, because unpickling runs code
+MAX_NAME_CHARS = 200
 MAX_CONFIG_BYTES = 1 << 20
 MAX_HEADER_BYTES = 16 << 20
 MAX_FLOAT_BYTES = 4
@@ -60,6 +62,11 @@ class AdapterFiles(NamedTuple):
 
 def read_files(folder: Path, max_weights_bytes: int) -> AdapterFiles:
     """Read an adapter's files whole. Raises ModelBroken if they are missing or too large."""
+    if (folder / PICKLED_WEIGHTS).exists() and not (folder / WEIGHTS).exists():
+        raise ModelBroken(
+            f"the adapter has {PICKLED_WEIGHTS} and must be converted to {WEIGHTS}: load it on its base model with "
+            "PEFT's PeftModel.from_pretrained and write it with save_pretrained"
+        )
     return AdapterFiles(_read(folder / CONFIG, MAX_CONFIG_BYTES), _read(folder / WEIGHTS, max_weights_bytes))
 
 
@@ -140,7 +147,7 @@ class AdaptedLayers:
             else:
                 pairs.setdefault(match["layer"], {})[match["side"]] = tensor
         if unknown:
-            listed = ", ".join(ascii(name)[:200] for name in sorted(unknown)[:MAX_NAMED])
+            listed = ", ".join(ascii(name)[:MAX_NAME_CHARS] for name in sorted(unknown)[:MAX_NAMED])
             raise ModelBroken(f"the adapter changes more than the linear layers of this model's decoder: {listed}")
         if not pairs:
             raise ModelBroken(f"the adapter's {WEIGHTS} is empty")
@@ -154,9 +161,11 @@ class AdaptedLayers:
         num_inputs, num_outputs = self._sizes[layer]
         rank = len(down) if down.dim() == 2 else 0
         if rank < 1 or down.shape != (rank, num_inputs) or up.shape != (num_outputs, rank):
+            base = config.get("base_model_name_or_path")
+            named = f"; its {CONFIG} names the base model {ascii(base)[:MAX_NAME_CHARS]}" if base else ""
             raise ModelBroken(
                 f"the adapter's matrices of {layer} have the shapes {tuple(down.shape)} and {tuple(up.shape)}, and "
-                f"this model's layer has {num_inputs} inputs and {num_outputs} outputs"
+                f"this model's layer has {num_inputs} inputs and {num_outputs} outputs{named}"
             )
         if rank > self._max_rank:
             raise ModelBroken(f"the adapter's rank is {rank}, over handler.adapters.max_rank ({self._max_rank})")

@@ -6,6 +6,8 @@ from pydantic import Field, model_validator
 
 from handlers.settings.group import Count, HandlerGroup, Number, Positive, Size, from_text, refusal
 
+GPU_CHUNK = 2048  # prompt tokens in one step on a GPU, unless prefill_chunk is set
+
 
 class EngineSettings(HandlerGroup, title="engine"):
     """The engine, the batch of each step, and the length of prompts and answers."""

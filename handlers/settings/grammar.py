@@ -9,6 +9,9 @@ class GrammarSettings(HandlerGroup, title="grammar"):
     """Schemas, regular expressions and grammars that answers must follow (docs/structured-output.md)."""
 
     max_chars: Count = Field(65_536, description="Characters of a schema as JSON, a regular expression or a grammar.")
+    max_regex_chars: Count = Field(
+        4096, description="Characters of a regular expression, for which max_chars counts, too."
+    )
     max_symbols: Count = Field(
         100_000, description="Symbols of an expanded grammar; 5,000 values of an enum take 12 ms to compile."
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.errors import SettingsError
+from handlers.settings.engine import GPU_CHUNK
 from handlers.settings.pump import PumpSettings
 from torchmoor.wire.checkpoint_places import PROPERTIES
 from torchmoor.wire.handler_variables import ADAPTERS_SOURCE, ENGINE_NAME, ENV_PREFIX
@@ -38,6 +39,15 @@ def _whole(text: str) -> int:
     if number <= 0:
         raise ValueError("it must be a positive number")
     return number
+
+
+def _chunk(text: str) -> int:
+    """Return a lower limit than the engine's own, or 0.
+
+    Those containers compute a prompt in one step, so their limit must hold the longest one; a step here need not.
+    """
+    number = _whole(text)
+    return number if number < GPU_CHUNK else 0
 
 
 def _degree(text: str) -> int:
@@ -115,6 +125,9 @@ FOREIGN = (
     ForeignSetting("engine.max_prompt_tokens", _whole, ("MAX_INPUT_LENGTH", "MAX_INPUT_TOKENS")),
     ForeignSetting("engine.max_context_tokens", _whole, ("MAX_TOTAL_TOKENS",), ("max_model_len",)),
     ForeignSetting("engine.max_rows", _whole, ("MAX_BATCH_SIZE",), ("max_rolling_batch_size",)),
+    ForeignSetting(
+        "engine.prefill_chunk", _chunk, ("MAX_BATCH_PREFILL_TOKENS",), ("max_rolling_batch_prefill_tokens",)
+    ),
     ForeignSetting("session.kv_tokens", _whole, ("MAX_BATCH_TOTAL_TOKENS",)),
     ForeignSetting("pump.max_in_flight", _whole, ("MAX_CONCURRENT_REQUESTS",)),
     ForeignSetting("request.inputs_form", _one_of(_FORMATS), (), ("output_formatter",)),
@@ -128,6 +141,12 @@ FOREIGN = (
     ForeignSetting(None, _off, ("LORA_ADAPTERS",), ("adapters",)),
     ForeignSetting(None, _off, ("ROPE_SCALING",), ("rope_scaling",)),
 )
+
+
+_NOT_OF_VLLM = {
+    "session.kv_tokens": "vLLM sizes its KV cache by bytes",
+    "engine.prefill_chunk": "vLLM has max_num_batched_tokens in handler.vllm.options",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +188,10 @@ def understand(
     if (environ.get(ENGINE_NAME) or _own_value(config, "engine", "name")) != "vllm":
         settings.pop("vllm.max_loras", None)  # the built-in engine has no such limit
         _check_built_in(settings)
-    elif "session.kv_tokens" in settings:
-        name = settings.pop("session.kv_tokens").name
-        logger.warning("setting ignored, vLLM sizes its KV cache by bytes name=%s", name)
+    else:
+        for setting, reason in _NOT_OF_VLLM.items():
+            if setting in settings:
+                logger.warning("setting ignored, %s name=%s", reason, settings.pop(setting).name)
     return _merge(config, settings)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from pydantic import ValidationError
 
@@ -54,6 +56,50 @@ def test_invoke_is_the_stream_put_together() -> None:
     assert message.text == "ab"
     assert message.usage_metadata is not None
     assert message.usage_metadata["output_tokens"] == 2
+
+
+def test_a_session_streams_as_its_model_does() -> None:
+    """LangChain waits for the whole answer if streaming is set to False, so only settings that were made are copied."""
+    chat, _ = session(tgi_stream("a", "b"))
+
+    assert [chunk.text for chunk in chat.stream("?") if chunk.text] == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_session", [True, False])
+def test_chunks_have_their_tokens_and_log_probabilities(is_session: bool) -> None:
+    """Those that the server sends: in a session both, in OpenAI's form no ids. A merged answer has those of all."""
+    answers = [tgi_stream("a", "b"), tgi_stream("a", "b")] if is_session else [with_logprobs(), with_logprobs()]
+    chat, _ = session(*answers) if is_session else model(*answers, model_kwargs={"logprobs": True})
+    expected = [{"token_ids": [1], "logprobs": [0.0]}] * 2 if is_session else [{"logprobs": [-0.5]}, {"logprobs": [-1]}]
+
+    seen = Seen()
+
+    chunks = [chunk.text for chunk in chat.stream("?", {"callbacks": [seen]}) if chunk.text]
+    whole = chat.invoke("?")
+
+    assert chunks == ["a", "b"]
+    assert [found for found in seen.infos if found] == expected
+    found = {name: whole.response_metadata[name] for name in expected[0]}
+    assert found == {name: [value for each in expected for value in each[name]] for name in expected[0]}
+
+
+class Seen(BaseCallbackHandler):
+    """Keeps each chunk's generation_info."""
+
+    def __init__(self) -> None:
+        self.infos: list[Any] = []
+
+    def on_llm_new_token(self, token: str, *, chunk: Any = None, **kwargs: Any) -> None:
+        self.infos.append(chunk.generation_info)
+
+
+def with_logprobs() -> Body:
+    scores = [{"content": [{"token": text, "logprob": score}]} for text, score in (("a", -0.5), ("b", -1))]
+    choices: list[Any] = [
+        {"delta": {"content": text}, "logprobs": each} for text, each in zip("ab", scores, strict=True)
+    ]
+    choices.append({"delta": {}, "logprobs": {"content": []}, "finish_reason": "stop"})
+    return Body([b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n" for choice in choices])
 
 
 async def test_async_streams_give_the_same() -> None:

@@ -3,7 +3,8 @@
 * Text Generation Inference: `{"token": {"id", "text", "logprob", "special"}, "generated_text", "details"}`, where the
   last two are null before the end.
 * LMI, newer: the same with `log_prob` and `special_token`; older: `{"outputs": ["text"]}`, without a last one.
-* OpenAI: `{"choices": [{"delta": {"content"}, "finish_reason"}], "usage"}`, also `"text"` of plain completions.
+* OpenAI: `{"choices": [{"delta": {"content"}, "logprobs", "finish_reason"}], "usage"}`, also `"text"` of plain
+  completions.
 * Whole answers of the same servers, for a request without streaming.
 """
 
@@ -114,7 +115,10 @@ def _openai(value: dict[str, Any]) -> StreamEvent:
             Piece(finish_reason=reason, usage=usage), is_end=True, whole=_text(choice["message"]["content"])
         )
     text = choice["delta"].get("content") if choice.get("delta") else choice.get("text")
-    return StreamEvent(Piece(_text(text), finish_reason=reason, usage=usage), is_end=reason is not None)
+    scores = (choice.get("logprobs") or {}).get("content") or []  # of chat completions
+    logprob = scores[0].get("logprob") if len(scores) == 1 else None
+    piece = Piece(_text(text), logprob=logprob, finish_reason=reason, usage=usage)
+    return StreamEvent(piece, is_end=reason is not None)
 
 
 def _details(value: dict[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,11 @@ def read_sampling(given: Mapping[str, Any], fields: Mapping[str, str] = OPENAI_N
     values: dict[str, Any] = {}
     for called, name in fields.items():
         if called in given:
-            values[name] = check_parameter(name, in_own_range(name, given[called]), f"'{called}'")
+            value = check_parameter(name, in_own_range(name, given[called]), f"'{called}'")
+            if values.get(name, value) != value:
+                both = " and ".join(f"'{each}'" for each in fields if fields[each] == name)
+                raise InvalidRequest(f"{both} have different values; send one of them", param=called)
+            values[name] = value
             if name == "max_new_tokens":
                 values["length_field"] = called
     return values

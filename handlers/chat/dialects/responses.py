@@ -305,15 +305,18 @@ def read_metadata(given: dict[str, Any]) -> dict[str, str]:
     pairs = given.get("metadata")
     if pairs is None:
         return {}
+    if not isinstance(pairs, dict):
+        raise InvalidRequest("'metadata' must be an object", param="metadata")
     if (
-        not isinstance(pairs, dict)
-        or len(pairs) > MAX_PAIRS
+        len(pairs) > MAX_PAIRS
         or any(len(key) > MAX_KEY_CHARS or not is_unicode(key) for key in pairs)
         or not all(isinstance(v, str) and len(v) <= MAX_VALUE_CHARS and is_unicode(v) for v in pairs.values())
     ):
+        long = next((k for k, v in pairs.items() if isinstance(v, str) and len(v) > MAX_VALUE_CHARS), None)
+        found = "" if long is None else f"; the value of {names([long])} has {len(pairs[long])}"
         raise InvalidRequest(
             f"'metadata' must have at most {MAX_PAIRS} pairs: keys of at most {MAX_KEY_CHARS} characters, and values "
-            f"that are texts of at most {MAX_VALUE_CHARS}",
+            f"that are texts of at most {MAX_VALUE_CHARS}{found}",
             param="metadata",
         )
     return pairs

@@ -102,7 +102,8 @@ def unknown_conversation(text: str) -> ResponseUnknown:
 
 
 def show_conversation(session: Session) -> dict[str, Any]:
-    return {"id": conversation_id(session.id.text), **(session.resource or {})}
+    fields = session.resource or {}
+    return {"id": conversation_id(session.id.text), **fields, "expires_at": session.id.expires_at}
 
 
 def _items(session: Session, included: Collection[str] = (), *, has_deleted: bool = False) -> list[dict[str, Any]]:

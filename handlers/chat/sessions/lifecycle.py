@@ -115,10 +115,15 @@ class SessionLifecycle:
         return self._store.adopt(session_id, caller)
 
     def choose_ttl_s(self, command: OpenSession) -> int:
-        """Return the time to live that the client asks for, or the default. Raises InvalidRequest above the limit."""
+        """Return the time to live that the client asks for, or the default.
+
+        Above the limit, a file gets the limit, which its `expires_at` shows. Raises InvalidRequest for a session.
+        """
         limits = self._store.settings
         ttl_s = command.ttl_s or limits.ttl_s
         if ttl_s > limits.max_ttl_s:
+            if command.resource:
+                return limits.max_ttl_s
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
         return ttl_s
 

@@ -5,11 +5,11 @@ because they differ between a laptop and a GPU by a factor of a thousand. On a G
 tokens also take a time of their own, which a token's mean cost includes: the more tokens, the less each costs.
 """
 
-from handlers.settings.engine import EngineSettings
+from handlers.settings.engine import GPU_CHUNK, EngineSettings
 
 WEIGHT = 0.2  # of the newest measurement in the running mean
 MIN_CHUNK = 8  # prompt tokens; with fewer, long prompts would take forever
-CPU_CHUNK, GPU_CHUNK = 512, 2048  # prompt tokens in one step, unless the settings say otherwise
+CPU_CHUNK = 512  # prompt tokens in one step, unless the settings say otherwise
 NUM_GOOD_STEPS = 1000  # with prompt tokens, before a chunk that was halved is doubled again
 
 

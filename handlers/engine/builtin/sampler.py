@@ -17,8 +17,10 @@ from transformers import TypicalLogitsWarper
 
 from handlers.engine.builtin.upload import upload
 from handlers.engine.contract import SamplingParams
+from torchmoor.wire.sampling_parameters import LOGIT_BIAS
 
 MIN_TEMPERATURE = 1e-6  # below it logits overflow float32, and sampling is already greedy
+LIMITS = (LOGIT_BIAS.least, LOGIT_BIAS.most)  # biases that ban a token, and all others
 NUM_LIKELIEST = (256, 4096)  # tokens among which top_p looks before it sorts the whole vocabulary
 
 
@@ -110,6 +112,10 @@ class Sampler:
             tokens, amounts = zip(*params.logit_bias, strict=True)
             biases = torch.tensor(amounts, dtype=torch.float32, device=device)
             self._bias = torch.tensor(tokens, device=device), biases
+        self._excluding: list[Tensor] = []  # if a bias does: the banned tokens, and those that exclude others
+        of = [[token for token, bias in params.logit_bias if bias == limit] for limit in LIMITS]
+        if any(of):
+            self._excluding = [torch.tensor(tokens, dtype=torch.int64, device=device) for tokens in of]
         self._num_endless = max(0, (params.min_tokens or 0) - len(answer))  # next tokens, none of which may be an end
         end_ids = sorted(eos_token_ids) if self._num_endless else []
         self._end_ids = torch.tensor(end_ids, dtype=torch.int64, device=device)
@@ -130,6 +136,11 @@ class Sampler:
         """True if the row changes its logits before a token is chosen."""
         has_penalties = self.penalty != 1.0 or self._answer_penalties is not None
         return has_penalties or self._bias is not None or self._num_endless > 0
+
+    @property
+    def excludes(self) -> bool:
+        """True if a bias excludes tokens."""
+        return bool(self._excluding)
 
     @property
     def is_complete(self) -> bool:
@@ -160,6 +171,16 @@ class Sampler:
             logits[tokens] += amounts
         if self._num_endless:
             logits[self._end_ids] = -torch.inf
+
+    def exclude(self, logits: Tensor) -> None:
+        """Leave out, in place, the tokens that a bias excludes, unless no others are left. logits: (vocabulary,)."""
+        banned, only = self._excluding
+        left = logits.clone()
+        if len(only):
+            left.fill_(-torch.inf)
+            left[only] = logits[only]
+        left[banned] = -torch.inf
+        logits.copy_(torch.where(left.isneginf().all(), logits, left))
 
     def note(self, token: int) -> None:
         """Record the chosen token: for penalties, and for the grammar. The next token gets a new random number."""
@@ -207,6 +228,9 @@ def draw_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> tuple[list[int],
         scores = _weighed(logits if len(groups) == 1 else logits[upload(torch.tensor(rows), logits.device)], own)
         if has_grammar:
             scores = _masked(scores, own)
+        for row, sampler in enumerate(own):
+            if sampler.excludes:
+                sampler.exclude(scores[row])  # a copy, because such a row weighs
         parts = [(range(len(rows)), _take_largest(scores))] if cuts is None else _draw(scores, own, cuts)
         for places, chosen in parts:
             order += [rows[place] for place in places]

@@ -1,6 +1,7 @@
 """The start of vLLM: its variables, its arguments, and its processes."""
 
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -25,6 +26,31 @@ LOGGING = Path(__file__).with_name("logging.json")  # without the requests that 
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_BYTES = 256 << 20  # vLLM's queue between its processes takes 160 MiB
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as its limit
+# Engine arguments that follow the handler's settings; "": this handler needs its own value.
+SETTINGS = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_num_seqs": "engine.max_rows",
+    "tensor_parallel_size": "model.tensor_parallel",
+    "pipeline_parallel_size": "vllm.pipeline_parallel",
+    "enforce_eager": "vllm.enforce_eager",
+    "enable_prefix_caching": "",
+    "gpu_memory_utilization": "session.device_fraction",
+    "limit_mm_per_prompt": "session.max_images",
+    "structured_outputs_config": "",
+    "max_logprobs": "",
+    "enable_log_requests": "",
+    "disable_log_stats": "",
+    "kv_cache_memory_bytes": "session.kv_bytes",
+    "max_model_len": "engine.max_context_tokens",
+    "quantization": "vllm.quantization",
+    "kv_offloading_size": "vllm.kv_offload_bytes",
+    "speculative_config": "vllm.speculative",
+    "enable_lora": "adapters.source",
+    "max_loras": "vllm.max_loras",
+    "max_cpu_loras": "vllm.max_loras",
+    "max_lora_rank": "adapters.max_rank",
+}
 CPU_LORAS = 64  # adapters that vLLM keeps in the host's memory; it reads others again when they are used
 
 
@@ -131,8 +157,16 @@ def make_arguments(settings: HandlerSettings, checkpoint: Path) -> dict[str, Any
         arguments |= _adapter_arguments(settings)
     taken = own.options.keys() & arguments.keys()
     if taken:
-        raise SettingsError(f"handler.vllm.options: {', '.join(sorted(taken))} is set by the handler's own settings")
+        problems = [_refuse_option(name) for name in sorted(taken)]
+        raise SettingsError(f"handler.vllm.options: {'; '.join(problems)}")
     return {**arguments, **own.options}
+
+
+def _refuse_option(name: str) -> str:
+    setting = SETTINGS[name]
+    if setting:
+        return f"handler.{setting} sets {name}"
+    return f"{name} cannot be set, because the handler needs its own value"
 
 
 def _check_attention(config: Any) -> None:
@@ -175,8 +209,14 @@ def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat
 
 
 def _fingerprint(checkpoint: Path, arguments: Mapping[str, Any]) -> str:
-    """Return a name that depends on the weight files' headers and on the arguments that change results."""
+    """Return a name that depends on the weight files' headers and on the arguments that change results.
+
+    Of the handler's own arguments these are the types of the weights, and speculation, which draws other numbers. Any
+    of the operator's options may change results, such as the type of the KV cache.
+    """
+    options = {name: value for name, value in arguments.items() if name not in SETTINGS}
+    results = [options, *(arguments.get(name) for name in ("dtype", "quantization", "speculative_config"))]
     digest = hashlib.blake2b((checkpoint / "config.json").read_bytes(), digest_size=16)
     digest.update(repr(read_headers(checkpoint)).encode())
-    digest.update(repr([arguments["dtype"], arguments.get("quantization")]).encode())
+    digest.update(json.dumps(results, sort_keys=True).encode())
     return digest.hexdigest()

@@ -17,6 +17,7 @@ ARCHIVES = (".tar.gz", ".tgz", ".mar")
 SOURCE = "handler.many.source"  # the setting that names the source
 MAX_NAME_BYTES = 1024
 MAX_PART_BYTES = 255
+MAX_SHOWN_CHARS = 64  # of a name's part in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +62,21 @@ Find = Callable[[str], SourceModel]
 def check_name(name: str) -> str:
     """Return a model's name as a relative path that is safe to look up. Raises ModelUnknown."""
     path = name.removeprefix("/")  # as some of SageMaker's examples write it
-    parts = path.split("/")
-    is_safe = (
-        path.isprintable()
-        and "\\" not in path
-        and len(path.encode(errors="replace")) <= MAX_NAME_BYTES
-        and all(part and not part.startswith(".") and len(part.encode()) <= MAX_PART_BYTES for part in parts)
-    )
-    if not is_safe:
-        raise ModelUnknown("a model's name is a path below the source, like a/b.tar.gz, without hidden parts")
+    wrong = next((part for part in path.split("/") if not _is_safe(part)), None)
+    if wrong is None and len(path.encode()) > MAX_NAME_BYTES:
+        wrong = path
+    if wrong is not None:
+        shown = ascii(wrong if len(wrong) <= MAX_SHOWN_CHARS else wrong[:MAX_SHOWN_CHARS] + "...")
+        raise ModelUnknown(
+            f"a model's name is a path below the source, like a/b.tar.gz, without hidden parts, not {shown}"
+        )
     return path
+
+
+def _is_safe(part: str) -> bool:
+    """Return False for a part of a name that must not reach a file system or a store."""
+    is_visible = part.isprintable() and "\\" not in part and not part.startswith(".")
+    return bool(part) and is_visible and len(part.encode()) <= MAX_PART_BYTES
 
 
 def is_archive(name: str) -> bool:

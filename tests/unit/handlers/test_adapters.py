@@ -287,6 +287,29 @@ def test_tensors_that_do_not_fit_the_model_are_refused_by_name(
         engine.load_adapter(folder)
 
 
+@pytest.mark.parametrize(("base", "named"), [("owner/base-7b", "'owner/base-7b'"), ("a\n" * 999, r"'(a\\n)+a?\\?$")])
+def test_matrices_that_do_not_fit_are_refused_with_the_name_of_their_base_model(
+    engine: ChatEngine, folders: list[Path], tmp_path: Path, base: str, named: str
+) -> None:
+    folder = shutil.copytree(folders[0], tmp_path / "copy")
+    change_tensors(folder, lambda t: {**t, Q: t[Q][:, :-1]})
+    change_config(folder, base_model_name_or_path=base)
+    with pytest.raises(ModelBroken, match=f"names the base model {named}") as caught:
+        engine.load_adapter(folder)
+    assert len(str(caught.value)) < 500
+
+
+def test_an_adapter_with_pickled_weights_is_refused_with_the_way_to_convert_it(
+    engine: ChatEngine, folders: list[Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders[0], tmp_path / "copy")
+    (folder / "adapter_model.bin").write_bytes(b"")
+    engine.load_adapter(folder).drop()  # with both, the safetensors are read
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelBroken, match=r"converted to adapter_model.safetensors: .* save_pretrained"):
+        engine.load_adapter(folder)
+
+
 def test_a_rank_or_file_above_the_limit_is_refused(engine: ChatEngine, checkpoint: Path, tmp_path: Path) -> None:
     write_adapter(read_layers(checkpoint), tmp_path / "wide", seed=0, rank=17)
     with pytest.raises(ModelBroken, match="max_rank"):

@@ -637,6 +637,39 @@ def test_a_bias_moves_logits() -> None:
     assert choose(new_sampler(logit_bias=((0, -0.5), (1, 0.6))), row)[0] == 1
 
 
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.999}, {"min_p": 0.1}, {"typical_p": 0.9}], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1e8])
+def test_the_least_bias_bans_a_token_and_the_largest_excludes_all_others(
+    params: dict[str, Any], temperature: float
+) -> None:
+    """Neither large logits nor a high temperature outweigh these biases; another bias is only added."""
+    row = torch.tensor([300.0, 2.0, -300.0, 1.0])
+    params = {**params, "temperature": temperature or 1.0, "do_sample": temperature > 0}
+
+    def drawn(*biases: tuple[int, float]) -> set[int]:
+        samplers = [new_sampler(logit_bias=biases, seed=seed, **params) for seed in range(40)]
+        batched, logprobs = choose_tokens(row.repeat(40, 1), samplers)
+        alone = [choose(new_sampler(logit_bias=biases, seed=seed, **params), row) for seed in range(40)]
+        assert list(zip(batched, logprobs, strict=True)) == alone
+        assert all(math.isfinite(logprob) for logprob in logprobs)
+        return set(batched)
+
+    assert drawn((0, -100.0)) <= {1, 2, 3}
+    assert drawn((2, 100.0)) == {2}
+    assert drawn((2, 100.0), (1, 100.0)) <= {1, 2}
+    assert drawn((0, -100.0), (1, -100.0), (2, -100.0)) == {3}
+    assert drawn((0, -99.0)) >= {0}
+
+
+def test_an_excluded_token_is_chosen_if_no_other_is_allowed() -> None:
+    """Then the likeliest of them is, as without the exclusion."""
+    row = torch.tensor([1.0, 3.0, 2.0])
+
+    assert choose(new_sampler(logit_bias=tuple((token, -100.0) for token in range(3))), row)[0] == 1
+    ending = Sampler(SamplingParams(max_new_tokens=9, min_tokens=1, logit_bias=((0, 100.0),)), (), CPU, (), {0})
+    assert [choose(ending, row)[0] for _ in range(2)] == [1, 0]
+
+
 def test_penalties_and_biases_are_exact_while_a_model_is_made() -> None:
     """Meanwhile transformers sets another type of floats for the whole process."""
     params: dict[str, Any] = {"frequency_penalty": 0.3, "presence_penalty": 0.7, "logit_bias": ((2, 0.3),)}

@@ -41,6 +41,46 @@ def client(request: pytest.FixtureRequest, make_client: ServiceFactory, tmp_path
     return make_client(journal=DirectoryJournal(tmp_path, JournalSettings()) if has_journal else None)
 
 
+def upload(client: Client, **fields: Any) -> Any:
+    lifetime = {f"expires_after[{name}]": value for name, value in fields.items()}
+    return ask(client, "POST files", body={"file": png("red"), "purpose": b"vision", **lifetime})
+
+
+def test_a_file_lives_as_long_as_its_upload_asks(make_client: ServiceFactory, clock: FakeClock) -> None:
+    """expires_after sets the file's time to live, up to what operators allow; expires_at is when the file ends."""
+    client = make_client(session={"ttl_s": 7200, "max_ttl_s": 8000})
+
+    for seconds, allowed in ((b"3600", 3600), (b"2592000", 8000)):
+        made = upload(client, anchor=b"created_at", seconds=seconds).json
+        assert made["expires_at"] - made["created_at"] == allowed
+        assert ask(client, f"GET files/{made['id']}").json == made
+        clock.advance(allowed - 1)
+        assert ask(client, f"GET files/{made['id']}").status == 200
+        clock.advance(1)
+        assert ask(client, f"GET files/{made['id']}").status == 404
+    made = upload(client).json
+    assert made["expires_at"] - made["created_at"] == 7200
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"seconds": b"3600"}, "anchor"),
+        ({"anchor": b"last_active_at", "seconds": b"3600"}, "anchor"),
+        ({"anchor": b"created_at"}, "seconds"),
+        ({"anchor": b"created_at", "seconds": b"3599"}, "seconds"),
+        ({"anchor": b"created_at", "seconds": b"2592001"}, "seconds"),
+        ({"anchor": b"created_at", "seconds": b"1e4"}, "seconds"),
+        ({"anchor": b"created_at", "seconds": {"a": 1}}, "seconds"),  # a part with a type of its own, JSON
+    ],
+    ids=str,
+)
+def test_a_wrong_time_to_live_is_refused(make_client: ServiceFactory, fields: dict[str, Any], field: str) -> None:
+    answer = upload(make_client(), **fields)
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, f"expires_after[{field}]")
+
+
 def test_pages_have_each_file_once_and_in_order(client: Client, clock: FakeClock) -> None:
     """Each file is on one page, newest first unless order is asc; the last page is marked as such."""
     ids = [keep(client, clock) for _ in range(5)]

@@ -267,9 +267,9 @@ def test_messages_with_images() -> None:
 
 
 def test_openai_parameters_are_mapped() -> None:
-    """max_completion_tokens overrides max_tokens; stop may be one text."""
+    """max_tokens and max_completion_tokens may have the same value; stop may be one text."""
     found = chat(
-        max_tokens=3, max_completion_tokens=4, temperature=1, top_p=0.5, seed=7, stop="END", n=1, user="u",
+        max_tokens=4, max_completion_tokens=4, temperature=1, top_p=0.5, seed=7, stop="END", n=1, user="u",
         presence_penalty=0, frequency_penalty=0.0, stream=True, stream_options={"include_usage": True}, logprobs=True,
         response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"},
         prediction={"type": "content", "content": "x"}, top_k=3, min_p=0.05,
@@ -293,6 +293,15 @@ def test_openai_parameters_are_mapped() -> None:
     )
     assert found.is_streaming
     assert (found.form.has_usage, found.form.has_logprobs) == (True, True)
+
+
+def test_two_lengths_that_differ_are_refused() -> None:
+    with pytest.raises(
+        InvalidRequest, match="'max_tokens' and 'max_completion_tokens' have different values"
+    ) as caught:
+        chat(max_tokens=3, max_completion_tokens=4)
+
+    assert caught.value.param == "max_completion_tokens"
 
 
 def test_openais_whole_range_of_numbers_is_read() -> None:

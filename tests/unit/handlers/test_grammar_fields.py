@@ -166,6 +166,27 @@ def test_an_answer_that_leaves_its_grammar_is_not_complete(compiler: GrammarComp
         state.mask()
 
 
+@pytest.mark.parametrize("bias", [-100.0, 100.0])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_grammar_is_followed_whatever_tokens_a_bias_excludes(
+    rows: Rows, compiler: GrammarCompiler, tiny_llava: Any, bias: float, do_sample: bool
+) -> None:
+    """A token that the bias bans is chosen if the grammar allows no other."""
+    tokens = [token for token in range(len(tiny_llava.tokenizer)) if rows.text([token]) in ("a", "ac", "c")]
+    params = SamplingParams(
+        max_new_tokens=9,
+        grammar=compiler.compile(GrammarText("regex", "(a|b)c", "grammar")),
+        logit_bias=tuple((token, bias) for token in tokens),
+        do_sample=do_sample,
+        temperature=1e6,
+    )
+
+    [(answer, last)] = rows.run(params)
+
+    assert last.error is None
+    assert rows.text(answer) == ("ac" if bias > 0 else "bc")
+
+
 def test_a_repeated_step_asks_the_grammar_once(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that is repeated for lack of memory queries the grammar once, because the answer's time is limited."""
     params = SamplingParams(max_new_tokens=9, grammar=compiler.compile(json_grammar(PERSON)))
@@ -199,7 +220,9 @@ def test_a_repeated_step_asks_the_grammar_once(compiler: GrammarCompiler, monkey
         ("regex", "(a", "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
         ("lark", "start: missing", "missing"),
-        ("regex", "x" * 70_000, "more than 65536"),
+        ("lark", f'start: "{"x" * 70_000}"', "more than 65536 .handler.grammar.max_chars"),
+        ("regex", "x" * 70_000, "more than 65536 .handler.grammar.max_chars"),
+        ("regex", "x" * 4097, "has 4097 characters, more than 4096 .handler.grammar.max_regex_chars"),
     ],
 )
 def test_refused_grammars_say_why(compiler: GrammarCompiler, kind: Any, text: str, reason: str) -> None:
@@ -233,7 +256,7 @@ def test_compiling_has_a_time_limit(tiny_llava: Any) -> None:
 )
 def test_grammars_that_need_too_much_are_refused(tiny_llava: Any, grammar: GrammarText) -> None:
     """A small grammar that would fill the memory or take minutes ends another process; the next one is compiled."""
-    patient = GrammarSettings(compile_timeout_s=100)
+    patient = GrammarSettings(compile_timeout_s=100, max_regex_chars=65_536)
     compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, patient)
     try:
         compiler.compile(json_grammar({"const": "first"}))
@@ -261,6 +284,19 @@ def test_kept_grammars_have_a_bound_in_bytes(tiny_llava: Any) -> None:
     assert max(each.num_bytes for each in compiled) > 1 << 20
     assert last is compiled[-1]
     assert first is not compiled[0]
+
+
+def test_answers_that_find_their_grammar_in_the_cache_are_counted(make_client: Any) -> None:
+    client = make_client()
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}}}
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": []}}}
+
+    for _ in range(3):
+        assert client.call(chat(response_format=schema)).status == 200
+        assert client.call(chat(response_format=wrong)).status == 400
+
+    counts = client.service.status()["grammars"]
+    assert counts == {"compiled": 1, "reused": 2, "refused": 1, "exceeded": 0}
 
 
 def test_a_grammar_that_leaves_the_cache_while_it_waits_is_refused(tiny_llava: Any, monkeypatch: Any) -> None:

@@ -507,6 +507,24 @@ def test_names_that_lead_elsewhere_are_unknown(name: str) -> None:
         check_name(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("prod/.cache/a.tar.gz", "'.cache'"),
+        ("a//b", "''"),
+        ("prod/a\n\u2028\ud800b/c", r"'a\n\u2028\ud800b'"),
+        ("prod/" + "x" * 300, f"'{'x' * 64}...'"),
+        ("a/" * 999 + "b", f"'{'a/' * 32}...'"),
+    ],
+    ids=["hidden", "empty", "unprintable", "long part", "long"],
+)
+def test_an_error_shows_what_a_name_must_not_have(name: str, shown: str) -> None:
+    with pytest.raises(ModelUnknown) as caught:
+        check_name(name)
+
+    assert str(caught.value).endswith(f"without hidden parts, not {shown}")
+
+
 def test_a_leading_slash_is_no_part_of_a_name() -> None:
     """A leading slash, as in some of SageMaker's examples, is ignored."""
     assert check_name("/a/b.tar.gz") == "a/b.tar.gz"

@@ -43,6 +43,15 @@ def test_wrong_metadata_is_refused_with_all_of_its_rules(make_client: ServiceFac
     assert "values that are texts" in answer.json["error"]["message"]
 
 
+@pytest.mark.parametrize(("key", "shown"), [("note", "'note'"), ("k" * 500, f"'{'k' * 40}...'")], ids=["short", "long"])
+def test_an_error_names_the_metadata_whose_value_is_too_long(make_client: ServiceFactory, key: str, shown: str) -> None:
+    metadata = {"short": "a" * 512, key: "b" * 513}
+    answer = ask(make_client(), "POST responses", {"model": "llava", "input": "Hi", "metadata": metadata})
+
+    assert (answer.status, answer.json["error"]["param"]) == (400, "metadata")
+    assert f"the value of {shown} has 513" in answer.json["error"]["message"]
+
+
 def test_a_conversation_has_a_bound_in_characters(make_client: ServiceFactory) -> None:
     """A full conversation refuses items and metadata; other conversations, and its deletion, are not affected."""
     client = make_client(session={"max_history_chars": 2000})

@@ -8,7 +8,7 @@ import pytest
 
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
-from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
+from tests.unit.handlers.conftest import Client, Exchange, FakeClock, ServiceFactory
 from torchmoor.wire import headers as wire
 from torchmoor.wire.background import run_resource
 
@@ -87,6 +87,19 @@ def test_a_wrong_number_of_an_event_is_refused_with_its_range(client: Client, nu
 
     assert (answer.status, answer.json["error"]["param"]) == (400, "starting_after")
     assert "a whole number from 0 to 999999999" in answer.json["error"]["message"]
+
+
+def test_a_conversation_says_when_it_ends(client: Client, clock: FakeClock) -> None:
+    """Its object has the field in each answer; then its requests get a 404."""
+    made = client.call({"metadata": {"a": "b"}}, {wire.RESOURCE: "POST conversations"}).json
+    path = f"conversations/{made['id']}"
+    shown = client.call({}, {wire.RESOURCE: f"GET {path}"})
+    updated = client.call({"metadata": {}}, {wire.RESOURCE: f"POST {path}"}).json
+
+    clock.advance(made["expires_at"] - clock.now)
+
+    assert (shown.json, updated["expires_at"]) == (made, made["expires_at"])
+    assert client.call({}, {wire.RESOURCE: f"GET {path}"}).status == 404
 
 
 def test_metadata_may_be_null(client: Client) -> None:

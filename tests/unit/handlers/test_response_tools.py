@@ -173,6 +173,7 @@ def test_a_result_that_is_added_to_a_conversation_needs_its_call(client: Client)
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),

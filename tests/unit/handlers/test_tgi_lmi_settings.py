@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from handlers.engine.builtin.pace import make_pace
 from handlers.errors import SettingsError
 from handlers.settings import tgi_lmi as tgi_lmi_settings
 from handlers.settings.handler import HandlerSettings, load_settings
@@ -92,6 +93,17 @@ def test_options_of_the_environment_are_understood() -> None:
 
     assert found.model.path == "/opt/weights"
     assert found.engine.max_rows == 8
+
+
+@pytest.mark.parametrize("name", ["MAX_BATCH_PREFILL_TOKENS", "OPTION_MAX_ROLLING_BATCH_PREFILL_TOKENS"])
+def test_prompt_tokens_of_a_step_are_limited(name: str) -> None:
+    """Those containers compute a prompt in one step, so their limit may be long; it does not raise the engine's own."""
+
+    def chunk(value: str, *, on_gpu: bool) -> int:
+        return make_pace(settings({name: value}).engine, on_gpu=on_gpu).chunk(0)
+
+    assert [chunk("300", on_gpu=on_gpu) for on_gpu in (True, False)] == [300, 300]
+    assert [chunk("16000", on_gpu=on_gpu) for on_gpu in (True, False)] == [2048, 512]
 
 
 @pytest.mark.parametrize(("formatter", "form"), [("jsonlines", "lmi"), ("json", "lmi-json"), ("sse", "tgi")])
@@ -216,10 +228,16 @@ def test_vllm_takes_what_the_built_in_engine_refuses(environ: dict[str, str], gr
 
 def test_a_limit_that_vllm_does_not_have_is_ignored_aloud(caplog: pytest.LogCaptureFixture) -> None:
     """A container of TGI keeps its variables when its engine becomes vLLM. A setting of the handler is refused."""
-    environ = {"MAX_BATCH_TOTAL_TOKENS": "8192", "TORCHMOOR_HANDLER_ENGINE_NAME": "vllm"}
+    environ = {
+        "MAX_BATCH_TOTAL_TOKENS": "8192",
+        "MAX_BATCH_PREFILL_TOKENS": "512",
+        "TORCHMOOR_HANDLER_ENGINE_NAME": "vllm",
+    }
 
-    assert settings(environ).session.kv_tokens == 0
+    found = settings(environ)
+    assert (found.session.kv_tokens, found.engine.prefill_chunk) == (0, 0)
     assert "name=MAX_BATCH_TOTAL_TOKENS" in caplog.text
+    assert "name=MAX_BATCH_PREFILL_TOKENS" in caplog.text
     with pytest.raises(SettingsError, match=r"session\.kv_tokens is not offered by the engine vllm"):
         settings(environ, config={"session": {"kv_tokens": 8192}})
 

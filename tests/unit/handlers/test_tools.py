@@ -257,6 +257,7 @@ def test_wrong_results_name_their_field(client: Any, results: Any) -> None:
         ({"tools": [{"type": "custom"}]}, "tools[0]"),
         ({"tools": [tool("a b")]}, "tools[0].function.name"),
         ({"tools": [tool("f", [])]}, "tools[0].function.parameters"),
+        ({"tools": [tool("f"), tool("g"), tool("f")]}, "tools[2].function.name"),
         ({"tools": [tool("\ud800")]}, "tools[0].function.name"),
         ({"tools": [tool("f", {"const": "\ud800"})]}, "tools[0].function"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),

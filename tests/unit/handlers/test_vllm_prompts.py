@@ -9,7 +9,7 @@ from PIL import Image
 
 from handlers.engine.contract import PlacedImage
 from handlers.engine.vllm.images import VllmImage, make_prompt
-from handlers.engine.vllm.start import make_arguments, prepare_environment, read_prompts
+from handlers.engine.vllm.start import SETTINGS, make_arguments, prepare_environment, read_prompts
 from handlers.errors import SettingsError
 from handlers.settings.handler import HandlerSettings, load_settings
 from handlers.torchserve.start_many import check_engine
@@ -88,8 +88,27 @@ def test_settings_become_arguments_of_vllm(tmp_path: Any) -> None:
 
 
 def test_an_option_does_not_override_a_setting(tmp_path: Any) -> None:
-    with pytest.raises(SettingsError, match="max_num_seqs"):
-        make_arguments(settings(ENGINE_NAME="vllm", VLLM_OPTIONS='{"max_num_seqs": 1}'), tmp_path)
+    """The error names the setting of each argument that has one."""
+    environ = {
+        "ENGINE_NAME": "vllm",
+        "ENGINE_MAX_CONTEXT_TOKENS": "4096",
+        "SESSION_KV_BYTES": str(1 << 30),
+        "VLLM_QUANTIZATION": "awq",
+        "VLLM_KV_OFFLOAD_BYTES": str(4 << 30),
+        "VLLM_SPECULATIVE": '{"method": "ngram"}',
+        "ADAPTERS_SOURCE": "/adapters",
+    }
+    own = make_arguments(settings(**environ), tmp_path)
+    with pytest.raises(SettingsError) as caught:
+        make_arguments(settings(**environ, VLLM_OPTIONS=json.dumps(dict.fromkeys(own, 1))), tmp_path)
+
+    problems = str(caught.value).removeprefix("handler.vllm.options: ").split("; ")
+    assert "handler.engine.max_rows sets max_num_seqs" in problems
+    assert "max_logprobs cannot be set, because the handler needs its own value" in problems
+    assert len(problems) == len(own) == len(SETTINGS)
+    for setting in filter(None, SETTINGS.values()):
+        group, name = setting.split(".")
+        assert hasattr(getattr(settings(), group), name)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +174,31 @@ def test_a_model_of_one_gpu_sees_the_assigned_one() -> None:
     prepare_environment(settings(ENGINE_NAME="vllm"), 2, environ)
     assert environ["CUDA_VISIBLE_DEVICES"] == "2"
     assert json.loads(environ["VLLM_NO_USAGE_STATS"]) == 1
+
+
+def test_the_fingerprint_depends_on_what_changes_results(tmp_path: Path) -> None:
+    """It depends on all options, whose effects the handler does not know, and on no memory, rows or folders."""
+
+    def fingerprint(folder: str = "a", **environ: str) -> str:
+        save_checkpoint(tmp_path / folder, "GPT2LMHeadModel")
+        return read_prompts(
+            tmp_path / folder, make_arguments(settings(ENGINE_NAME="vllm", **environ), tmp_path / folder)
+        ).fingerprint
+
+    options = '{"kv_cache_dtype": "fp8", "hf_overrides": {"a": 1, "b": 2}}'
+    others = [
+        {"VLLM_OPTIONS": '{"kv_cache_dtype": "fp8"}'},
+        {"VLLM_OPTIONS": options},
+        {"VLLM_SPECULATIVE": '{"method": "ngram"}'},
+        {"VLLM_QUANTIZATION": "awq"},
+        {"MODEL_DTYPE": "bfloat16"},
+    ]
+
+    found = {fingerprint(), *(fingerprint(**each) for each in others)}
+
+    assert len(found) == 1 + len(others)
+    assert fingerprint("b", ENGINE_MAX_ROWS="3", SESSION_KV_BYTES=str(1 << 30), VLLM_ENFORCE_EAGER="true") in found
+    assert fingerprint(VLLM_OPTIONS='{"hf_overrides": {"b": 2, "a": 1}, "kv_cache_dtype": "fp8"}') in found
 
 
 def test_a_checkpoint_without_its_tokenizer_is_refused(tmp_path: Path) -> None:

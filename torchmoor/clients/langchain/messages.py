@@ -51,6 +51,9 @@ def chunk_of(piece: Piece, model_name: str) -> ChatGenerationChunk:
     metadata: dict[str, Any] = {}
     if piece.finish_reason is not None:
         metadata = {"finish_reason": piece.finish_reason, "model_name": model_name}
+    token = {"token_ids": piece.token_id, "logprobs": piece.logprob}
     return ChatGenerationChunk(
-        message=AIMessageChunk(content=piece.text, usage_metadata=usage, response_metadata=metadata)
+        message=AIMessageChunk(content=piece.text, usage_metadata=usage, response_metadata=metadata),
+        # Lists, which LangChain joins when it merges chunks.
+        generation_info={name: [value] for name, value in token.items() if value is not None} or None,
     )

@@ -88,7 +88,9 @@ def open_session(
     if ttl_s is not None:
         body["ttl_s"] = ttl_s
     opened = _invoke(model, "NEW_SESSION", body)
-    fields = {name: getattr(model, name) for name in StreamingEndpoint.model_fields}
+    # Only what was set: LangChain would not stream with an explicit streaming=False.
+    given = StreamingEndpoint.model_fields.keys() & model.model_fields_set
+    fields = {name: getattr(model, name) for name in given}
     fields["client"] = model.runtime
     return ChatSagemakerSession(**fields, session_id=opened["NewSessionId"].partition(";")[0])
 

@@ -227,6 +227,19 @@ def test_servers_differ_in_small_things(data: bytes, expected: str) -> None:
         assert text_of(list(read_stream(chunks))) == expected
 
 
+def test_openais_log_probabilities_are_read() -> None:
+    """A piece of several tokens has none, because it has one number."""
+
+    def choice(*scores: float | None) -> dict[str, Any]:
+        content = [{"token": "a", "logprob": score} for score in scores]
+        return {"choices": [{"delta": {"content": "a" * len(scores)}, "logprobs": {"content": content}}]}
+
+    values = [choice(-0.5), choice(-0.5, -1.0), choice(None), {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+    pieces = list(read_stream([b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in values)]))
+
+    assert [piece.logprob for piece in pieces] == [-0.5, None, None, None]
+
+
 def test_logprobs_ids_and_counts_are_told() -> None:
     """A piece has its log probability, token id and counts beside its text."""
     reader = StreamReader()

@@ -110,17 +110,22 @@ INPUT_TOKENS = record(("object", "input_tokens"), object={"const": "response.inp
 
 CONVERSATION = record(items={"type": "array", "items": {"type": "object"}, "maxItems": 20}, metadata=LABELS)
 CONVERSATION_ANSWER = record(
-    ("id", "object", "created_at", "metadata"),
+    ("id", "object", "created_at", "metadata", "expires_at"),
     id=TEXT,
     object={"const": "conversation"},
     created_at=NATURAL,
     metadata=LABELS,
+    expires_at=NATURAL,
 )
 ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": 20})
 METADATA = record(("metadata",), metadata=LABELS)
 
 FILE_CONTENT: Schema = {"type": "string", "format": "binary"}
-FILE = record(("file", "purpose"), file=FILE_CONTENT, purpose={"enum": ["vision", "user_data"]})
+_LIFETIME: Schema = {  # form fields, in the form of OpenAI's clients
+    "expires_after[anchor]": {"const": "created_at"},
+    "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+}
+FILE = record(("file", "purpose"), file=FILE_CONTENT, purpose={"enum": ["vision", "user_data"]}, **_LIFETIME)
 FILE_ANSWER = record(
     ("id", "object", "bytes", "created_at", "filename", "purpose", "status", "expires_at"),
     id=TEXT,
