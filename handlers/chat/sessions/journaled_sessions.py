@@ -13,7 +13,7 @@ from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.store import SessionStore
 from handlers.errors import CallerBudgetReached, JournalUnavailable, Overloaded, SessionClosed, SessionLost
 from handlers.journal.event import Event
-from handlers.journal.journal import Journal, JournalFull, Listed, OwnerFull
+from handlers.journal.journal import Journal, JournalFull, Listed, OwnerFull, is_session_id
 from handlers.requests.incoming import Caller
 from handlers.worker.counters import Counters
 from torchmoor.wire.session_hash import session_hash
@@ -113,7 +113,12 @@ class JournaledSessions:
             return first if first == session_id or self._try_keep(first) else session_id
 
     def _try_keep(self, session_id: str) -> bool:
-        """Keep a session for a retry of its opening. Return False if it has ended, or its client left before it."""
+        """Keep a session for a retry of its opening.
+
+        Return False if it has ended, its client left before the answer, or the id is of a damaged claim.
+        """
+        if not is_session_id(session_id):
+            return False
         with suppress(SessionClosed, SessionLost):
             return self.is_known(session_id) and self._journal.claim(_fate_name(session_id), KEPT) == KEPT
         return False
