@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerFast
@@ -118,12 +119,12 @@ class GrammarCompiler:
         limits = {"max_chars": self._settings.max_chars}
         if source.kind == "regex":
             limits["max_regex_chars"] = self._settings.max_regex_chars
-        for name, limit in limits.items():
-            if len(source.text) > limit:
-                raise InvalidRequest(
-                    f"{source.field} has {len(source.text)} characters, more than {limit} (handler.grammar.{name})",
-                    param=source.field,
-                )
+        name, limit = min(limits.items(), key=itemgetter(1))
+        if len(source.text) > limit:
+            raise InvalidRequest(
+                f"{source.field} has {len(source.text)} characters, more than {limit} (handler.grammar.{name})",
+                param=source.field,
+            )
         with self._lock:
             if self._vocabulary_trie is None or _must_repeat(self._vocabulary_trie):
                 self._vocabulary_trie = self._thread.submit(self._read_vocabulary)

@@ -221,7 +221,7 @@ def test_a_repeated_step_asks_the_grammar_once(compiler: GrammarCompiler, monkey
         ("regex", "(?=a)b", "look-around"),
         ("lark", "start: missing", "missing"),
         ("lark", f'start: "{"x" * 70_000}"', "more than 65536 .handler.grammar.max_chars"),
-        ("regex", "x" * 70_000, "more than 65536 .handler.grammar.max_chars"),
+        ("regex", "x" * 70_000, "more than 4096 .handler.grammar.max_regex_chars"),
         ("regex", "x" * 4097, "has 4097 characters, more than 4096 .handler.grammar.max_regex_chars"),
     ],
 )
