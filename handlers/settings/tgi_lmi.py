@@ -41,15 +41,6 @@ def _whole(text: str) -> int:
     return number
 
 
-def _chunk(text: str) -> int:
-    """Return a lower limit than the engine's own, or 0.
-
-    Those containers compute a prompt in one step, so their limit must hold the longest one; a step here need not.
-    """
-    number = _whole(text)
-    return number if number < GPU_CHUNK else 0
-
-
 def _degree(text: str) -> int:
     """Return the number of devices of a model; SageMaker sets 0 without a GPU."""
     if text.lower() in ("max", "all"):
@@ -126,7 +117,7 @@ FOREIGN = (
     ForeignSetting("engine.max_context_tokens", _whole, ("MAX_TOTAL_TOKENS",), ("max_model_len",)),
     ForeignSetting("engine.max_rows", _whole, ("MAX_BATCH_SIZE",), ("max_rolling_batch_size",)),
     ForeignSetting(
-        "engine.prefill_chunk", _chunk, ("MAX_BATCH_PREFILL_TOKENS",), ("max_rolling_batch_prefill_tokens",)
+        "engine.prefill_chunk", _whole, ("MAX_BATCH_PREFILL_TOKENS",), ("max_rolling_batch_prefill_tokens",)
     ),
     ForeignSetting("session.kv_tokens", _whole, ("MAX_BATCH_TOTAL_TOKENS",)),
     ForeignSetting("pump.max_in_flight", _whole, ("MAX_CONCURRENT_REQUESTS",)),
@@ -188,6 +179,7 @@ def understand(
     if (environ.get(ENGINE_NAME) or _own_value(config, "engine", "name")) != "vllm":
         settings.pop("vllm.max_loras", None)  # the built-in engine has no such limit
         _check_built_in(settings)
+        _drop_large_chunk(settings)
     else:
         for setting, reason in _NOT_OF_VLLM.items():
             if setting in settings:
@@ -209,6 +201,17 @@ def _check_built_in(settings: Mapping[str, _Said]) -> None:
                 f"{said.name} is {said.value!r}, which is not offered by the built-in engine: set "
                 "handler.engine.name to vllm (docs/gpu.md)"
             )
+
+
+def _drop_large_chunk(settings: dict[str, _Said]) -> None:
+    """Drop a limit that does not shorten a step on a GPU.
+
+    Those containers compute a prompt in one step, so their limit must hold the longest one; a step here need not.
+    """
+    chunk = settings.get("engine.prefill_chunk")
+    if chunk is not None and chunk.value >= GPU_CHUNK:
+        del settings["engine.prefill_chunk"]
+        logger.info("setting ignored, steps are shorter name=%s", chunk.name)
 
 
 def _merge(config: Mapping[str, Any], settings: Mapping[str, _Said]) -> dict[str, dict[str, Any]]:

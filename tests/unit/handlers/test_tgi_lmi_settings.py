@@ -97,7 +97,7 @@ def test_options_of_the_environment_are_understood() -> None:
 
 @pytest.mark.parametrize("name", ["MAX_BATCH_PREFILL_TOKENS", "OPTION_MAX_ROLLING_BATCH_PREFILL_TOKENS"])
 def test_prompt_tokens_of_a_step_are_limited(name: str) -> None:
-    """Those containers compute a prompt in one step, so their limit may be long; it does not raise the engine's own."""
+    """A limit that does not shorten a step on a GPU is ignored: it only admits the longest prompt."""
 
     def chunk(value: str, *, on_gpu: bool) -> int:
         return make_pace(settings({name: value}).engine, on_gpu=on_gpu).chunk(0)
@@ -226,11 +226,12 @@ def test_vllm_takes_what_the_built_in_engine_refuses(environ: dict[str, str], gr
     assert settings({**environ}, config={"engine": {"name": "vllm"}}).engine.name == "vllm"
 
 
-def test_a_limit_that_vllm_does_not_have_is_ignored_aloud(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("chunk", ["512", "4096"])
+def test_a_limit_that_vllm_does_not_have_is_ignored_aloud(caplog: pytest.LogCaptureFixture, chunk: str) -> None:
     """A container of TGI keeps its variables when its engine becomes vLLM. A setting of the handler is refused."""
     environ = {
         "MAX_BATCH_TOTAL_TOKENS": "8192",
-        "MAX_BATCH_PREFILL_TOKENS": "512",
+        "MAX_BATCH_PREFILL_TOKENS": chunk,
         "TORCHMOOR_HANDLER_ENGINE_NAME": "vllm",
     }
 
