@@ -20,7 +20,7 @@ class OpenSession:
     caller: Caller
     invocation_id: str
     images: tuple[ImageReference, ...] = ()
-    ttl_s: int | None = None  # None: the worker's setting; a file's may exceed session.max_ttl_s, which shortens it
+    ttl_s: int | None = None  # None: the worker's setting; a file's may be above session.max_ttl_s, which then counts
     question: str = ""
     resource: str = ""  # as JSON, if the session is an OpenAI conversation or file
 

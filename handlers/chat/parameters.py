@@ -93,7 +93,7 @@ class Parameters(SamplingNumbers):
     """
 
     do_sample: bool | None = _row(is_bool, _FLAG)  # None: sample if a parameter that starts sampling is given
-    logit_bias: tuple[tuple[int, float], ...] = _row(  # added to the logits of these tokens
+    logit_bias: tuple[tuple[int, float], ...] = _row(  # added to the tokens' logits; the limits exclude tokens
         lambda v: _is_bias(v),
         f"an object of at most {MAX_BIASED} token ids, each with {LOGIT_BIAS.wanted}",
         default=(),

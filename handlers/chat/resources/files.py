@@ -47,7 +47,7 @@ class Files:
             return _show(session.id.text, session.id.expires_at, session.resource or {})
 
     def list(self, command: ListFiles) -> dict[str, Any]:
-        """Return a page of the caller's files in the order of their expiry, and so of their age.
+        """Return a page of the caller's files in the order of their expiry.
 
         Raises InvalidRequest if `after` is not a file of the caller's; it may have been deleted. JournalUnavailable.
         """

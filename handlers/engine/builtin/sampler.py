@@ -20,7 +20,7 @@ from handlers.engine.contract import SamplingParams
 from torchmoor.wire.sampling_parameters import LOGIT_BIAS
 
 MIN_TEMPERATURE = 1e-6  # below it logits overflow float32, and sampling is already greedy
-LIMITS = (LOGIT_BIAS.least, LOGIT_BIAS.most)  # biases that ban a token, and all others
+BAN, ONLY = LOGIT_BIAS.least, LOGIT_BIAS.most  # biases that exclude a token, and all tokens without it
 NUM_LIKELIEST = (256, 4096)  # tokens among which top_p looks before it sorts the whole vocabulary
 
 
@@ -112,10 +112,10 @@ class Sampler:
             tokens, amounts = zip(*params.logit_bias, strict=True)
             biases = torch.tensor(amounts, dtype=torch.float32, device=device)
             self._bias = torch.tensor(tokens, device=device), biases
-        self._excluding: list[Tensor] = []  # if a bias does: the banned tokens, and those that exclude others
-        of = [[token for token, bias in params.logit_bias if bias == limit] for limit in LIMITS]
-        if any(of):
-            self._excluding = [torch.tensor(tokens, dtype=torch.int64, device=device) for tokens in of]
+        self._excluding: list[Tensor] = []  # the tokens with BAN and those with ONLY, if there are any
+        limits = [[token for token, bias in params.logit_bias if bias == limit] for limit in (BAN, ONLY)]
+        if any(limits):
+            self._excluding = [torch.tensor(tokens, dtype=torch.int64, device=device) for tokens in limits]
         self._num_endless = max(0, (params.min_tokens or 0) - len(answer))  # next tokens, none of which may be an end
         end_ids = sorted(eos_token_ids) if self._num_endless else []
         self._end_ids = torch.tensor(end_ids, dtype=torch.int64, device=device)
