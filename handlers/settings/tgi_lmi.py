@@ -206,7 +206,8 @@ def _check_built_in(settings: Mapping[str, _Said]) -> None:
 def _drop_large_chunk(settings: dict[str, _Said]) -> None:
     """Drop a limit that does not shorten a step on a GPU.
 
-    Those containers compute a prompt in one step, so their limit must hold the longest one; a step here need not.
+    Those containers, unless they split prompts, compute one in one step, so their limit must hold the longest one; a
+    step here need not.
     """
     chunk = settings.get("engine.prefill_chunk")
     if chunk is not None and chunk.value >= GPU_CHUNK:
