@@ -390,7 +390,7 @@ def test_a_long_signed_body_is_refused_with_one_text(
     answer = requests.post(request.url, data=body, headers=headers, timeout=60)
 
     assert answer.status_code == 400
-    assert "A signed body may have up to 1000 bytes; send a longer one with a bearer token." in answer.text
+    assert "A signed body may have up to 1000 bytes; a longer one needs a bearer token, if its API" in answer.text
 
 
 SMALL = LimitSettings(max_body_bytes=1000, max_passthrough_body_bytes=1000, max_arriving_bytes=1500)

@@ -23,8 +23,8 @@ def report(line: str) -> None:
 
 
 def announcer() -> Callable[[str], None]:
-    """Return a function that prints a line of JSON to standard output, also if this terminal is closed meanwhile."""
-    has_terminal = sys.stdout.isatty()
+    """Return a function that prints a line of JSON to standard output. A terminal that is closed loses it."""
+    has_terminal = sys.stdout is not None and sys.stdout.isatty()  # None: closed before the start
 
     def announce(line: str) -> None:
         try:

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
+from urllib.parse import urlsplit
 
 from torchmoor.async_inference.backoff import Backoff
 from torchmoor.async_inference.notifications.notification import Notification
@@ -98,7 +99,8 @@ class Notifier:
     async def _try(self, receiver: str, send: Send) -> None:
         turns = self._turns[receiver]
         if receiver in self._down and turns.locked():
-            raise NotDelivered("the receiver is down")
+            shown = urlsplit(receiver).hostname or receiver
+            raise NotDelivered(f"{shown} is down, and as many deliveries as are allowed wait for it")
         async with turns:
             await send()
         self._down.discard(receiver)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -23,17 +24,23 @@ def region_of(topic: str) -> str:
 
 
 class Sns:
-    """Publishes with one client per region. Makes no request before the first message."""
+    """Publishes with one client per region, in threads of its own: one region's outage does not occupy another's.
+
+    Makes no request before the first message.
+    """
 
     def __init__(self, settings: NotificationSettings) -> None:
         self._settings = settings
-        self._threads = Threads("notifications-sns", settings.max_in_flight)
+        self._threads: dict[str, Threads] = {}
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
 
     async def publish(self, topic: str, message: str) -> None:
         """Publish a message, with one try. Raises NotDelivered."""
-        await self._threads.run(self._publish, topic, message)
+        region = region_of(topic)
+        if region not in self._threads:
+            self._threads[region] = Threads(f"notifications-sns-{region}", self._settings.max_in_flight)
+        await self._threads[region].run(self._publish, topic, message)
 
     def _publish(self, topic: str, message: str) -> None:
         try:
@@ -62,6 +69,6 @@ class Sns:
 
     async def close(self) -> None:
         """Wait for the running tries."""
-        await self._threads.close()
+        await asyncio.gather(*(threads.close() for threads in self._threads.values()))
         for client in self._clients.values():
             client.close()

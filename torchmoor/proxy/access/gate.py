@@ -171,7 +171,9 @@ def body_too_large(request: Request, limit: int) -> ValidationError:
 
 
 def _signed_body_too_long(limit: int) -> ValidationError:
-    return ValidationError(f"A signed body may have up to {limit} bytes; send a longer one with a bearer token.")
+    return ValidationError(
+        f"A signed body may have up to {limit} bytes; a longer one needs a bearer token, if its API allows the length."
+    )
 
 
 def _find_authorization(request: Request) -> bytes:

@@ -303,6 +303,45 @@ def test_credentials_that_are_found_later_are_used(
     assert [message["inferenceId"] for message in mailbox.receive()] == ["id-1"]
 
 
+@dataclass
+class Regions:
+    """SNS of two regions, of which us-east-1 does not answer before `may_answer`."""
+
+    may_answer: asyncio.Event
+    topics: list[str] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        topic = str((await request.post())["TopicArn"])
+        self.topics.append(topic)
+        if "us-east-1" in topic:
+            await self.may_answer.wait()
+        answer = "<PublishResponse><PublishResult><MessageId>1</MessageId></PublishResult></PublishResponse>"
+        return web.Response(text=answer, content_type="text/xml")
+
+
+async def test_a_region_that_does_not_answer_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SNS has threads for each region, as it has a server for each."""
+    regions = Regions(asyncio.Event())
+    silent, quick = (
+        AsyncEndpointSettings(success_topic=f"arn:aws:sns:{region}:123456789012:ended")
+        for region in ("us-east-1", "eu-west-1")
+    )
+    async with listening(regions) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SNS", url.partition("/hook")[0])
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        notifier = Notifier(NotificationSettings(max_in_flight=1, timeout_s=300))
+        waiting = asyncio.create_task(notifier.notify(SUCCEEDED, silent))
+        try:
+            await until(lambda: len(regions.topics) == 1, "us-east-1 has the message")
+
+            assert await notifier.notify(SUCCEEDED, quick) == 0
+        finally:
+            regions.may_answer.set()
+            assert await waiting == 0
+            await notifier.close()
+
+
 # --- webhooks ---
 
 
@@ -331,7 +370,7 @@ class Listener:
 
 
 @asynccontextmanager
-async def listening(listener: Listener) -> AsyncIterator[str]:
+async def listening(listener: Listener | Regions) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", listener.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -425,7 +464,7 @@ def test_a_webhook_that_is_down_is_tried_once_until_it_answers() -> None:
     assert counts == [(1, 3), (1, 4), (1, 5), (0, 6), (0, 8)]
 
 
-def test_a_webhook_that_is_down_and_busy_gets_no_more() -> None:
+def test_a_webhook_that_is_down_and_busy_gets_no_more(caplog: pytest.LogCaptureFixture) -> None:
     """Further notifications fail at once while as many deliveries as are allowed wait for its answer."""
     listener = Listener(statuses=[500] * 3)
 
@@ -435,7 +474,9 @@ def test_a_webhook_that_is_down_and_busy_gets_no_more() -> None:
             listener.may_answer = asyncio.Event()
             waiting = asyncio.create_task(notify_all())
             await until(lambda: len(listener.ids) == 4, "it waits for an answer")
+            caplog.clear()
             assert await notify_all() == 1
+            assert "error=127.0.0.1 is down, " in caplog.text
             listener.may_answer.set()
             assert await waiting == 0
 

@@ -388,3 +388,16 @@ print("goes on")
     os.close(writing)
 
     assert (ended.returncode, ended.stdout) == (0, "goes on\n")
+
+
+def test_a_fleet_without_standard_output_announces_nothing() -> None:
+    """Programs that start others in the background may close standard output before."""
+    program = """
+from torchmoor.run.log import announcer, report
+announcer()("{}")
+report("goes on")
+"""
+    closed = ["bash", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program]
+    ended = subprocess.run(closed, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+    assert (ended.returncode, ended.stderr) == (0, "torchmoor: goes on\n")
