@@ -21,12 +21,17 @@ def task_answer(name: str) -> dict[str, Any]:
 
 
 def resource_answer(resource: str) -> dict[str, Any]:
-    """Return what OpenAI's Responses API requires of an answer. resource: the method and path of the request."""
+    """Return what the Responses API, tokenize and detokenize require of an answer.
+
+    resource: the method and path of the request.
+    """
     made = {"id": "resp_1", "created_at": 1, "output": [], "usage": {}}
     return {
         "POST responses": {**made, "object": "response", "status": "completed"},
         "POST responses/compact": {**made, "object": "response.compaction"},
         "POST responses/input_tokens": {"object": "response.input_tokens", "input_tokens": 1},
+        "POST tokenize": {"count": 1, "max_model_len": 8, "tokens": [1], "token_strs": None},
+        "POST detokenize": {"prompt": "a"},
     }.get(resource.partition("?")[0], {})
 
 

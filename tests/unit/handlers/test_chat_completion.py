@@ -360,7 +360,7 @@ def test_refusals_are_openais_error_objects(client: Any, body: Any, code: str) -
     ("body", "field"),
     [
         (chat(user("x"), max_tokens=2049), "max_tokens"),
-        (chat(user("x"), max_completion_tokens=2049), "max_completion_tokens"),
+        (chat(user("x"), max_tokens=None, max_completion_tokens=2049), "max_completion_tokens"),
         (raw("x", 2049), "parameters.max_new_tokens"),
     ],
 )

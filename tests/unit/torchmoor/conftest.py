@@ -20,8 +20,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     async def bounded() -> None:
         async with asyncio.timeout(2 * DEADLINE_S):
             await test(**arguments)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, f"tasks are left: {left}"
+        left = [task.get_coro() for task in asyncio.all_tasks() - {asyncio.current_task()}]
+        assert not left, f"{len(left)} tasks are left, such as {left[0]}"
 
     with asyncio.Runner(loop_factory=MovableLoop) as runner:
         runner.run(bounded())

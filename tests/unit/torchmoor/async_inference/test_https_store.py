@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 from tests.servers import BUCKET, S3Server
 from tests.tools import require
 from tests.unit.torchmoor.async_inference.objects import MIB, closing, read_all
+from tests.unit.torchmoor.stream_server import Serve, stream_server
 from torchmoor.async_inference.objects.https_store import HttpsStore
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
@@ -77,9 +78,7 @@ def opened(
 
 
 @asynccontextmanager
-async def tls_server(
-    certificate: Path, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-) -> AsyncIterator[int]:
+async def tls_server(certificate: Path, serve: Serve) -> AsyncIterator[int]:
     """Run a TLS server with this certificate; yield its port. At the end its clients must have gone."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
@@ -92,12 +91,8 @@ async def tls_server(
         finally:
             writer.close()
 
-    others = asyncio.all_tasks()
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-    if connections := asyncio.all_tasks() - others:
-        await asyncio.wait(connections)
+    async with stream_server(handle, ssl=context) as port:
+        yield port
 
 
 @asynccontextmanager

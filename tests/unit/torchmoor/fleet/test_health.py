@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from aiohttp import ClientSession
 
+from tests.unit.torchmoor.stream_server import stream_server
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.fleet.health import HealthChecker
@@ -38,10 +39,8 @@ async def test_a_worker_that_hangs_is_in_the_log_once(caplog: pytest.LogCaptureF
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(tell_status, "127.0.0.1", 0)
-    instance = Instance(name="a", endpoint="e", model="m", port=server.sockets[0].getsockname()[1])
-    probe = WorkerProbe(instance, 60)
-    async with server, ClientSession() as client:
+    async with stream_server(tell_status) as port, ClientSession() as client:
+        probe = WorkerProbe(Instance(name="a", endpoint="e", model="m", port=port), 60)
         for is_well in (True, False, False, True, False):
             assert await probe.answers(client) is is_well
 
@@ -53,14 +52,13 @@ async def test_silent_instances_keep_nobody_from_being_asked() -> None:
     registry = Registry([EndpointSettings(name="e", variants=(VariantSettings(name="v", model="m"),))])
     has_ready = asyncio.Event()
     registry.listen(lambda instance: has_ready.set() if instance.state is InstanceState.READY else None)
-    silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0, backlog=NUM_SILENT)
-    alive = await asyncio.start_server(answer, "127.0.0.1", 0)
-    for number in range(NUM_SILENT + 1):
-        port = (silent if number < NUM_SILENT else alive).sockets[0].getsockname()[1]
-        registry.add(
-            Instance(name=f"i-{number}", endpoint="e", variant="v", model="m", port=port, management_port=port)
-        )
-    # Longer than the test waits, so an instance that is asked after the silent ones is never asked.
-    settings = HealthSettings(probe_timeout_s=600)
-    async with silent, alive, HealthChecker(registry, settings, lambda: None), asyncio.timeout(60):
-        await has_ready.wait()
+    async with stream_server(stay_silent, backlog=NUM_SILENT) as silent, stream_server(answer) as alive:
+        for number in range(NUM_SILENT + 1):
+            port = silent if number < NUM_SILENT else alive
+            registry.add(
+                Instance(name=f"i-{number}", endpoint="e", variant="v", model="m", port=port, management_port=port)
+            )
+        # Longer than the test waits, so an instance that is asked after the silent ones is never asked.
+        settings = HealthSettings(probe_timeout_s=600)
+        async with HealthChecker(registry, settings, lambda: None):
+            await has_ready.wait()
