@@ -138,7 +138,10 @@ class UpSettings(SettingsGroup, title="up"):
     @classmethod
     def _check_journal(cls, journal: str | None) -> str | None:
         # Instances read the rest of it. The error has no part of it, since it may contain a password.
-        if journal not in (None, "off") and journal.partition(":")[0].lower() not in JOURNAL_SCHEMES:
+        if journal in (None, "off"):
+            return journal
+        scheme, colon, _ = journal.partition(":")
+        if not colon or scheme.lower() not in JOURNAL_SCHEMES:
             raise ValueError(f"must be {JOURNAL_URLS}, or off")
         return journal
 

@@ -119,6 +119,15 @@ def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
     assert "secret" not in result.stderr
 
 
+@pytest.mark.parametrize("journal", ["redis", "file", "s3"])
+def test_a_journals_kind_alone_is_no_address(journal: str) -> None:
+    """A scheme without a colon is refused before the start, too."""
+    result = invoke("up", "--journal", journal)
+
+    assert result.exit_code == 1
+    assert "must be file:///a/directory, redis://" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "numbers"),
     [
