@@ -1,6 +1,8 @@
-"""The generation parameters of a request: names, checks and defaults, for every dialect.
+"""The generation parameters of a request: names, checks, defaults, and how bodies of every dialect give them.
 
-Sampling parameters that are numbers: torchmoor/wire/sampling_parameters.py. The others are rows of `Parameters`.
+Sampling parameters that are numbers: torchmoor/wire/sampling_parameters.py. The others are rows of `Parameters`. Bodies
+of TGI, LMI and the session API have them in an object (`parse_parameters`), OpenAI's beside the other fields
+(`read_openai_parameters`).
 """
 
 import re
@@ -28,6 +30,8 @@ MAX_STOP_CHARS = 256
 MAX_BIASED = 1024
 SEED_BITS = 53  # of a random seed, which every client reads exactly from JSON
 UNKNOWN_HINT = "unknown fields must be left out"
+LEAST_TOP_P = 1e-9  # leaves the likeliest token, as OpenAI's 0 does
+NUM_SEEDS = 2**63  # that are not negative
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -182,7 +186,7 @@ def check_fields(what: str, body: Mapping[str, Any], fields: Set[str]) -> None:
 
 
 def parse_parameters(given: Any) -> Parameters:
-    """Read a request's `parameters` object. Raises InvalidRequest, which names the parameter."""
+    """Read the object `parameters` of TGI, LMI and the session API. Raises InvalidRequest, which names the field."""
     if given is None:
         return Parameters()
     if not isinstance(given, Mapping):
@@ -204,6 +208,35 @@ def parse_parameters(given: Any) -> Parameters:
             raise InvalidRequest(f"parameters.{name} is set under two names; send one", param=f"parameters.{name}")
         values[target] = check_parameter(target, value, f"parameters.{name}")
     return Parameters(**values)
+
+
+def read_openai_parameters(given: Mapping[str, Any], fields: Mapping[str, str] = OPENAI_NAMES) -> dict[str, Any]:
+    """Return the values of Parameters that a body of OpenAI's APIs gives. Raises InvalidRequest, which names the field.
+
+    fields: of Parameters, by their names in the body.
+    """
+    values: dict[str, Any] = {}
+    for called, name in fields.items():
+        if called in given:
+            value = check_parameter(name, _in_range_of_all(name, given[called]), f"'{called}'")
+            if values.get(name, value) != value:
+                both = " and ".join(f"'{each}'" for each in fields if fields[each] == name)
+                raise InvalidRequest(f"{both} have different values; send one of them", param=called)
+            values[name] = value
+            if name == "max_new_tokens":
+                values["length_field"] = called
+    return values
+
+
+def _in_range_of_all(name: str, value: Any) -> Any:
+    """Return a value that OpenAI's API allows, and other dialects do not, as one with the same effect."""
+    if name == "stop" and isinstance(value, str):
+        return [value]
+    if name == "top_p" and is_number(value) and value == 0:
+        return LEAST_TOP_P
+    if name == "seed" and is_int(value) and -NUM_SEEDS <= value < 0:
+        return value + NUM_SEEDS
+    return value
 
 
 def check_parameter(name: str, value: Any, called: str) -> Any:

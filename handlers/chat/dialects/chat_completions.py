@@ -13,7 +13,6 @@ from handlers.chat.dialects.completion_fields import (
     name_finish_reason,
     read_answer,
     read_num_choices,
-    read_sampling,
     refuse_unsupported,
     write_event,
 )
@@ -23,7 +22,7 @@ from handlers.chat.grammar_fields import read_response_format
 from handlers.chat.images.schemes import ADDRESS_FORM, is_address
 from handlers.chat.logprobs import show_score
 from handlers.chat.messages import TOOL, USER, ImagePart, Message, Part, TextPart, ToolCall, read_call
-from handlers.chat.parameters import Parameters
+from handlers.chat.parameters import Parameters, read_openai_parameters
 from handlers.chat.template_variables import TEMPLATE_FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
@@ -81,7 +80,7 @@ def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: Re
 
 
 def _parameters(given: dict[str, Any]) -> Parameters:
-    values = read_sampling(given)
+    values = read_openai_parameters(given)
     if values.get("top_n_tokens") and not given.get("logprobs"):
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
     if "response_format" in given:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import is_int, is_number, is_unicode, names, read_flag
+from handlers.chat.checks import is_int, is_unicode, names, read_flag
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.parameters import OPENAI_NAMES, check_parameter
+from handlers.chat.parameters import OPENAI_NAMES
 from handlers.errors import HandlerError, InvalidRequest
 from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
@@ -16,8 +16,6 @@ from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
-LEAST_TOP_P = 1e-9  # leaves the likeliest token, as OpenAI's 0 does
-NUM_SEEDS = 2**63  # that are not negative
 DONE = b"data: [DONE]\n\n"  # the end of a complete stream
 
 Neutral = Mapping[str, tuple[Callable[[Any], bool], str]]
@@ -79,32 +77,6 @@ def read_include_usage(given: Mapping[str, Any], is_streaming: bool) -> bool:
     if unknown:
         raise InvalidRequest(f"stream_options has no field {names(unknown)}", param="stream_options")
     return read_flag(options, "include_usage")
-
-
-def in_own_range(name: str, value: Any) -> Any:
-    """Return a value that OpenAI's API allows, and other dialects do not, as one with the same effect."""
-    if name == "stop" and isinstance(value, str):
-        return [value]
-    if name == "top_p" and is_number(value) and value == 0:
-        return LEAST_TOP_P
-    if name == "seed" and is_int(value) and -NUM_SEEDS <= value < 0:
-        return value + NUM_SEEDS
-    return value
-
-
-def read_sampling(given: Mapping[str, Any], fields: Mapping[str, str] = OPENAI_NAMES) -> dict[str, Any]:
-    """Return the values of Parameters that a body gives. fields: of Parameters, by their names in the body."""
-    values: dict[str, Any] = {}
-    for called, name in fields.items():
-        if called in given:
-            value = check_parameter(name, in_own_range(name, given[called]), f"'{called}'")
-            if values.get(name, value) != value:
-                both = " and ".join(f"'{each}'" for each in fields if fields[each] == name)
-                raise InvalidRequest(f"{both} have different values; send one of them", param=called)
-            values[name] = value
-            if name == "max_new_tokens":
-                values["length_field"] = called
-    return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

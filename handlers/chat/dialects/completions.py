@@ -12,12 +12,11 @@ from handlers.chat.dialects.completion_fields import (
     name_finish_reason,
     read_answer,
     read_num_choices,
-    read_sampling,
     refuse_unsupported,
     write_event,
 )
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.parameters import Parameters, check_parameter
+from handlers.chat.parameters import Parameters, check_parameter, read_openai_parameters
 from handlers.errors import InvalidRequest
 from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
@@ -40,7 +39,7 @@ def parse_completion(incoming: Incoming, body: dict[str, Any], settings: Request
     refuse_unsupported(given, _FIELDS, _NEUTRAL, "completions")
     is_streaming = read_flag(given, "stream")
     prompt, *more_prompts = _read_prompts(given, settings)
-    parameters = {"max_new_tokens": DEFAULT_TOKENS, "length_field": "max_tokens", **read_sampling(given)}
+    parameters = {"max_new_tokens": DEFAULT_TOKENS, "length_field": "max_tokens", **read_openai_parameters(given)}
     if "logprobs" in given:
         parameters["top_n_tokens"] = check_parameter("top_n_tokens", given["logprobs"], "'logprobs'")
     return Generate(

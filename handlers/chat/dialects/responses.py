@@ -20,7 +20,6 @@ from handlers.chat.commands import (
     opening_of,
 )
 from handlers.chat.dialects.background_form import BackgroundForm
-from handlers.chat.dialects.completion_fields import read_sampling
 from handlers.chat.dialects.prepared_form import PreparedForm
 from handlers.chat.dialects.reasoning_fields import REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.dialects.response_form import ResponseForm
@@ -28,7 +27,7 @@ from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.grammar_fields import read_text_format
 from handlers.chat.items import NOTHING, Item, References, Referred, check_results, images_in, parse_input, read_items
 from handlers.chat.messages import SYSTEM, Message, TextPart, joined
-from handlers.chat.parameters import OPENAI_NAMES, Parameters, draw_seed
+from handlers.chat.parameters import OPENAI_NAMES, Parameters, draw_seed, read_openai_parameters
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.template_variables import TEMPLATE_FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
@@ -291,7 +290,7 @@ def _read_instructions(given: dict[str, Any]) -> tuple[Message, ...]:
 
 
 def _read_parameters(given: dict[str, Any]) -> Parameters:
-    values = {"length_field": "max_output_tokens", **read_sampling(given, _PARAMETERS)}
+    values = {"length_field": "max_output_tokens", **read_openai_parameters(given, _PARAMETERS)}
     if given.get("text", {}).get("format") is not None:
         values["grammar"] = read_text_format(given["text"]["format"])
     if LOGPROBS in given.get("include", ()):
