@@ -18,7 +18,7 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
 from torchmoor.container.probe_port import ProbePort
-from torchmoor.container.runtime_directory import container_supervision_settings, runtime_directory
+from torchmoor.container.runtime_directory import container_process_settings, runtime_directory
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.launcher import Launcher
@@ -57,7 +57,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         )
         async with (
             Launcher(
-                container_supervision_settings(variables, found, work), registry, found.environment, report
+                container_process_settings(variables, found, work), registry, found.environment, report
             ) as launcher,
             HealthChecker(registry, HealthSettings(), lambda: None),
             HandlerOperations() as operations,

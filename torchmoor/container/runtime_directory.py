@@ -16,9 +16,9 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.launcher import SupervisionSettings
+from torchmoor.fleet.launcher import InstanceProcessSettings
 from torchmoor.fleet.ports import USUAL
-from torchmoor.run.launching import make_supervision_settings
+from torchmoor.run.launching import make_process_settings
 from torchmoor.wire.handler_variables import JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 
@@ -55,14 +55,14 @@ def make_home(folder: Path) -> None:
     os.environ.setdefault("USER", "torchmoor")  # torch needs a name, and Kubernetes' numeric users have none
 
 
-def container_supervision_settings(
+def container_process_settings(
     variables: ContainerEnvironment, found: FoundModel, work: Path
-) -> SupervisionSettings:
+) -> InstanceProcessSettings:
     """Return how the container's instances are started."""
     launch = LaunchSettings(
         model_store=str(found.store), capacity=variables.capacity, start_timeout_s=variables.start_timeout_s
     )
-    settings = make_supervision_settings(launch, work / "run", heap_mib=variables.heap_mib)
+    settings = make_process_settings(launch, work / "run", heap_mib=variables.heap_mib)
     torchserve = replace(settings.torchserve, logs_to_console=True, properties=variables.properties)
     return replace(
         settings,

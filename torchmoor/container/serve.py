@@ -26,7 +26,7 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
-from torchmoor.container.runtime_directory import container_supervision_settings, make_session_keys, runtime_directory
+from torchmoor.container.runtime_directory import container_process_settings, make_session_keys, runtime_directory
 from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.model_sources import MANY, many_environment, multi_model_settings
@@ -62,7 +62,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         if variables.is_multi_model:
             environment |= many_environment([MANY], "", os.environ)
         async with (
-            Launcher(container_supervision_settings(variables, found, work), registry, environment, report) as launcher,
+            Launcher(container_process_settings(variables, found, work), registry, environment, report) as launcher,
             Proxy(settings, registry) as proxy,
             HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
         ):

@@ -3,7 +3,7 @@
     python -I instance_guard.py FOLDER PID_FILE KILL_AFTER_S COMMAND...
 
 Standard input is a pipe that the launcher holds open. When it closes, the guard sends SIGTERM to the JVM and,
-after KILL_AFTER_S (a field of SupervisionSettings), SIGKILL to every process in the group, which the guard leads.
+after KILL_AFTER_S (a field of InstanceProcessSettings), SIGKILL to every process in the group, which the guard leads.
 Before a regular stop the launcher writes one byte, and then cleans up itself. Without that byte the launcher has died:
 each guard then removes its instance's folder, and the last one removes all that the fleet shared.
 This file runs on its own and imports only the standard library.

@@ -59,7 +59,7 @@ LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisionSettings:
+class InstanceProcessSettings:
     """How the processes of instances are started, watched, stopped and restarted."""
 
     torchserve: TorchServeSettings
@@ -84,7 +84,7 @@ class Launcher:
 
     def __init__(
         self,
-        settings: SupervisionSettings,
+        settings: InstanceProcessSettings,
         registry: Registry,
         environment: Mapping[str, str],
         report: Callable[[str], None],

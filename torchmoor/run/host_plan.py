@@ -16,7 +16,7 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.fleet.archives import archive_name, chat_handler
 from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
-from torchmoor.fleet.launcher import SupervisionSettings
+from torchmoor.fleet.launcher import InstanceProcessSettings
 from torchmoor.fleet.model_sources import MANY, adapter_environment, many_environment, multi_model_settings
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.run.async_folder import AsyncFolder
@@ -24,7 +24,7 @@ from torchmoor.run.checkpoints import Checkpoint, check_environment, find_checkp
 from torchmoor.run.endpoint_names import join_names
 from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
-from torchmoor.run.launching import find_archive, find_model_store, make_supervision_settings
+from torchmoor.run.launching import find_archive, find_model_store, make_process_settings
 from torchmoor.run.run_directory import find_session_keys
 from torchmoor.wire.handler_variables import ALLOWED_HOSTS, JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
@@ -39,7 +39,7 @@ class HostPlan:
 
     endpoints: Sequence[str]
     settings: ProxySettings
-    supervision: SupervisionSettings
+    process_settings: InstanceProcessSettings
     journal: str
     gpus: Sequence[str]
     launches: Sequence[Launch]
@@ -58,7 +58,7 @@ def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, 
     names = join_names(options.endpoints, (checkpoint.name for checkpoint in checkpoints))
     adapters = adapter_environment(names, options.adapters)
     launch = options.launch.replace(model_store=str(find_model_store(options.launch)))
-    supervision = make_supervision_settings(
+    process_settings = make_process_settings(
         launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
     )
     endpoints = _endpoints(options, names, {**environ, **adapters})
@@ -81,7 +81,7 @@ def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, 
     environment = {KEYS_VARIABLE: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
-    return HostPlan(names, settings, supervision, journal, gpus, launches, environment)
+    return HostPlan(names, settings, process_settings, journal, gpus, launches, environment)
 
 
 def outlives_fleet(options: UpSettings) -> bool:

@@ -1,4 +1,4 @@
-"""Which archives instances serve and how they are supervised, for all commands that start instances."""
+"""Which archives instances serve and how their processes run, for all commands that start instances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
-from torchmoor.fleet.launcher import SupervisionSettings
+from torchmoor.fleet.launcher import InstanceProcessSettings
 from torchmoor.fleet.torchserve import JAVA_HOME_VARIABLE, TorchServeSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -33,12 +33,12 @@ def find_archive(launch: LaunchSettings, name: str) -> ArchiveContents | None:
     return built_in(name)
 
 
-def make_supervision_settings(
+def make_process_settings(
     launch: LaunchSettings, run_dir: Path, *, heap_mib: int = DEFAULT_HEAP_MIB, max_body_mib: int = DEFAULT_BODY_MIB
-) -> SupervisionSettings:
+) -> InstanceProcessSettings:
     """Return how instances are started in a run directory."""
     java_home = os.environ.get(JAVA_HOME_VARIABLE)
-    return SupervisionSettings(
+    return InstanceProcessSettings(
         torchserve=TorchServeSettings(
             model_store=Path(launch.model_store).resolve(),
             java_home=Path(java_home) if java_home else None,

@@ -32,7 +32,7 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
-from torchmoor.run.launching import make_supervision_settings
+from torchmoor.run.launching import make_process_settings
 from torchmoor.run.reload import Reloader
 from torchmoor.run.run_directory import run_directory
 from torchmoor.run.static_instances import make_registry
@@ -101,7 +101,7 @@ def make_launcher(
     environment = share_gpus(launches, os.environ)
     if configuration.proxy.sessions.are_journaled and JOURNAL_URL not in os.environ:
         environment[JOURNAL_URL] = (run_dir / JOURNAL_FOLDER).as_uri()
-    return Launcher(make_supervision_settings(configuration.launch, run_dir), registry, environment, report)
+    return Launcher(make_process_settings(configuration.launch, run_dir), registry, environment, report)
 
 
 def read(path: Path, *, given: Given, is_open: bool) -> Configuration:

@@ -50,7 +50,7 @@ async def run(
         plan = plan_host(options, run_dir, async_folder, is_open=is_open)
         registry = Registry(plan.settings.endpoints)
         async with AsyncExitStack() as stack:
-            launcher = Launcher(plan.supervision, registry, plan.environment, report)
+            launcher = Launcher(plan.process_settings, registry, plan.environment, report)
             await stack.enter_async_context(launcher)
             stopping = stop_on_signals(launcher)
             if not await has_started(launcher.lock(), stopping):  # before all else that uses the directory
@@ -101,7 +101,7 @@ def _control_plane(plan: HostPlan, registry: Registry, launcher: Launcher, run_d
         plan.settings,
         registry,
         launcher,
-        model_store=plan.supervision.torchserve.model_store,
+        model_store=plan.process_settings.torchserve.model_store,
         reserved=plan.environment,
         gpus=plan.gpus,
         run_dir=run_dir,

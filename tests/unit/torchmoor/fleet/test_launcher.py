@@ -27,7 +27,7 @@ from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.archives import ArchiveContents
 from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
-from torchmoor.fleet.launcher import Launcher, SupervisionSettings
+from torchmoor.fleet.launcher import InstanceProcessSettings, Launcher
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
@@ -89,7 +89,7 @@ class Host:
         health = asyncio.create_task(self._probe(registry))
         try:
             async with Launcher(
-                SupervisionSettings(torchserve=torchserve, **values), registry, {}, self.reports.append
+                InstanceProcessSettings(torchserve=torchserve, **values), registry, {}, self.reports.append
             ) as launcher:
                 yield launcher, registry
         finally:

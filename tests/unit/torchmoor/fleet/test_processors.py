@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.fleet.launcher import SupervisionSettings
+from torchmoor.fleet.launcher import InstanceProcessSettings
 from torchmoor.fleet.processors import available_processors
 from torchmoor.fleet.torchserve import TorchServeSettings
 
@@ -43,6 +43,6 @@ def test_as_many_instances_start_at_once_as_the_processors_allow(
     """A start needs about two processors. In a container with a quota, those of the machine do not count."""
     monkeypatch.setattr("torchmoor.fleet.launcher.available_processors", lambda: number)
 
-    settings = SupervisionSettings(torchserve=TorchServeSettings(model_store=tmp_path), run_dir=tmp_path)
+    settings = InstanceProcessSettings(torchserve=TorchServeSettings(model_store=tmp_path), run_dir=tmp_path)
 
     assert settings.max_starting == starting
