@@ -174,14 +174,6 @@ class UpSettings(SettingsGroup, title="up"):
             step=step.replace(cooldown_s=min(cooldown_s, step.cooldown_s)),
         )
 
-    @property
-    def most_instances(self) -> int:
-        """The most instances that an endpoint may have."""
-        scaling = self.variant_scaling()
-        if scaling is not None:
-            return scaling.max_capacity
-        return 1 if self.instances is None else self.instances
-
 
 def _is_host(text: str) -> bool:
     try:

@@ -1,4 +1,4 @@
-"""The instances of this host: their plan, their start, and the autoscaler that keeps enough of them running."""
+"""The instances of this host: their start, and the autoscaler that keeps enough of them running."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
-from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.settings import ProxySettings
-from torchmoor.errors import ConfigError
-from torchmoor.fleet.archives import archive_name
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.data_plane_view import DataPlaneView
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch
-from torchmoor.proxy.instances.registry import Registry, name_stem
-from torchmoor.wire.session_ids import is_instance_name
+from torchmoor.proxy.instances.registry import Registry
 
 
 class HostFleet:
@@ -71,25 +67,3 @@ class HostFleet:
         self._front.on_need(self._autoscaler.wake)
         running = asyncio.create_task(self._autoscaler.run())
         self._stack.callback(running.cancel)
-
-
-def plan_scaled(endpoints: Sequence[EndpointSettings], gpus: Sequence[str]) -> list[Launch]:
-    """Return all instances that variants with Autoscaling may have, spread over the GPUs if there are any.
-
-    Raises ConfigError if the endpoint's name leads to an invalid instance name.
-    """
-    launches: list[Launch] = []
-    for endpoint in endpoints:
-        for variant in endpoint.variants:
-            for number in range(variant.scaling.max_capacity if variant.scaling else 0):
-                name = f"{name_stem(endpoint, variant)}-{number}"
-                if not is_instance_name(name):
-                    raise ConfigError(
-                        f"an instance of {endpoint.name} would have the name {name!r}: choose a shorter one"
-                    )
-                gpu = gpus[len(launches) % len(gpus)] if gpus else None
-                launches.append(Launch(name, endpoint.name, archive_name(variant.model), gpu, variant.name))
-    names = [launch.name for launch in launches]
-    if len(set(names)) != len(names):
-        raise ConfigError("two variants with Autoscaling would have instances of one name: choose other names")
-    return launches

@@ -14,7 +14,7 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
-from torchmoor.fleet.archives import archive_name, chat_handler
+from torchmoor.fleet.archives import chat_handler
 from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import InstanceProcessSettings
 from torchmoor.fleet.model_sources import MANY, adapter_environment, many_environment, multi_model_settings
@@ -24,7 +24,7 @@ from torchmoor.run.checkpoints import Checkpoint, check_environment, find_checkp
 from torchmoor.run.endpoint_names import join_names
 from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
-from torchmoor.run.launching import find_archive, find_model_store, make_process_settings
+from torchmoor.run.launching import find_archive, find_model_store, make_process_settings, plan_instances
 from torchmoor.run.run_directory import find_session_keys
 from torchmoor.wire.handler_variables import ALLOWED_HOSTS, JOURNAL_URL
 from torchmoor.wire.session_ids import KEYS_VARIABLE
@@ -77,7 +77,8 @@ def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, 
     settings = with_environment(settings, environ, is_open=is_open)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     gpus = usable_gpus(environ, launch)
-    launches = equip(plan_instances(names, options.most_instances, gpus), options.launch, checkpoints)
+    planned = plan_instances(endpoints, gpus, num_fixed=1 if options.instances is None else options.instances)
+    launches = equip(planned, options.launch, checkpoints)
     environment = {KEYS_VARIABLE: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
@@ -103,15 +104,6 @@ def _endpoints(options: UpSettings, names: Sequence[str], environ: Mapping[str, 
         )
         for name in names
     )
-
-
-def plan_instances(endpoints: Sequence[str], num_instances: int, gpus: Sequence[str]) -> list[Launch]:
-    """Return each endpoint's instances, spread over the GPUs if there are any."""
-    wanted = [(endpoint, i) for endpoint in endpoints for i in range(num_instances)]
-    return [
-        Launch(f"{endpoint.lower()}-{i}", endpoint, archive_name(endpoint), gpus[number % len(gpus)] if gpus else None)
-        for number, (endpoint, i) in enumerate(wanted)
-    ]
 
 
 def equip(launches: Sequence[Launch], settings: LaunchSettings, checkpoints: Sequence[Checkpoint]) -> list[Launch]:

@@ -1,19 +1,47 @@
-"""Which archives instances serve and how their processes run, for all commands that start instances."""
+"""Which instances this host may have, their archives, and how their processes run, for all commands that start some."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
 from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
+from torchmoor.config.routing import EndpointSettings
+from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
 from torchmoor.fleet.launcher import InstanceProcessSettings
-from torchmoor.fleet.torchserve import JAVA_HOME_VARIABLE, TorchServeSettings
+from torchmoor.fleet.torchserve import JAVA_HOME_VARIABLE, Launch, TorchServeSettings
+from torchmoor.proxy.instances.registry import name_stem
+from torchmoor.wire.session_ids import is_instance_name
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STORE = "model_store"
+
+
+def plan_instances(endpoints: Sequence[EndpointSettings], gpus: Sequence[str], *, num_fixed: int = 0) -> list[Launch]:
+    """Return all instances that the endpoints may have, spread over the GPUs if there are any.
+
+    num_fixed: instances of a variant without Autoscaling. Raises ConfigError if the endpoint's name leads to an invalid
+    instance name.
+    """
+    launches: list[Launch] = []
+    for endpoint in endpoints:
+        for variant in endpoint.variants:
+            for number in range(variant.scaling.max_capacity if variant.scaling else num_fixed):
+                name = f"{name_stem(endpoint, variant)}-{number}"
+                if not is_instance_name(name):
+                    raise ConfigError(
+                        f"an instance of {endpoint.name} would have the name {name!r}: choose a shorter one"
+                    )
+                gpu = gpus[len(launches) % len(gpus)] if gpus else None
+                launches.append(Launch(name, endpoint.name, archive_name(variant.model), gpu, variant.name))
+    names = [launch.name for launch in launches]
+    if len(set(names)) != len(names):
+        raise ConfigError("two variants with Autoscaling would have instances of one name: choose other names")
+    return launches
 
 
 def find_model_store(launch: LaunchSettings) -> Path:

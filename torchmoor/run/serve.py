@@ -31,8 +31,8 @@ from torchmoor.proxy.observe.observing import check_observing
 from torchmoor.run.app import Proxy
 from torchmoor.run.environment_settings import with_environment
 from torchmoor.run.gpus import share_gpus, usable_gpus
-from torchmoor.run.host_fleet import HostFleet, plan_scaled
-from torchmoor.run.launching import make_process_settings
+from torchmoor.run.host_fleet import HostFleet
+from torchmoor.run.launching import make_process_settings, plan_instances
 from torchmoor.run.reload import Reloader
 from torchmoor.run.run_directory import run_directory
 from torchmoor.run.static_instances import make_registry
@@ -59,7 +59,7 @@ async def run(
     configuration = read(path, given=given, is_open=is_open)
     settings = configuration.proxy
     registry = make_registry(configuration)
-    launches = plan_scaled(settings.endpoints, usable_gpus(os.environ, configuration.launch))
+    launches = plan_instances(settings.endpoints, usable_gpus(os.environ, configuration.launch))
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -130,7 +130,7 @@ def check(path: Path, *, given: Given, is_open: bool, warn: Callable[[str], None
     configuration = read(path, given=given, is_open=is_open)
     settings, registry = configuration.proxy, make_registry(configuration)
     Proxy(settings, registry)  # reads the certificates
-    launches = plan_scaled(settings.endpoints, [])
+    launches = plan_instances(settings.endpoints, [])
     check_archives(Path(configuration.launch.model_store), launches)
     check_observing(settings.observe)
     if not settings.sessions.keys:

@@ -126,7 +126,7 @@ class Endpoint:
 
 
 def name_stem(endpoint: EndpointSettings, variant: VariantSettings) -> str:
-    """Return the beginning of the names of a variant's instances that are started on demand."""
+    """Return the beginning of the names of a variant's instances that this host starts."""
     return (endpoint.name if len(endpoint.variants) == 1 else f"{endpoint.name}-{variant.name}").lower()
 
 

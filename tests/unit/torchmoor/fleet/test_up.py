@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,18 @@ from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance_guard import LOCK_FILE
-from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
+from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.run.checkpoints import Checkpoint
 from torchmoor.run.gpus import find_gpus, share_gpus, usable_gpus
-from torchmoor.run.host_plan import equip, plan_instances
+from torchmoor.run.host_plan import equip
+from torchmoor.run.launching import plan_instances
 from torchmoor.run.up import run
 from torchmoor.wire.handler_variables import ALLOWED_HOSTS, DEVICE_FRACTION, MODEL_PATH
 from torchmoor.wire.session_ids import KEYS_VARIABLE
@@ -277,16 +280,22 @@ def test_allowed_image_hosts_reach_the_handlers(options: UpSettings, environment
     assert environments["llava-0"][ALLOWED_HOSTS] == "127.0.0.1,10.0.0.0/8"
 
 
+def plan(endpoints: Sequence[str], num_instances: int, gpus: Sequence[str]) -> list[Launch]:
+    """Plan this number of instances of each endpoint."""
+    settings = [EndpointSettings(name=name, variants=(VariantSettings(model=name),)) for name in endpoints]
+    return plan_instances(settings, gpus, num_fixed=num_instances)
+
+
 def test_instances_are_spread_over_the_gpus() -> None:
     """Instances get one GPU each while there are enough, then in turn, or none without GPUs."""
-    assert [launch.gpu for launch in plan_instances(["llava"], 3, ["0", "1"])] == ["0", "1", "0"]
-    assert [launch.gpu for launch in plan_instances(["llava"], 2, [])] == [None, None]
-    assert [launch.name for launch in plan_instances(["llava"], 2, [])] == ["llava-0", "llava-1"]
+    assert [launch.gpu for launch in plan(["llava"], 3, ["0", "1"])] == ["0", "1", "0"]
+    assert [launch.gpu for launch in plan(["llava"], 2, [])] == [None, None]
+    assert [launch.name for launch in plan(["llava"], 2, [])] == ["llava-0", "llava-1"]
 
 
 def test_every_endpoint_has_its_own_instances() -> None:
     """Each endpoint has instances of its own archive, and all share the GPUs in turn."""
-    launches = plan_instances(["llava", "llm"], 2, ["0", "1", "2"])
+    launches = plan(["llava", "llm"], 2, ["0", "1", "2"])
 
     assert [launch.name for launch in launches] == ["llava-0", "llava-1", "llm-0", "llm-1"]
     assert [launch.archive for launch in launches] == ["llava.mar", "llava.mar", "llm.mar", "llm.mar"]
@@ -296,12 +305,12 @@ def test_every_endpoint_has_its_own_instances() -> None:
 
 def test_instances_that_share_a_gpu_share_its_memory() -> None:
     """Instances on one GPU divide its memory, unless an operator sets the share."""
-    three_on_two = plan_instances(["llava", "llm", "other"], 1, ["0", "1"])
+    three_on_two = plan(["llava", "llm", "other"], 1, ["0", "1"])
 
     assert share_gpus(three_on_two, {}) == {DEVICE_FRACTION: "0.425"}
     assert share_gpus(three_on_two, {DEVICE_FRACTION: "0.3"}) == {}
-    assert share_gpus(plan_instances(["llava"], 2, ["0", "1"]), {}) == {}
-    assert share_gpus(plan_instances(["llava"], 2, []), {}) == {}
+    assert share_gpus(plan(["llava"], 2, ["0", "1"]), {}) == {}
+    assert share_gpus(plan(["llava"], 2, []), {}) == {}
 
 
 def test_it_serves_several_endpoints(
@@ -336,7 +345,7 @@ def test_each_model_has_its_own_place(
 
 def test_a_model_needs_no_model_store(tmp_path: Path) -> None:
     """The archive of a model has its name and the chat handler, without weights, so a model store is not needed."""
-    [launch] = equip(plan_instances(["mine"], 1, []), LaunchSettings(), [Checkpoint("mine", "/models/mine")])
+    [launch] = equip(plan(["mine"], 1, []), LaunchSettings(), [Checkpoint("mine", "/models/mine")])
 
     assert launch.contents is not None
     assert "chat_entry.py" in launch.contents.names()
@@ -349,9 +358,7 @@ def test_the_demo_model_and_many_models_are_built_in(tmp_path: Path, monkeypatch
     (tmp_path / "model_store").mkdir()
 
     def contents(settings: LaunchSettings) -> list[bool]:
-        return [
-            launch.contents is not None for launch in equip(plan_instances(["llava", "many", "x"], 1, []), settings, [])
-        ]
+        return [launch.contents is not None for launch in equip(plan(["llava", "many", "x"], 1, []), settings, [])]
 
     assert contents(LaunchSettings()) == [True, True, False]
     assert contents(LaunchSettings(model_store=str(tmp_path))) == [False, False, False]

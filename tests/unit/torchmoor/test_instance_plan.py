@@ -7,7 +7,7 @@ from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.run.host_fleet import plan_scaled
+from torchmoor.run.launching import plan_instances
 
 TWO = ScalingSettings(max_capacity=2)
 
@@ -23,7 +23,7 @@ def test_every_instance_that_may_run_is_planned() -> None:
 
     Each is named after its endpoint, and after its variant where there are several.
     """
-    planned = plan_scaled(
+    planned = plan_instances(
         [endpoint("Chat", "AllTraffic"), endpoint("fixed", "v", scaling=None), endpoint("ab", "Blue", "Green")],
         ["0", "1"],
     )
@@ -43,7 +43,7 @@ def test_a_name_leads_to_its_variant_without_the_instance() -> None:
     settings = [endpoint("ab", "Blue", "Green")]
     (found,) = Registry(settings).endpoints()
 
-    variants = {launch.name: launch.variant for launch in plan_scaled(settings, [])}
+    variants = {launch.name: launch.variant for launch in plan_instances(settings, [])}
 
     assert {name: variant.name for name in variants if (variant := found.find_variant_of(name))} == variants
     assert found.find_variant_of("other-0") is None
@@ -60,4 +60,4 @@ def test_a_name_leads_to_its_variant_without_the_instance() -> None:
 def test_names_that_would_be_none_or_the_same_are_refused(endpoints: list[EndpointSettings]) -> None:
     """Invalid or equal names are refused, because session ids contain them."""
     with pytest.raises(ConfigError, match="name"):
-        plan_scaled(endpoints, [])
+        plan_instances(endpoints, [])
