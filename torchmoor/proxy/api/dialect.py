@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from torchmoor.config.limits import LimitSettings
 from torchmoor.errors import ApiError
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import CONTINUABLE, STREAM_NEXT
@@ -24,7 +25,8 @@ class ApiDialect(Protocol):
     operation_name: for the access log, traces and decisions. names_sessions_in_header: a request's session header names
     its session. names_sessions_in_body: a request without that header may name one in its body. held_back: names of
     fields that are not forwarded, besides those that never are. sent_method: of requests to instances; empty for the
-    client's own. names_variant: its answers name the variant that gave them.
+    client's own. names_variant: its answers name the variant that gave them. may_stream: its answers may be streams,
+    which may take longer.
     """
 
     operation_name: str
@@ -33,6 +35,12 @@ class ApiDialect(Protocol):
     held_back: frozenset[bytes] = frozenset()
     sent_method: bytes = b""
     names_variant: bool = False
+    may_stream: bool = True
+
+    @staticmethod
+    def max_body_bytes(limits: LimitSettings) -> int:
+        """Return the setting for the longest body of this API's requests."""
+        return limits.max_passthrough_body_bytes
 
     def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
         """Raise ApiError for a request that this API refuses, besides the checks of every API."""

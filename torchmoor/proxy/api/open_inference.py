@@ -19,7 +19,7 @@ from torchmoor.errors import ApiError, ModelError, ValidationError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.operation import Operation, whole_deadlines
+from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import REQUEST_ID_LINE, TIMEOUT_STATUS, explain
 from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply, unknown_operation
@@ -46,11 +46,8 @@ class OpenInferenceApi:
     def __init__(self, dispatchers: Dispatchers) -> None:
         self._dispatchers = dispatchers
         self._registry = dispatchers.registry
-        settings = dispatchers.settings
-        max_body_bytes = settings.limits.max_passthrough_body_bytes
-        deadlines = whole_deadlines(settings.timeouts)
         self._operations = dispatchers.registry.map_served(
-            lambda endpoint: Operation(dispatchers, endpoint, OpenInferenceDialect(), deadlines, max_body_bytes)
+            lambda endpoint: Operation(dispatchers, endpoint, OpenInferenceDialect())
         )
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
@@ -91,6 +88,7 @@ class OpenInferenceDialect(ApiDialect):
     operation_name = "ModelInfer"
     names_sessions_in_header = False
     names_sessions_in_body = False
+    may_stream = False
     held_back = frozenset((TARGET_MODEL,))
 
     def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:

@@ -58,14 +58,11 @@ class OpenAIApi:
         self._dispatchers = dispatchers
         self._queue = queue
         settings = dispatchers.settings
-        self._max_body_bytes = settings.limits.max_passthrough_body_bytes
+        self._max_body_bytes = OpenAIDialect.max_body_bytes(settings.limits)
         self._deadlines = stream_deadlines(settings.timeouts)
         self.sockets = ResponseSockets(settings.websocket)
         self._operations = dispatchers.registry.map_served(
-            lambda endpoint: {
-                dialect: Operation(dispatchers, endpoint, dialect, self._deadlines, self._max_body_bytes)
-                for dialect in DIALECTS.values()
-            }
+            lambda endpoint: {dialect: Operation(dispatchers, endpoint, dialect) for dialect in DIALECTS.values()}
         )
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:

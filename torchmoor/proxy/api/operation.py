@@ -23,21 +23,15 @@ _TIMEOUT_LINE = f"\r\n{headers.TIMEOUT_MS}: ".encode()
 class Operation:
     """The limits and header lines of one operation of one endpoint."""
 
-    def __init__(
-        self,
-        dispatchers: Dispatchers,
-        endpoint: Endpoint,
-        dialect: ApiDialect,
-        deadlines: Deadlines,
-        max_body_bytes: int,
-    ) -> None:
+    def __init__(self, dispatchers: Dispatchers, endpoint: Endpoint, dialect: ApiDialect) -> None:
+        settings = dispatchers.settings
         self.dispatchers = dispatchers
         self.endpoint = endpoint
         self.dialect = dialect
-        self.deadlines = deadlines
-        self.max_body_bytes = max_body_bytes
-        self.max_session_body_bytes = dispatchers.settings.limits.max_session_body_bytes
-        self.timeout_line = timeout_line(deadlines.total_s)
+        self.deadlines = (stream_deadlines if dialect.may_stream else whole_deadlines)(settings.timeouts)
+        self.max_body_bytes = dialect.max_body_bytes(settings.limits)
+        self.max_session_body_bytes = settings.limits.max_session_body_bytes
+        self.timeout_line = timeout_line(self.deadlines.total_s)
         self._ids_start = _IDS_START % endpoint.name.encode()
 
     def begin_head(

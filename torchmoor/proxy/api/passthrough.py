@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchmoor.errors import ApiError, ModelError
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
-from torchmoor.proxy.api.operation import Operation, stream_deadlines
+from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.replies import container_error, message_of
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -51,13 +51,10 @@ class PassThrough:
 
     def __init__(self, dispatchers: Dispatchers) -> None:
         self._dispatchers = dispatchers
-        settings = dispatchers.settings
-        self._max_body_bytes = settings.limits.max_passthrough_body_bytes
-        self._deadlines = stream_deadlines(settings.timeouts)
         self.operations = dispatchers.registry.map_served(
             lambda endpoint: self.make_operation(endpoint, PassThroughDialect())
         )
 
     def make_operation(self, endpoint: Endpoint, dialect: PassThroughDialect) -> Operation:
         """Make an operation of an endpoint with a dialect of its own."""
-        return Operation(self._dispatchers, endpoint, dialect, self._deadlines, self._max_body_bytes)
+        return Operation(self._dispatchers, endpoint, dialect)

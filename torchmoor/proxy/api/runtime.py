@@ -9,6 +9,7 @@ GET  /endpoints/{EndpointName}                       (torchmoor.proxy.api.descri
 from __future__ import annotations
 
 from torchmoor.async_inference.service import AsyncInference
+from torchmoor.config.limits import LimitSettings
 from torchmoor.errors import (
     ApiError,
     BodyTooLarge,
@@ -24,7 +25,7 @@ from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
-from torchmoor.proxy.api.operation import Operation, stream_deadlines, whole_deadlines
+from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
 from torchmoor.proxy.api.runtime_members import (
     ENDPOINT_NAME,
@@ -72,10 +73,7 @@ class RuntimeApi:
     def __init__(self, dispatchers: Dispatchers, service: AsyncInference | None) -> None:
         """service: None if no endpoint takes asynchronous requests."""
         self._dispatchers = dispatchers
-        timeouts = dispatchers.settings.timeouts
         self._service = service
-        self._max_body_bytes = dispatchers.settings.limits.max_body_bytes
-        self._whole, self._streamed = whole_deadlines(timeouts), stream_deadlines(timeouts)
         region = dispatchers.settings.access.region or DEFAULT_REGION
         self._log_groups = (
             f"arn:aws:logs:{region}:{dispatchers.settings.account_id}:log-group:/aws/sagemaker/Endpoints/"
@@ -85,12 +83,8 @@ class RuntimeApi:
     def _make_operations(self, endpoint: Endpoint) -> dict[bytes, Operation | AsyncOperation]:
         dispatchers, service = self._dispatchers, self._service
         operations: dict[bytes, Operation | AsyncOperation] = {
-            _WHOLE: Operation(
-                dispatchers, endpoint, RuntimeDialect(self._log_groups), self._whole, self._max_body_bytes
-            ),
-            _STREAMED: Operation(
-                dispatchers, endpoint, StreamDialect(self._log_groups), self._streamed, self._max_body_bytes
-            ),
+            _WHOLE: Operation(dispatchers, endpoint, RuntimeDialect(self._log_groups)),
+            _STREAMED: Operation(dispatchers, endpoint, StreamDialect(self._log_groups)),
         }
         if service is not None and endpoint.name in service.endpoints:
             operations[_ASYNC] = AsyncOperation(dispatchers, endpoint, service)
@@ -159,10 +153,15 @@ class RuntimeDialect(ApiDialect):
 
     operation_name = "InvokeEndpoint"
     names_variant = True
+    may_stream = False
 
     def __init__(self, log_groups: str) -> None:
         """log_groups: the ARN of the endpoints' log groups, without an endpoint's name."""
         self._log_groups = log_groups
+
+    @staticmethod
+    def max_body_bytes(limits: LimitSettings) -> int:
+        return limits.max_body_bytes
 
     def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:
         places = request.layout.places
@@ -195,6 +194,7 @@ class StreamDialect(RuntimeDialect):
     """
 
     operation_name = "InvokeEndpointWithResponseStream"
+    may_stream = True
     held_back = frozenset((ACCEPT, SAGEMAKER_ACCEPT))
 
     def is_stream(self, head: AnswerHead) -> bool:
