@@ -39,7 +39,7 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.access.gate import principal_of
-from torchmoor.proxy.dispatch.decisions import MAX_SHOWN, DecisionQuery
+from torchmoor.proxy.dispatch.recent_decisions import MAX_SHOWN, DecisionQuery
 from torchmoor.proxy.dispatch.record import RequestRecord, describe_record
 from torchmoor.proxy.fast_path.request import FastRequest
 from torchmoor.proxy.http.client_connection import ClientConnection

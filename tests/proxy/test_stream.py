@@ -9,7 +9,7 @@ from botocore.exceptions import BotoCoreError, ConnectionClosedError, EventStrea
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
 from torchmoor.config.timeouts import TimeoutSettings
-from torchmoor.proxy.dispatch.decisions import DecisionQuery
+from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery
 
 
 def invoke(stage: Stage, **arguments: object) -> dict[str, object]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, get, read_limit
+from torchmoor.admin.http import get, read_limit
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.config.observe import TRACE_ID
 from torchmoor.proxy.api.reference import admin_schemas
-from torchmoor.proxy.dispatch.decisions import DEFAULT_SHOWN, MAX_SHOWN, DecisionQuery
+from torchmoor.proxy.dispatch.recent_decisions import DEFAULT_SHOWN, MAX_SHOWN, DecisionQuery
 
 FRESH_S = 0.5
 
 
 class DecisionsAdmin:
-    """Serves GET /decisions, the newest first. Its query has the fields of a DecisionQuery.
+    """Serves GET /decisions, the newest first.
 
     find: returns the decisions of all processes. trace_link: the address of a trace, with {trace_id}; "" for no links.
     """
@@ -30,17 +29,8 @@ class DecisionsAdmin:
 
     @get("/decisions", "listDecisions", "List the last routing decisions, with their reasons.", admin_schemas.DECISIONS)
     async def _show(self, request: web.Request) -> web.Response:
-        query = request.query
-        limit = read_limit(query, default=DEFAULT_SHOWN, most=MAX_SHOWN)
-        try:
-            since = float(query.get("since", "0"))
-        except ValueError:
-            since = math.nan
-        if not math.isfinite(since):
-            raise RequestRefused(400, "since must be a time in seconds since 1970.")
-        names = ("endpoint", "variant", "instance", "request", "error", "session")
-        texts = {name: query[name] for name in names if name in query}
-        wanted = DecisionQuery(**texts, since=since, limit=limit)
+        limit = read_limit(request.query, default=DEFAULT_SHOWN, most=MAX_SHOWN)
+        wanted = DecisionQuery.from_text(request.query, limit)
         return web.json_response(await self._answers.get(wanted, lambda: self._find_linked(wanted)))
 
     async def _find_linked(self, wanted: DecisionQuery) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torchmoor.async_inference.service import AsyncInference
 from torchmoor.fleet.process_commands import ProcessParts
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.metrics.process_counts import ProcessCounts
-from torchmoor.proxy.dispatch.decisions import DecisionQuery
+from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Variant

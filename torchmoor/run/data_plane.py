@@ -26,11 +26,11 @@ from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.control_operation import AnswerControl
 from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
 from torchmoor.proxy.dispatch.callers import Callers
-from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
+from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery
 from torchmoor.proxy.fast_path.routes import FastRoutes
 from torchmoor.proxy.http.arriving import ArrivingBodies
 from torchmoor.proxy.http.connection_parts import ConnectionParts

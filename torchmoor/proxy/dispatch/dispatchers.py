@@ -14,11 +14,11 @@ from typing import TypeVar
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import UnknownEndpoint, UnknownVariant
 from torchmoor.proxy.dispatch.callers import Callers
-from torchmoor.proxy.dispatch.decisions import Decisions
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.dispatch.moved_sessions import MovedSessions
 from torchmoor.proxy.dispatch.observer import Observer
+from torchmoor.proxy.dispatch.recent_decisions import RecentDecisions
 from torchmoor.proxy.dispatch.request_sessions import RequestSessions
 from torchmoor.proxy.dispatch.sequences import Sequences
 from torchmoor.proxy.http.message import Reply, Request
@@ -57,7 +57,7 @@ class Dispatchers:
         self.moved_sessions = moved_sessions
         self.recovery = recovery
         self.suspect = suspect
-        self.decisions = Decisions(settings.observe.max_decisions, settings.observe.max_decisions_per_s)
+        self.decisions = RecentDecisions(settings.observe.max_decisions, settings.observe.max_decisions_per_s)
         self.observer: Observer | None = None  # notified of each request's end
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self.sessions = RequestSessions(settings.sessions, settings.limits.max_foreign_sessions)

@@ -21,7 +21,7 @@ import uvloop
 from torchmoor.control.plane import describing_plane
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.status_poller import forget_lost, take_status
-from torchmoor.proxy.dispatch.decisions import DecisionQuery
+from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

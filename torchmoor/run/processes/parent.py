@@ -19,7 +19,7 @@ from torchmoor.fleet.data_plane_view import Values
 from torchmoor.fleet.process_commands import ProcessParts
 from torchmoor.metrics.process_counts import ProcessCounts
 from torchmoor.proxy.access.tls import make_tls
-from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
+from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery, join_decisions
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

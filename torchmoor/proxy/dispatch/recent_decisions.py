@@ -6,11 +6,13 @@ number per second is kept, and as many again of requests that failed or were ret
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.record import RequestRecord, describe_record
 from torchmoor.proxy.http.call import Outcome
 
@@ -22,7 +24,7 @@ _ANSWERED = Outcome.ANSWERED.value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionQuery:
-    """A selection of decisions.
+    """A selection of decisions. The fields are the parameters of GET /decisions.
 
     error: a code that the client received or the handler gave; ANY_ERROR: any. session: the beginning of its hash.
     since: only those that ended later, in seconds since 1970.
@@ -36,6 +38,18 @@ class DecisionQuery:
     session: str | None = None
     since: float = 0.0
     limit: int = DEFAULT_SHOWN
+
+    @classmethod
+    def from_text(cls, values: Mapping[str, str], limit: int) -> DecisionQuery:
+        """Read the other fields among the parameters of a URL; unknown ones are ignored. Raises ValidationError."""
+        texts = {each.name: values[each.name] for each in fields(cls) if each.default is None and each.name in values}
+        try:
+            since = float(values.get("since", "0"))
+        except ValueError:
+            since = math.nan
+        if not math.isfinite(since):
+            raise ValidationError("since must be a time in seconds since 1970.")
+        return cls(**texts, since=since, limit=limit)
 
     def as_message(self) -> dict[str, Any]:
         """Return the query in a form for JSON."""
@@ -53,7 +67,7 @@ class DecisionQuery:
         )
 
 
-class Decisions:
+class RecentDecisions:
     """Keeps the decisions of one process. num_left_out: requests beyond the limit per second."""
 
     def __init__(self, max_kept: int, max_per_s: int) -> None:
