@@ -65,6 +65,7 @@ def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
         "/dashboard/main.js",
         "/dashboard/models.js",
         "/dashboard/receipt.js",
+        "/dashboard/session_row.js",
         "/dashboard/dashboard.css",
         "/dashboard.json",
     ):

@@ -20,6 +20,7 @@ from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, Va
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import ScalingDecision
+from torchmoor.wire.session_row import SESSION_FIELDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("quick_dashboard")]
 
@@ -74,6 +75,11 @@ def test_sessions_are_found_sorted_pinned_and_closed(
     with open_tab(browser, stage.proxy.admin_url) as tab:
         page = tab.page
         rows = page.locator("#sessions tr")
+        titles = [each.title for each in SESSION_FIELDS if each.title]
+        expect(page.locator("#sessions-table th[scope=col]")).to_have_text(
+            ["Session", "Instance", "State", *titles, "Actions"]
+        )
+        expect(page.get_by_role("columnheader", name="Last used")).to_have_attribute("aria-sort", "descending")
         page.get_by_role("columnheader", name="Turns").get_by_role("button").click()
         expect(rows.first).to_contain_text(HASHES[58])
         expect(page.get_by_role("columnheader", name="Turns")).to_have_attribute("aria-sort", "descending")

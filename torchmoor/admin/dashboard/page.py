@@ -24,7 +24,7 @@ from torchmoor.proxy.api.reference import admin_schemas
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
 from torchmoor.tasks import cancel_all
-from torchmoor.wire import receipt
+from torchmoor.wire import receipt, session_row
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ class Dashboard:
                 path = "/" if file.name == "index.html" else f"/dashboard/{file.name}"
                 router.add_get(path, _answering(file.read_text(encoding="utf-8"), kind))
         router.add_get("/dashboard/receipt.js", _answering(receipt.make_script(), KINDS[".js"]))
+        router.add_get("/dashboard/session_row.js", _answering(session_row.make_script(), KINDS[".js"]))
         add_routes(router, self)
 
     async def _sample(self) -> None:

@@ -3,6 +3,7 @@
 import { act } from "./actions.js";
 import { $, make, only, say } from "./dom.js";
 import { Feed, get } from "./feed.js";
+import { FIELDS } from "./session_row.js";
 import { Table, badge, buttons, offer, text } from "./table.js";
 import { ago, bytes, count, number, until } from "./words.js";
 
@@ -36,11 +37,22 @@ function press(action, row) {
   });
 }
 
+// How a value of a session is shown, by its kind in torchmoor/wire/session_row.py; by its name, if differently.
+const WRITERS = { count: (value) => (value === null ? "–" : number(value)), bytes, past: ago, future: until, flag: (value) => (value ? "yes" : "no"), text: (value) => value ?? "–" };
+const FILLERS = { tier: badge((row) => ({ word: row.tier, kind: TIERS[row.tier] ?? "" })) };
+const VALUES = FIELDS.filter((each) => each.title).map(({ name, kind, title }) => ({
+  title,
+  name,
+  is: kind === "text" ? "" : "figure",
+  value: (row) => row[name],
+  fill: FILLERS[name] ?? text((row) => WRITERS[kind](row[name])),
+}));
+
 const table = new Table($("sessions-table"), {
   noun: "session",
   nothing: "No sessions.",
   key: (row) => `${row.session} ${row.instance}`,
-  sort: { column: 6, isDown: true },
+  sort: { column: 3 + VALUES.findIndex((each) => each.name === "last_used_at"), isDown: true },
   columns: [
     { title: "Session", is: "name", value: (row) => row.session, fill: showName },
     { title: "Instance", value: (row) => row.instance, fill: text((row) => row.instance) },
@@ -53,11 +65,7 @@ const table = new Table($("sessions-table"), {
         more: [row.is_pinned ? "pinned" : "", row.waiting ? `${number(row.waiting)} waiting` : ""].filter(Boolean).join(", "),
       })),
     },
-    { title: "Tier", value: (row) => row.tier, fill: badge((row) => ({ word: row.tier, kind: TIERS[row.tier] ?? "" })) },
-    { title: "Memory", is: "figure", value: (row) => row.bytes, fill: text((row) => bytes(row.bytes)) },
-    { title: "Turns", is: "figure", value: (row) => row.turns, fill: text((row) => (row.turns === null ? "–" : number(row.turns))) },
-    { title: "Last used", is: "figure", value: (row) => row.last_used_at, fill: text((row) => ago(row.last_used_at)) },
-    { title: "Expires", is: "figure", value: (row) => row.expires_at, fill: text((row) => until(row.expires_at)) },
+    ...VALUES,
     {
       title: "Actions",
       is: "actions",
