@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.http_servers import QuietHandler, serve_http
-from torchmoor.cli.async_requests import describe_list, describe_status, open_output, read_result
+from torchmoor.cli.commands.async_ import describe_list, describe_status, open_output, read_result
 from torchmoor.cli.main import main
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
