@@ -11,7 +11,7 @@ from handlers.settings.tasks import TaskSettings
 
 MAX_NAME = 40
 NUMBER_BYTES = 20.0  # of a float in JSON; the mean is 22
-Parameters = Mapping[str, type | tuple[type, ...]]  # by name, the accepted types
+ParameterTypes = Mapping[str, type | tuple[type, ...]]  # by name, the accepted types
 
 
 class TaskForm(Protocol):
@@ -35,7 +35,7 @@ class TaskRequest:
     parameters: Mapping[str, Any]
     form: TaskForm | None = None
 
-    def check_parameters(self, known: Parameters) -> None:
+    def check_parameters(self, known: ParameterTypes) -> None:
         """Raise InvalidRequest for an unknown parameter or a wrong type; null is accepted."""
         for name, value in self.parameters.items():
             if name not in known:

@@ -11,12 +11,13 @@ from torch import Tensor
 from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.compute import TaskRow
 from handlers.many.folder import read_json
-from handlers.many.request import NUMBER_BYTES, TaskRequest
+from handlers.many.request import NUMBER_BYTES, ParameterTypes, TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens
 from handlers.requests.reply import PendingReply
 from handlers.settings.tasks import TaskSettings
 
+PARAMETERS: ParameterTypes = {"truncation": bool, "normalize": bool, "dimensions": int}
 MODULES = "modules.json"
 # Pooling modes by their keys in sentence-transformers, in the order in which it joins several.
 MODES = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
@@ -118,7 +119,7 @@ class Embeddings(TextTask):
         self._width = len(pooling.modes) * model.config.hidden_size
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
-        request.check_parameters({"truncation": bool, "normalize": bool, "dimensions": int})
+        request.check_parameters(PARAMETERS)
         if self._pooling.is_lower_case:
             request = replace(request, inputs=_lower(request.inputs))
         dimensions = request.get("dimensions", None)

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from handlers.many.compute import TaskRow
-from handlers.many.request import NUMBER_BYTES, TaskRequest
+from handlers.many.request import NUMBER_BYTES, ParameterTypes, TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.requests.reply import PendingReply
+
+PARAMETERS: ParameterTypes = {"truncation": bool}
 
 
 class FeatureExtraction(TextTask):
@@ -17,7 +19,7 @@ class FeatureExtraction(TextTask):
     name = "feature-extraction"
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
-        request.check_parameters({"truncation": bool})
+        request.check_parameters(PARAMETERS)
         work = self.read_texts(request, lambda text, encoded, vectors: [vectors.tolist()])
         number, width = sum(each.size for each in work.inputs), self.model.config.hidden_size
         what = f"the {number} tokens' vectors of {width} numbers"

@@ -9,13 +9,13 @@ from torch import Tensor
 from handlers.chat.checks import check_unicode
 from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.compute import TaskRow
-from handlers.many.request import Parameters, TaskRequest, check_text, texts_of
+from handlers.many.request import ParameterTypes, TaskRequest, check_text, texts_of
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.models.tokenizer import check_known
 from handlers.requests.reply import PendingReply
 
-PARAMETERS: Parameters = {"top_k": int, "targets": (str, list), "truncation": bool}
+PARAMETERS: ParameterTypes = {"top_k": int, "targets": (str, list), "truncation": bool}
 DEFAULT_TOP_K = 5
 RESULT_BYTES = 100  # of a result in JSON, without its text
 

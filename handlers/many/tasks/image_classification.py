@@ -10,13 +10,14 @@ from torch import Tensor
 from handlers.chat.images.loader import ImageLoader
 from handlers.errors import InvalidRequest
 from handlers.many.compute import TaskRow
-from handlers.many.request import TaskRequest, as_list
+from handlers.many.request import ParameterTypes, TaskRequest, as_list
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, TaskWork
 from handlers.models.processor import scaled_side
 from handlers.requests.reply import PendingReply
 from handlers.settings.tasks import TaskSettings
 
+PARAMETERS: ParameterTypes = {"top_k": int, "function_to_apply": str}
 DEFAULT_TOP_K = 5
 PIXELS_PER_TOKEN = 256  # a patch of 16 by 16 counts as one token of a batch
 
@@ -37,7 +38,7 @@ class ImageClassification:
         self.intake = intake
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
-        request.check_parameters({"top_k": int, "function_to_apply": str})
+        request.check_parameters(PARAMETERS)
         inputs: list[Input] = []
         num_bytes = held_bytes = 0  # of the pixels so far, and of the request's shares of the budget
         references = as_list(request.inputs, self._settings.max_inputs)

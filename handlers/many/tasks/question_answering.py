@@ -13,12 +13,12 @@ from torch import Tensor
 
 from handlers.errors import ContextTooLong, InvalidRequest, ModelBroken
 from handlers.many.compute import TaskRow
-from handlers.many.request import Parameters, TaskRequest, check_text, text_inputs
+from handlers.many.request import ParameterTypes, TaskRequest, check_text, text_inputs
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.requests.reply import PendingReply
 
-PARAMETERS: Parameters = {
+PARAMETERS: ParameterTypes = {
     **dict.fromkeys(("top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len"), int),
     **dict.fromkeys(("handle_impossible_answer", "align_to_words"), bool),
 }

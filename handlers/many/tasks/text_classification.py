@@ -6,13 +6,13 @@ from typing import Any
 from torch import Tensor
 
 from handlers.errors import InvalidRequest
-from handlers.many.request import TaskRequest, check_text, text_inputs
+from handlers.many.request import ParameterTypes, TaskRequest, check_text, text_inputs
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.requests.reply import PendingReply
 
-PARAMETERS = {"top_k": int, "function_to_apply": str, "truncation": bool, "return_all_scores": bool}
+PARAMETERS: ParameterTypes = {"top_k": int, "function_to_apply": str, "truncation": bool, "return_all_scores": bool}
 RESULT_BYTES = 40  # of a result in JSON, at least
 
 

@@ -8,11 +8,12 @@ from transformers import TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
 from handlers.errors import InvalidRequest
-from handlers.many.request import TaskRequest
+from handlers.many.request import ParameterTypes, TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.requests.reply import PendingReply
 
+PARAMETERS: ParameterTypes = {"aggregation_strategy": str, "ignore_labels": list, "truncation": bool}
 TOKEN_BYTES = 90  # of a token's label in JSON
 
 
@@ -31,7 +32,7 @@ class TokenClassification(TextTask):
         )  # without a device, the pipeline would choose one and move the model
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
-        request.check_parameters({"aggregation_strategy": str, "ignore_labels": list, "truncation": bool})
+        request.check_parameters(PARAMETERS)
         strategy = self._choose_strategy(request)
         ignored = request.get("ignore_labels", ["O"])
 
