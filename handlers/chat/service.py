@@ -144,7 +144,7 @@ class ChatService:
             counters=counters,
         )
         self._resources = ResourceService(self._parts, self._sessions, self._additions, self.known, self.recorder, self)
-        self._expiry = ExpiryThread(self.store.expire, self.known.sweep, wall)
+        self._expiry = ExpiryThread(self.store.expire, self.known, wall)
 
     def stop(self) -> None:
         """End the service's threads and the engine."""

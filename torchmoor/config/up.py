@@ -174,6 +174,11 @@ class UpSettings(SettingsGroup, title="up"):
             step=step.replace(cooldown_s=min(cooldown_s, step.cooldown_s)),
         )
 
+    @property
+    def num_fixed(self) -> int:
+        """The number of an endpoint's instances, unless it changes."""
+        return 1 if self.instances is None else self.instances
+
 
 def _is_host(text: str) -> bool:
     try:

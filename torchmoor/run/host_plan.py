@@ -12,7 +12,7 @@ from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.sessions import SessionIdSettings
-from torchmoor.config.settings import ProxySettings
+from torchmoor.config.settings import GROUPS, ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.fleet.archives import chat_handler
 from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
@@ -67,18 +67,13 @@ def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, 
         endpoints=endpoints,
         async_inference=async_folder.inference,
         objects=async_folder.objects,
-        listen=options.listen,
-        access=options.access,
-        observe=options.observe,
-        chat_page=options.chat_page,
-        control=options.control,
+        **{name: getattr(options, name) for name in GROUPS if name in UpSettings.model_fields},
         sessions=SessionIdSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     settings = with_environment(settings, environ, is_open=is_open)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     gpus = usable_gpus(environ, launch)
-    planned = plan_instances(endpoints, gpus, num_fixed=1 if options.instances is None else options.instances)
-    launches = equip(planned, options.launch, checkpoints)
+    launches = equip(plan_instances(endpoints, gpus, num_fixed=options.num_fixed), options.launch, checkpoints)
     environment = {KEYS_VARIABLE: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)

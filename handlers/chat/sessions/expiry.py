@@ -6,8 +6,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.session import Session
 from handlers.journal.journal import EXPIRED_KEPT_S
 
@@ -51,18 +52,12 @@ class SweepSchedule:
         return Sweep(int(now + min(self._offsets) - EXPIRED_KEPT_S), is_full)
 
 
-class SweepFunction(Protocol):
-    """Deletes the journals of sessions; see `Journal.sweep`."""
-
-    def __call__(self, expired_before: int, *, is_full: bool) -> None: ...
-
-
 class ExpiryThread:
-    """Calls `expire` every second, and `sweep` for journals that expired before a time. wall: seconds since 1970."""
+    """Calls `expire` every second, and sweeps the journals that expired before a time. wall: seconds since 1970."""
 
-    def __init__(self, expire: Callable[[], None], sweep: SweepFunction, wall: Callable[[], float]) -> None:
+    def __init__(self, expire: Callable[[], None], known: KnownSessions, wall: Callable[[], float]) -> None:
         self._expire = expire
-        self._sweep = sweep
+        self._known = known
         self._schedule = SweepSchedule(wall)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="expiry", daemon=True)
@@ -78,7 +73,7 @@ class ExpiryThread:
                 self._expire()
                 due = self._schedule.next()
                 if due is not None:
-                    self._sweep(due.expired_before, is_full=due.is_full)
+                    self._known.sweep(due.expired_before, is_full=due.is_full)
             except Exception:
                 logger.exception("sessions could not be expired")
 
