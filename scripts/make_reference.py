@@ -17,9 +17,10 @@ from handlers.chat.metrics import CHAT_METRICS
 from handlers.settings.handler import HandlerSettings
 from handlers.torchserve.metrics_publisher import PREFIX
 from torchmoor.admin.collectors import METRICS
+from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.config.endpoints import VARIANT_GROUPS
 from torchmoor.config.error_texts import allowed_range
-from torchmoor.config.instances import DiscoverySettings, InstanceSettings
+from torchmoor.config.instances import InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.config.settings import GROUPS

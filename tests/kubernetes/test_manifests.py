@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.kubernetes.manifests import NAMESPACE, ROOT, Overlay, Workload
-from torchmoor.config.instances import DiscoverySettings
+from torchmoor.config.discovery import DiscoverySettings
 
 # Kinds of optional operators: they were validated against the published schemas when they were written
 # (docs/kubernetes.md describes how), and are checked here for their references.

@@ -14,10 +14,11 @@ from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.container import ContainerSettings
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.credentials import Credentials
+from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.config.error_texts import groups_of
 from torchmoor.config.group import SettingsGroup, refusal
 from torchmoor.config.health import HealthSettings
-from torchmoor.config.instances import DiscoverySettings, InstanceSettings
+from torchmoor.config.instances import InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings

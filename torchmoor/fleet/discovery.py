@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 
-from torchmoor.config.instances import DiscoverySettings
+from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet import discovery_dns
 from torchmoor.fleet.discovery_dns import DnsAnswer

@@ -21,7 +21,7 @@ import dns.nameserver
 import dns.rdatatype
 import dns.resolver
 
-from torchmoor.config.instances import DiscoverySettings, parse_nameserver
+from torchmoor.config.discovery import DiscoverySettings, parse_nameserver
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet.discovery_plan import DnsTarget
 from torchmoor.tasks import cancel_all

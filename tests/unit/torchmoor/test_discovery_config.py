@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tests.unit.torchmoor.fleet.dns_server import answering, failing, serving
+from torchmoor.config.discovery import DiscoverySettings, parse_nameserver
 from torchmoor.config.file import parse
-from torchmoor.config.instances import DiscoverySettings, parse_nameserver
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import try_once
 

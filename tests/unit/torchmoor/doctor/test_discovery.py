@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.torchmoor.doctor.conftest import MakePlan
 from tests.unit.torchmoor.fleet.dns_server import Behaviour, answering, serving
-from torchmoor.config.instances import DiscoverySettings
+from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.doctor.finding import Finding, Level
 from torchmoor.doctor.fleet import check_discovery
 

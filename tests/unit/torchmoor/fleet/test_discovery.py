@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchmoor.config.instances import DiscoverySettings
+from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet.discovery import Discovery

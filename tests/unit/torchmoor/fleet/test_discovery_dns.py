@@ -10,7 +10,7 @@ import dns.rcode
 import pytest
 
 from tests.unit.torchmoor.fleet.dns_server import Behaviour, answering, failing, serving, truncating
-from torchmoor.config.instances import DiscoverySettings
+from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet import discovery_dns
 from torchmoor.fleet.discovery_dns import DnsAnswer, ask, name_of_address
