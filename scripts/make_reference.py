@@ -18,7 +18,7 @@ from handlers.settings.handler import HandlerSettings
 from handlers.torchserve.metrics_publisher import PREFIX
 from torchmoor.admin.collectors import METRICS
 from torchmoor.config.discovery import DiscoverySettings
-from torchmoor.config.endpoints import VARIANT_GROUPS
+from torchmoor.config.endpoint_config import VARIANT_GROUPS
 from torchmoor.config.error_texts import allowed_range
 from torchmoor.config.instances import InstanceSettings
 from torchmoor.config.launcher import LaunchSettings

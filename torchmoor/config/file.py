@@ -15,7 +15,7 @@ import yaml
 from torchmoor.config.application_autoscaling import read_autoscaling
 from torchmoor.config.async_inference import AsyncInferenceSettings
 from torchmoor.config.discovery import DiscoverySettings
-from torchmoor.config.endpoints import check_endpoint, read_endpoint
+from torchmoor.config.endpoint_config import check_endpoint, read_endpoint
 from torchmoor.config.group import read_list, read_mapping
 from torchmoor.config.instances import InstanceSettings
 from torchmoor.config.launcher import LaunchSettings

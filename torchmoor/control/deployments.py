@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from torchmoor.config.control import ControlSettings
-from torchmoor.config.endpoints import read_endpoint
+from torchmoor.config.endpoint_config import read_endpoint
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel

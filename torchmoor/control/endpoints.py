@@ -14,7 +14,7 @@ from typing import Any
 
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.config.control import ControlSettings
-from torchmoor.config.endpoints import read_async_inference
+from torchmoor.config.endpoint_config import read_async_inference
 from torchmoor.control.arns import CONFIG, ENDPOINT, MODEL, Arns
 from torchmoor.control.autoscaling import ScalableTargets
 from torchmoor.control.deployments import Deployments

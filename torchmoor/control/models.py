@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from torchmoor.config.control import ControlSettings
-from torchmoor.config.endpoints import check_endpoint_config, read_endpoint
+from torchmoor.config.endpoint_config import check_endpoint_config, read_endpoint
 from torchmoor.control.arns import CONFIG, MODEL, Arns
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.protocol import Operation, Values
