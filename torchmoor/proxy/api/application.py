@@ -22,7 +22,6 @@ from torchmoor.proxy.api.open_inference import OpenInferenceApi
 from torchmoor.proxy.api.openai import OpenAIApi
 from torchmoor.proxy.api.openai_dialects import is_openai, openai_error
 from torchmoor.proxy.api.other_services import refuse_unknown
-from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.api.reference.document import find_handler as find_reference
 from torchmoor.proxy.api.replies import LOOKING, Handler, refusal, runtime_error
 from torchmoor.proxy.api.response_invocation import BackgroundQueue
@@ -55,7 +54,6 @@ class DataPlaneApplication:
         """gate: None admits every caller. async_inference: None if no endpoint has it."""
         self._dispatchers = dispatchers
         self._gate = gate
-        pass_through = PassThrough(dispatchers)
         self._openai = OpenAIApi(dispatchers, BackgroundQueue(async_inference, operations))
         self.runtime = RuntimeApi(dispatchers, async_inference)
         self.metrics: MetricsApi | None = None  # set before the first request, if this port shows the metrics
@@ -73,13 +71,13 @@ class DataPlaneApplication:
         listen = settings.listen
         self.pages = WebPageGuard(listen.host, listen.allowed_hosts, listen.allowed_origins)
         self._cors = Cors(listen.allowed_origins)
-        container_api = ContainerApi(dispatchers, pass_through)
-        tgi_api = TgiApi(dispatchers, pass_through, container_api)
+        container_api = ContainerApi(dispatchers)
+        tgi_api = TgiApi(dispatchers, container_api)
         own_pages = WebPageGuard(listen.host, listen.allowed_hosts)
         self._finders: list[Callable[[bytes, bytes], Handler | None]] = [
             self._openai.find_handler,
             self.runtime.find_handler,
-            TorchServeApi(dispatchers, pass_through).find_handler,
+            TorchServeApi(dispatchers).find_handler,
             container_api.find_handler,
             tgi_api.find_handler,
             lambda method, path: None if self.metrics is None else self.metrics.find_handler(method, path),
@@ -88,7 +86,7 @@ class DataPlaneApplication:
             find_reference,
         ]
         if settings.container.serves_models:
-            self._finders.append(ContainerModelsApi(dispatchers, pass_through, operations).find_handler)
+            self._finders.append(ContainerModelsApi(dispatchers, operations).find_handler)
         if page is not None:
             self._finders.append(page.find_handler)
 

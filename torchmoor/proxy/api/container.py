@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from torchmoor.errors import ApiError, ServiceUnavailable
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.operation import Operation
-from torchmoor.proxy.api.passthrough import PassThrough
+from torchmoor.proxy.api.operation import Operation, map_operations
+from torchmoor.proxy.api.passthrough import PassThroughDialect
 from torchmoor.proxy.api.replies import LOOKING, Handler, container_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
@@ -27,9 +27,9 @@ _UNHEALTHY = Reply(503)
 class ContainerApi:
     """Presents this proxy and its instances as one container."""
 
-    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough) -> None:
+    def __init__(self, dispatchers: Dispatchers) -> None:
         self._dispatchers = dispatchers
-        self._pass_through = pass_through
+        self._operations = map_operations(dispatchers, PassThroughDialect())
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         if path == INVOCATIONS and method == b"POST":
@@ -43,7 +43,7 @@ class ContainerApi:
 
     def _invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass a request to an instance; the answer keeps the instance's own form."""
-        return self.begin(request, request_id, self._pass_through.operations, container_error)
+        return self.begin(request, request_id, self._operations, container_error)
 
     def begin(
         self,

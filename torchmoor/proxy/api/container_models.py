@@ -24,7 +24,8 @@ from torchmoor.errors import ApiError, ModelBusy, ModelNotLoaded, ServiceUnavail
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply, defer_operation
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect
+from torchmoor.proxy.api.operation import Operation
+from torchmoor.proxy.api.passthrough import PassThroughDialect
 from torchmoor.proxy.api.replies import JSON, Handler, container_error, json_reply, unknown_operation
 from torchmoor.proxy.api.runtime_members import TARGET_MODEL
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -56,12 +57,12 @@ class LoadedModel:
 class ContainerModelsApi:
     """Maps the platform's operations to the handlers' `models` operation."""
 
-    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough, operations: HandlerOperations) -> None:
+    def __init__(self, dispatchers: Dispatchers, operations: HandlerOperations) -> None:
         self._dispatchers = dispatchers
         self._settings = dispatchers.settings.container
         self._endpoint = dispatchers.registry.endpoints()[0]
         self._handlers = operations
-        self._invocations = pass_through.make_operation(self._endpoint, LoadedModelDialect())
+        self._invocations = Operation(dispatchers, self._endpoint, LoadedModelDialect())
         self._models: dict[str, LoadedModel] = {}
         dispatchers.registry.listen(self._on_change)
 

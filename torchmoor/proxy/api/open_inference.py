@@ -19,7 +19,7 @@ from torchmoor.errors import ApiError, ModelError, ValidationError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.operation import Operation
+from torchmoor.proxy.api.operation import Operation, map_operations
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.passthrough import REQUEST_ID_LINE, TIMEOUT_STATUS, explain
 from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply, unknown_operation
@@ -46,9 +46,7 @@ class OpenInferenceApi:
     def __init__(self, dispatchers: Dispatchers) -> None:
         self._dispatchers = dispatchers
         self._registry = dispatchers.registry
-        self._operations = dispatchers.registry.map_served(
-            lambda endpoint: Operation(dispatchers, endpoint, OpenInferenceDialect())
-        )
+        self._operations = map_operations(dispatchers, OpenInferenceDialect())
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         return self._handle if path == _ROOT or path.startswith(_ROOT + b"/") else None

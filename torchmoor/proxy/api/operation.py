@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.runtime_members import TARGET_MODEL
@@ -68,6 +70,11 @@ class Operation:
         if request.principal:
             parts.append(_PRINCIPAL_LINE % request.principal.encode())
         return parts
+
+
+def map_operations(dispatchers: Dispatchers, dialect: ApiDialect) -> Mapping[Endpoint, Operation]:
+    """Return the dialect's operation of each endpoint that is served, now and later."""
+    return dispatchers.registry.map_served(lambda endpoint: Operation(dispatchers, endpoint, dialect))
 
 
 def whole_deadlines(timeouts: TimeoutSettings) -> Deadlines:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torchmoor.errors import ApiError, ModelError
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
-from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.replies import container_error, message_of
 from torchmoor.proxy.dispatch import unavailable
-from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply
@@ -44,17 +42,3 @@ def explain(head: AnswerHead, body: bytes) -> ApiError:
     if head.find(ERROR_CODE) is None and head.status in TORCHSERVE_BUSY:
         return unavailable.torchserve_busy()
     return ApiError(message_of(body), status=head.status, retry_after_s=head.retry_after_s)
-
-
-class PassThrough:
-    """Keeps one operation for each endpoint that is served."""
-
-    def __init__(self, dispatchers: Dispatchers) -> None:
-        self._dispatchers = dispatchers
-        self.operations = dispatchers.registry.map_served(
-            lambda endpoint: self.make_operation(endpoint, PassThroughDialect())
-        )
-
-    def make_operation(self, endpoint: Endpoint, dialect: PassThroughDialect) -> Operation:
-        """Make an operation of an endpoint with a dialect of its own."""
-        return Operation(self._dispatchers, endpoint, dialect)

@@ -10,15 +10,15 @@ The bodies are those of /invocations, and are not changed. A header names the fi
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from torchmoor import __version__
 from torchmoor.errors import ApiError, ModelError
 from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.operation import map_operations
 from torchmoor.proxy.api.other_services import find_service, refuse_unknown
-from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, PassThrough, PassThroughDialect, explain
+from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, PassThroughDialect, explain
 from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
@@ -40,14 +40,11 @@ _SERVICES = ("", "sagemaker")  # for which requests to / may be signed
 class TgiApi:
     """Finds the handler of a route."""
 
-    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough, container: ContainerApi) -> None:
+    def __init__(self, dispatchers: Dispatchers, container: ContainerApi) -> None:
         self._dispatchers = dispatchers
         self._container = container
         dialects = {ROOT: RootDialect(), **{b"/" + r.encode(): RouteDialect(name, r) for name, r in _ROUTES.items()}}
-        self._generating = {
-            path: dispatchers.registry.map_served(partial(pass_through.make_operation, dialect=dialect))
-            for path, dialect in dialects.items()
-        }
+        self._generating = {path: map_operations(dispatchers, dialect) for path, dialect in dialects.items()}
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         if method == b"POST" and path != ROOT and path in self._generating:

@@ -8,7 +8,8 @@ from urllib.parse import unquote
 from torchmoor.errors import ApiError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.passthrough import PassThrough
+from torchmoor.proxy.api.operation import map_operations
+from torchmoor.proxy.api.passthrough import PassThroughDialect
 from torchmoor.proxy.api.replies import Handler, container_error, json_reply
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
@@ -21,9 +22,9 @@ _METHODS = frozenset((b"POST", b"PUT", b"GET"))
 class TorchServeApi:
     """Finds the variant that serves the model in the path."""
 
-    def __init__(self, dispatchers: Dispatchers, pass_through: PassThrough) -> None:
+    def __init__(self, dispatchers: Dispatchers) -> None:
         self._dispatchers = dispatchers
-        self._pass_through = pass_through
+        self._operations = map_operations(dispatchers, PassThroughDialect())
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         return self._invoke if path.startswith(PREFIX) and method in _METHODS else None
@@ -37,7 +38,7 @@ class TorchServeApi:
             if found is None or "." in segments or ".." in segments:
                 return _model_not_found(segments[0])
             endpoint, variant = found
-            operation = self._pass_through.operations[endpoint]
+            operation = self._operations[endpoint]
             return begin_invocation(operation, request, request_id, path=path, variant=variant.name.encode())
         except ApiError as error:
             return container_error(error, request_id)
