@@ -76,8 +76,8 @@ class Observations:
 class MetricHistory:
     """Takes a sample each minute while `run` runs; `read` includes the current minute."""
 
-    def __init__(self, front: DataPlaneView, *, num_minutes: int) -> None:
-        self._front = front
+    def __init__(self, data: DataPlaneView, *, num_minutes: int) -> None:
+        self._data = data
         self._samples: deque[tuple[float, Mapping[Series, Any]]] = deque([(time.time(), {})], maxlen=num_minutes)
         self._host = HostCollector()
         self._use = self._measure_host()
@@ -103,10 +103,10 @@ class MetricHistory:
     def _take(self) -> dict[Series, Any]:
         found: dict[Series, Any] = {
             (each.variant.endpoint, each.variant.name): {**each.metrics.snapshot(), **_observe(each), **self._use}
-            for each in self._front.traffic()
+            for each in self._data.traffic()
         }
-        if self._front.async_inference is not None:
-            for name, endpoint in self._front.async_inference.endpoints.items():
+        if self._data.async_inference is not None:
+            for name, endpoint in self._data.async_inference.endpoints.items():
                 found[name, ""] = {key: [value] for key, value in endpoint.metrics.gauges()}
         return found
 

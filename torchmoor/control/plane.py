@@ -101,17 +101,17 @@ class LaunchingPlane:
         ).answer
 
     @asynccontextmanager
-    async def running(self, front: DataPlaneView, report: Callable[[str], None]) -> AsyncIterator[None]:
+    async def running(self, data: DataPlaneView, report: Callable[[str], None]) -> AsyncIterator[None]:
         """Deploy the endpoints of the last run, and scale variants, until the context ends.
 
-        front: the data plane that serves the endpoints. report: shows a message to the operator.
+        data: the data plane that serves the endpoints. report: shows a message to the operator.
         """
-        autoscaler = Autoscaler([], self._registry, self._launcher, front, report, are_journaled=self._are_journaled)
+        autoscaler = Autoscaler([], self._registry, self._launcher, data, report, are_journaled=self._are_journaled)
         autoscaler.on_decided = self._targets.note
         self._deployments.autoscaler = autoscaler
-        self._endpoints.asynchronous = front.async_inference
-        front.on_need(autoscaler.wake)
-        self._cloudwatch.history = history = MetricHistory(front, num_minutes=self._num_minutes)
+        self._endpoints.asynchronous = data.async_inference
+        data.on_need(autoscaler.wake)
+        self._cloudwatch.history = history = MetricHistory(data, num_minutes=self._num_minutes)
         tasks = [asyncio.create_task(work) for work in (autoscaler.run(), history.run())]
         try:
             async with self._endpoints:

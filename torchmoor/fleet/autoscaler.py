@@ -51,7 +51,7 @@ class Autoscaler:
         groups: Sequence[ScaledVariant],
         registry: Registry,
         launcher: Launcher,
-        proxy: DataPlaneView,
+        data: DataPlaneView,
         report: Callable[[str], None],
         *,
         are_journaled: bool,
@@ -60,7 +60,7 @@ class Autoscaler:
         self._groups = list(groups)
         self._registry = registry
         self._launcher = launcher
-        self._proxy = proxy
+        self._data = data
         self._report = report
         self._are_journaled = are_journaled
         self._clock = clock
@@ -117,8 +117,8 @@ class Autoscaler:
 
     async def look(self) -> None:
         """Count, decide and act, for every variant."""
-        await self._proxy.refresh()
-        traffic = {each.variant: each for each in self._proxy.traffic()}
+        await self._data.refresh()
+        traffic = {each.variant: each for each in self._data.traffic()}
         groups = [group for group in self._groups if group.variant in traffic]
         for number, group in enumerate(groups):
             variant = group.variant
@@ -157,10 +157,10 @@ class Autoscaler:
         """
         outstanding = sum(instance.outstanding for instance in group.variant.pool.members)
         waiting = load.num_waiting
-        if has_queue and self._proxy.async_inference is not None:
+        if has_queue and self._data.async_inference is not None:
             try:
                 async with asyncio.timeout(PENDING_TIMEOUT_S):
-                    group.pending = await self._proxy.async_inference.queue.backlog(group.variant.endpoint)
+                    group.pending = await self._data.async_inference.queue.backlog(group.variant.endpoint)
             except (TimeoutError, TorchmoorError) as error:  # the last known backlog still counts
                 logger.warning("queue does not answer endpoint=%s error=%s", group.variant.endpoint, error)
         if group.pending is not None:
@@ -283,7 +283,7 @@ class Autoscaler:
                 member.phase = Phase.RUNNING
                 # The desired count excluded this instance, unless a scale-out has just raised it.
                 group.scaling = Scaling(min(group.scaling.desired + 1, group.settings.max_capacity))
-            elif self._proxy.is_idle(instance) and not self._is_wanted(group):
+            elif self._data.is_idle(instance) and not self._is_wanted(group):
                 must_stay = await self._must_stay(member, instance)
                 if group not in self._groups:  # removed meanwhile
                     return
@@ -291,17 +291,17 @@ class Autoscaler:
                     continue
                 if must_stay:  # a session was opened meanwhile
                     self._resume(member)
-                elif self._proxy.is_idle(instance):
+                elif self._data.is_idle(instance):
                     self._stop(group, member)
 
     async def _stop_if_idle(self, group: ScaledVariant, member: ScaledInstance) -> None:
         instance = self._registry.find(member.name)
         if instance is not None and instance.state is not InstanceState.DOWN:
-            if not self._proxy.is_idle(instance) or await self._must_stay(member, instance):
+            if not self._data.is_idle(instance) or await self._must_stay(member, instance):
                 return
             if group not in self._groups or not self._registry.is_drained(member.name):  # removed or resumed meanwhile
                 return
-            if not self._proxy.is_idle(instance):
+            if not self._data.is_idle(instance):
                 return
         self._stop(group, member)
 
@@ -342,7 +342,7 @@ class Autoscaler:
         now = self._clock()
         if member.stays_until is not None and now < member.stays_until:
             return True
-        answer = await self._proxy.operations.ask(instance, STATUS, {}, timeout_s=SESSIONS_TIMEOUT_S)
+        answer = await self._data.operations.ask(instance, STATUS, {}, timeout_s=SESSIONS_TIMEOUT_S)
         num_open = None if answer is None else read_open_sessions(answer)
         if num_open == 0:
             member.stays_until = None

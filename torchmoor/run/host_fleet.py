@@ -26,14 +26,14 @@ class HostFleet:
         settings: ProxySettings,
         registry: Registry,
         launcher: Launcher,
-        front: DataPlaneView,
+        data: DataPlaneView,
         launches: Sequence[Launch],
         report: Callable[[str], None],
     ) -> None:
         """launches: all instances that may run."""
         self._launcher = launcher
         self._launches = launches
-        self._front = front
+        self._data = data
         self._fixed: list[Launch] = []
         self._stack = AsyncExitStack()
         groups: list[ScaledVariant] = []
@@ -48,7 +48,7 @@ class HostFleet:
         self._autoscaler: Autoscaler | None = None
         if groups:
             are_journaled = settings.sessions.are_journaled
-            self._autoscaler = Autoscaler(groups, registry, launcher, front, report, are_journaled=are_journaled)
+            self._autoscaler = Autoscaler(groups, registry, launcher, data, report, are_journaled=are_journaled)
 
     async def __aenter__(self) -> HostFleet:
         return self
@@ -64,6 +64,6 @@ class HostFleet:
         self._launcher.check(self._launches)
         self._stack.push_async_callback(self._autoscaler.stop)
         await asyncio.gather(self._launcher.start(self._fixed), self._autoscaler.start())
-        self._front.on_need(self._autoscaler.wake)
+        self._data.on_need(self._autoscaler.wake)
         running = asyncio.create_task(self._autoscaler.run())
         self._stack.callback(running.cancel)
