@@ -21,7 +21,7 @@ from handlers.errors import ModelBroken
 from handlers.many.folder import CODE
 from handlers.many.model import LoadProgress
 from handlers.settings.many import ManySettings
-from torchmoor.wire.archive_headers import BoundedTarInfo, BoundedZip
+from torchmoor.wire.archives import BoundedTarInfo, BoundedZip
 
 Take = Callable[[int], None]  # reserves this number of bytes; raises OutOfDisk
 PIECE_BYTES = 1 << 20

@@ -21,6 +21,7 @@ from typing import IO, cast
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.archives import Count, add_file, whole_file, with_model, write_archive
 from torchmoor.run.endpoint_names import NAME_FORM, is_endpoint_name, suggest_name
+from torchmoor.wire.archives import PACKED_SUFFIXES
 
 WEIGHTS = (".safetensors",)
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
@@ -31,7 +32,6 @@ JUNK_FOLDERS = ("__pycache__", "runs", "logs", "onnx", "openvino", "coreml")
 TRAINING = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "scaler.pt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of models that read images
-SUFFIXES = (".tar.gz", ".tgz", ".mar")
 INDEX = "model.safetensors.index.json"
 OUTSIDE = " (a link that leads outside the directory)"  # follows the name of a file that is left out for this reason
 COMPRESSION = 6
@@ -54,7 +54,7 @@ def package(
     folder: Path, output: Path, *, allow_pickle: bool = False, report: Report = lambda done, total: None
 ) -> Packaged:
     """Write the archive, completely or not at all. Raises TorchmoorError, which lists everything that is missing."""
-    if not output.name.endswith(SUFFIXES):
+    if not output.name.endswith(PACKED_SUFFIXES):
         raise TorchmoorError(f"{output.name} must end in .tar.gz or .mar")
     if not os.path.isdir(folder):  # Path.is_dir raises for a name that is too long
         raise TorchmoorError(f"there is no directory {folder}")
@@ -143,7 +143,7 @@ def _is_own(path: Path, root: Path) -> bool:
 
 
 def _is_junk(name: str) -> bool:
-    return name.startswith(".") or name in TRAINING or name.lower().endswith((*JUNK, *FOREIGN, *SUFFIXES))
+    return name.startswith(".") or name in TRAINING or name.lower().endswith((*JUNK, *FOREIGN, *PACKED_SUFFIXES))
 
 
 def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *, allow_pickle: bool) -> list[str]:

@@ -15,12 +15,12 @@ from collections.abc import Callable
 import aiohttp
 from aiohttp import web
 
+from torchmoor.fleet.scraper import MAX_PAGE_BYTES
 from torchmoor.proxy.instances.handler_operations import read_at_most
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 
 TIMEOUT_S = 1.5
-MAX_PAGE_BYTES = 4 << 20
 
 
 class ProbePort:

@@ -21,7 +21,6 @@ from torchmoor.control.downloads import DownloadState, ModelStore, StoredFile
 from torchmoor.control.images import Container, default_variables, find_container
 from torchmoor.errors import ConfigError, LaunchError, RequestInvalid
 from torchmoor.fleet.archives import (
-    ARCHIVE_SUFFIX,
     MANIFEST,
     ArchiveContents,
     archive_name,
@@ -34,7 +33,6 @@ from torchmoor.fleet.packed_models import (
     BROKEN,
     FORMS,
     MAX_MANIFEST_BYTES,
-    TARBALLS,
     ModelFiles,
     find_unpacked,
     parse_name,
@@ -42,6 +40,7 @@ from torchmoor.fleet.packed_models import (
 )
 from torchmoor.fleet.torchserve_properties import TORCHSERVE_PREFIX, read_properties
 from torchmoor.proxy.access.credential_sources import SECRETS
+from torchmoor.wire.archives import ARCHIVE_SUFFIX, PACKED_SUFFIXES
 from torchmoor.wire.checkpoint_places import CHECKPOINT_VARIABLES, PROPERTIES, PROPERTIES_FOLDER, S3
 from torchmoor.wire.handler_variables import MODEL_PATH, MODELS_CACHE, MODELS_SOURCE
 
@@ -245,7 +244,7 @@ def _can_be_passed(text: str) -> bool:
 
 
 def _is_packed(place: str) -> bool:
-    return place.endswith((ARCHIVE_SUFFIX, *TARBALLS))
+    return place.endswith(PACKED_SUFFIXES)
 
 
 def _name_in(archive: Path) -> str:

@@ -18,11 +18,11 @@ from uuid import uuid4
 
 from torchmoor.config.launcher import DEFAULT_ENDPOINT
 from torchmoor.errors import LaunchError
+from torchmoor.wire.archives import ARCHIVE_SUFFIX
 
 PACKAGE = Path(__file__).resolve().parents[1]
 BUNDLE = PACKAGE / "bundle"  # in a wheel: the handlers and the demo model (setup.py)
 MANIFEST = "MAR-INF/MANIFEST.json"
-ARCHIVE_SUFFIX = ".mar"
 OPERATIONS = "torchmoor/wire/operations.py"  # in each archive of our handlers
 MODEL = "model"  # the checkpoint's folder in an archive; handler.model.path names it by default
 NOT_SERVED = {"samples", "README.md"}  # beside the demo model's checkpoint

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.archives import ARCHIVE_SUFFIX, MANIFEST
-from torchmoor.wire.archive_headers import BoundedTarInfo, BoundedZip
+from torchmoor.fleet.archives import MANIFEST
+from torchmoor.wire.archives import ARCHIVE_SUFFIX, PACKED_SUFFIXES, BoundedTarInfo, BoundedZip
 from torchmoor.wire.checkpoint_places import PROPERTIES
 
 SAGEMAKER_TARBALL = "model.tar.gz"  # the SDK's local mode leaves it beside what it has unpacked from it
-TARBALLS = (".tar.gz", ".tgz")
 COPY_BYTES = 1 << 20
 SPARE_BYTES = 64 << 20  # of the temporary directory, beyond an unpacked model
 MAX_FILES = 100_000  # in a packed model
@@ -62,7 +61,7 @@ def find_unpacked(folder: Path, work: Path, wanted: str) -> ModelFiles:
     if _is_model(folder):
         return ModelFiles(folder, own)
     there = [path for path in folder.iterdir() if _is_given(path)]
-    packed = sorted(path for path in there if path.name.endswith((ARCHIVE_SUFFIX, *TARBALLS)) and path.is_file())
+    packed = sorted(path for path in there if path.name.endswith(PACKED_SUFFIXES) and path.is_file())
     if wanted:
         packed = [path for path in packed if _stem(path) == wanted] or packed
     inside = sorted(path for path in there if _is_model(path))
@@ -131,7 +130,7 @@ def _is_given(path: Path) -> bool:
 
 
 def _stem(path: Path) -> str:
-    for suffix in (ARCHIVE_SUFFIX, *TARBALLS):
+    for suffix in PACKED_SUFFIXES:
         if path.name.endswith(suffix):
             return path.name.removesuffix(suffix)
     return path.name

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.archives import ARCHIVE_SUFFIX, model_name
+from torchmoor.fleet.archives import model_name
 from torchmoor.fleet.model_sources import MANY
 from torchmoor.run.endpoint_names import NAME_FORM, is_endpoint_name, suggest_name
+from torchmoor.wire.archives import ARCHIVE_SUFFIX
 from torchmoor.wire.checkpoint_places import (
     CHECKPOINT_VARIABLES,
     HUB,

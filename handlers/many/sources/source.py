@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from handlers.errors import ModelBroken, ModelUnknown
 from handlers.many.model import LoadProgress
+from torchmoor.wire.archives import PACKED_SUFFIXES
 
-ARCHIVES = (".tar.gz", ".tgz", ".mar")
 SOURCE = "handler.many.source"  # the setting that names the source
 MAX_NAME_BYTES = 1024
 MAX_PART_BYTES = 255
@@ -80,7 +80,7 @@ def _is_safe(part: str) -> bool:
 
 
 def is_archive(name: str) -> bool:
-    return name.endswith(ARCHIVES)
+    return name.endswith(PACKED_SUFFIXES)
 
 
 def version_of(files: Sequence[SourceFile]) -> str:
@@ -92,7 +92,7 @@ def version_of(files: Sequence[SourceFile]) -> str:
 def unknown_model(name: str) -> ModelUnknown:
     """Return the error for a model or an adapter that its source does not have."""
     return ModelUnknown(
-        f"there is no model or adapter {name!r}; each is a folder or a {', '.join(ARCHIVES)} file in the source"
+        f"there is no model or adapter {name!r}; each is a folder or a {', '.join(PACKED_SUFFIXES)} file in the source"
     )
 
 

@@ -1,4 +1,4 @@
-"""Limits of what Python's tarfile and zipfile read into memory whole: a tar's headers and a zip's directory.
+"""Archives of models: the ends of their names, and limits of what Python's tarfile and zipfile read whole into memory.
 
 A tar.gz of 700 KB can have a header of 700 MB.
 """
@@ -9,6 +9,9 @@ import tarfile
 import zipfile
 from typing import Any, NoReturn
 
+ARCHIVE_SUFFIX = ".mar"  # TorchServe's, which is a zip
+TARBALLS = (".tar.gz", ".tgz")
+PACKED_SUFFIXES = (*TARBALLS, ARCHIVE_SUFFIX)
 MAX_HEADER_BYTES = 1 << 16  # of a tar's long names and extra fields
 
 
