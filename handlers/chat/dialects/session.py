@@ -5,7 +5,7 @@ from typing import Any
 
 from handlers.chat.checks import check_unicode, is_int, is_unicode
 from handlers.chat.commands import AddImages, Ask, BranchSession, CloseSession, Command, OpenSession, StopAnswer
-from handlers.chat.dialects.tgi import LmiForm, TgiForm, details_of
+from handlers.chat.dialects.tgi_lmi import LmiForm, TgiForm, details_of
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.forms import AnswerForm, Summary, Token, encode
 from handlers.chat.messages import SYSTEM, TOOL, ImageReference, Message, TextPart, write_results

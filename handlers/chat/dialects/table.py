@@ -12,7 +12,7 @@ from handlers.chat.dialects.completions import parse_completion
 from handlers.chat.dialects.operations import parse_operation
 from handlers.chat.dialects.resource_requests import parse_resource
 from handlers.chat.dialects.session import parse_image, parse_session
-from handlers.chat.dialects.tgi import parse_inputs
+from handlers.chat.dialects.tgi_lmi import parse_inputs
 from handlers.chat.dialects.turns import join_session
 from handlers.errors import EulaNotAccepted, InvalidRequest
 from handlers.requests.incoming import JSON_TYPES, Incoming, missing_body, refuse_other_media

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from handlers.chat.dialects.chat_completions import ChatCompletionForm
 from handlers.chat.dialects.completions import CompletionForm
 from handlers.chat.dialects.session import SessionForm
-from handlers.chat.dialects.tgi import LmiForm, LmiJsonForm, TgiForm
+from handlers.chat.dialects.tgi_lmi import LmiForm, LmiJsonForm, TgiForm
 from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.errors import HandlerError, InvalidRequest, OutOfMemory, Overloaded, TurnTimedOut
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from handlers.chat.commands import AddImages, Ask, CloseSession, OpenSession, ReportStatus
 from handlers.chat.dialects.session import SessionForm
 from handlers.chat.dialects.table import parse
-from handlers.chat.dialects.tgi import LmiForm, TgiForm
+from handlers.chat.dialects.tgi_lmi import LmiForm, TgiForm
 from handlers.chat.forms import AnswerForm
 from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
 from handlers.engine.contract import SamplingParams

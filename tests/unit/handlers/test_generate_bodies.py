@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from handlers.chat.commands import Ask, Generate, OpenAndAsk
 from handlers.chat.dialects.chat_completions import ChatCompletionForm
 from handlers.chat.dialects.table import parse
-from handlers.chat.dialects.tgi import LmiForm, LmiJsonForm, TgiForm
+from handlers.chat.dialects.tgi_lmi import LmiForm, LmiJsonForm, TgiForm
 from handlers.chat.forms import AnswerForm
 from handlers.chat.messages import ImagePart, Message, TextPart, images_of, split_images
 from handlers.chat.parameters import Parameters

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handlers.chat.dialects.chat_completions import ChatCompletionForm
-from handlers.chat.dialects.tgi import LmiForm, TgiForm
+from handlers.chat.dialects.tgi_lmi import LmiForm, TgiForm
 from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.errors import Overloaded
 from torchmoor.clients.errors import ErrorInStream, StreamCut, StreamError, UnreadableStream
