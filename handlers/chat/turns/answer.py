@@ -38,12 +38,14 @@ class AnswerWriter:
     """Writes an answer in its dialect's form, as a stream or whole.
 
     receipt: response headers with the answer's cost, sent with the first byte. start: another worker needs it to
-    continue the stream; None if that is impossible. The form of an answer that clients follow is a `FollowedForm`.
+    continue the stream; None if that is impossible. num_prompt_tokens: of the whole prompt, set before the engine adds
+    tokens. The form of an answer that clients follow is a `FollowedForm`.
     """
 
     def __init__(self, reply: PendingReply, request: Ask | Generate, model: PromptFormat) -> None:
         self.receipt: dict[str, str] = {}
         self.start: AnswerStart | None = None
+        self.num_prompt_tokens = 0
         self._reply = reply
         self._form = request.form
         self._eos_token_ids = model.eos_token_ids
@@ -61,6 +63,7 @@ class AnswerWriter:
         self._added: deque[tuple[TokenEvent, TokenText | None]] = deque()  # tokens and their text, if it is known
         self._last: tuple[TokenEvent, TokenText | None] | None = None
         self._is_begun = False
+        self._num_tokens = 0  # of the answer so far
         self._num_chars = 0  # number of characters of the tokens' own texts so far
 
     def read_as(self, style: AnswerStyle) -> None:
@@ -170,7 +173,8 @@ class AnswerWriter:
             parts = [*self._reader.read(rest), *self._reader.finish()]
             summary = replace(summary, message=self._reader.message)
         self.begin_feed()
-        self.end(Token(0, rest, 0.0, False, parts, offset=len(shown), own_text=rest), summary)
+        number = self._num_tokens + 1
+        self.end(Token(0, rest, 0.0, False, parts, offset=len(shown), own_text=rest, number=number), summary)
 
     def _begin(self) -> None:
         if not self._reply.is_streaming:
@@ -211,8 +215,19 @@ class AnswerWriter:
             for token, logprob in event.top
         ]
         offset, self._num_chars = self._num_chars, self._num_chars + len(own_text)
-        is_special = event.token_id in self._eos_token_ids
-        return Token(event.token_id, text, event.logprob, is_special, parts, top, offset, own_text)
+        self._num_tokens += 1
+        return Token(
+            event.token_id,
+            text,
+            event.logprob,
+            event.token_id in self._eos_token_ids,
+            parts,
+            top,
+            offset,
+            own_text,
+            self._num_tokens,
+            self.num_prompt_tokens,
+        )
 
     def _decode(self, event: TokenEvent) -> TokenText:
         assert event.token_id is not None

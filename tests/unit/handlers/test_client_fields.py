@@ -1,0 +1,124 @@
+"""Fields that clients of OpenAI's and TGI's APIs send and read, which not all servers of these APIs have."""
+
+from typing import Any
+
+import pytest
+
+from handlers.chat.dialects.reasoning_fields import is_reasoning, read_reasoning
+from handlers.chat.parameters import parse_parameters
+from handlers.errors import InvalidRequest
+from tests.unit.handlers.conftest import EndlessModel, ServiceFactory
+from tests.unit.handlers.test_chat_completion import chat, events, user
+from tests.unit.handlers.test_response_form import read
+from torchmoor.wire import headers as wire
+
+RUNNING = {"include_usage": True, "continuous_usage_stats": True}
+
+
+def test_the_tokens_of_tgis_stream_are_numbered(make_client: ServiceFactory, endless_llava: EndlessModel) -> None:
+    body = {"inputs": "Hello", "stream": True, "parameters": {"max_new_tokens": 5, "stop": ["never"]}}
+
+    streamed = events(make_client(endless_llava).call(body).body)
+
+    assert [event["index"] for event in streamed] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "body", [chat(user("Hello")), {"prompt": "Hello", "max_tokens": 16, "n": 2, "temperature": 1.0}]
+)
+def test_each_chunk_has_the_usage_so_far(
+    make_client: ServiceFactory, endless_llava: EndlessModel, body: dict[str, Any]
+) -> None:
+    """As from vLLM, whose load generators ask for it; each choice counts its own tokens."""
+    answer = make_client(endless_llava).call({**body, "stream": True, "stream_options": RUNNING})
+
+    *chunks, last = events(answer.body)
+    for index in range(body.get("n", 1)):
+        own = [each for each in chunks if each["choices"][0]["index"] == index]
+        counts = [each["usage"]["completion_tokens"] for each in own if each["usage"]]
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1]) == (1, 16)
+        assert all(each["usage"] or "role" in each["choices"][0]["delta"] for each in own)
+    prompt = last["usage"]["prompt_tokens"]
+    for usage in (each["usage"] for each in chunks if each["usage"]):
+        assert usage["prompt_tokens"] == prompt
+        assert usage["total_tokens"] == prompt + usage["completion_tokens"]
+
+
+def test_usage_so_far_needs_the_usage(make_client: ServiceFactory, endless_llava: EndlessModel) -> None:
+    client = make_client(endless_llava)
+    body = chat(user("Hello"), stream=True, stream_options={"continuous_usage_stats": True})
+
+    assert not any("usage" in event for event in events(client.call(body).body))
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_top_k_of_none_is_the_default_of_lmi_and_vllm(client: Any, number: int) -> None:
+    """It does not start sampling either."""
+    assert parse_parameters({"top_k": number}) == parse_parameters({})
+    plain = client.call(chat(user("Hello")))
+    assert client.call(chat(user("Hello"), top_k=number)).json["choices"] == plain.json["choices"]
+
+
+NEUTRAL = {
+    "best_of": 1,
+    "early_stopping": False,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "stop_token_ids": [],
+}
+
+
+def test_parameters_of_vllm_pass_with_values_that_have_no_effect(client: Any) -> None:
+    """LMI's documentation names them with these defaults. With another value they are refused by name."""
+    assert parse_parameters({**NEUTRAL, "n": 1, "num_beams": 1}) == parse_parameters({})
+    for body in (chat(user("Hello"), **NEUTRAL), {"prompt": "Hello", **NEUTRAL}):
+        assert client.call(body).status == 200
+    for name, other in {**dict.fromkeys(NEUTRAL, 2), "stop_token_ids": [3], "length_penalty": True}.items():
+        with pytest.raises(InvalidRequest) as refused:
+            parse_parameters({name: other})
+        assert refused.value.param == f"parameters.{name}"
+        assert client.call(chat(user("Hello"), **{name: other})).json["error"]["param"] == name
+
+
+def test_arguments_of_a_repeated_call_may_be_an_object(client: Any) -> None:
+    """As some frameworks send them; OpenAI's clients send text."""
+    prompts = []
+    for arguments in ('{"colour": "red"}', {"colour": "red"}):
+        call = {"id": "a", "type": "function", "function": {"name": "paint", "arguments": arguments}}
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        messages = [user("Paint!"), said, {"role": "tool", "tool_call_id": "a", "content": "Done"}]
+        answer = client.call({"messages": messages}, {wire.RESOURCE: "POST tokenize"})
+        assert answer.status == 200, answer.body
+        prompts.append(answer.json["tokens"])
+
+    assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"effort": None, "context": "auto", "mode": "standard"}, ""),
+        ({"generate_summary": "auto"}, "reasoning"),
+        ({"effort": "low", "summary": None, "context": None}, "reasoning"),
+    ],
+)
+def test_reasoning_has_the_members_of_openais_type(given: dict[str, Any], field: str) -> None:
+    assert is_reasoning(given)
+    assert read_reasoning({"reasoning": given})["reasoning_field"] == field
+
+
+@pytest.mark.parametrize("given", [{"context": "all_turns"}, {"mode": "pro"}, {"effort": []}, {"tone": "kind"}, []])
+def test_reasoning_that_would_have_an_effect_is_refused(given: Any) -> None:
+    assert not is_reasoning(given)
+
+
+def test_a_response_repeats_its_reasoning(client: Any) -> None:
+    body = {"model": "llava", "input": "Hello", "stream": True, "reasoning": {"context": "auto"}}
+
+    answer = client.call(body, {wire.RESOURCE: "POST responses"})
+
+    assert answer.status == 200, answer.body
+    assert read(answer.body)[-1]["response"]["reasoning"] == {"effort": None, "summary": None, "context": "auto"}
