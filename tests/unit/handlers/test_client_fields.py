@@ -1,8 +1,10 @@
 """Fields that clients of OpenAI's and TGI's APIs send and read, which not all servers of these APIs have."""
 
+import json
 from typing import Any
 
 import pytest
+import torch
 
 from handlers.chat.dialects.reasoning_fields import is_reasoning, read_reasoning
 from handlers.chat.parameters import parse_parameters
@@ -12,7 +14,60 @@ from tests.unit.handlers.test_chat_completion import chat, events, user
 from tests.unit.handlers.test_response_form import read
 from torchmoor.wire import headers as wire
 
+PAINT = {"name": "paint", "parameters": {"type": "object", "properties": {"colour": {"type": "string"}}}}
+TOOLS = [{"type": "function", "function": PAINT}]
+CALLS = "Both.\n" + "\n".join(
+    f'<tool_call>\n{{"name": "paint", "arguments": {{"colour": "{colour}"}}}}\n</tool_call>'
+    for colour in ("red", "blue")
+)
 RUNNING = {"include_usage": True, "continuous_usage_stats": True}
+
+
+def dictate(model: EndlessModel, text: str) -> int:
+    """Let the model write this text, again and again. Return the number of its tokens."""
+    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    first = model.num_steps + 1
+
+    def only(logits: torch.Tensor) -> torch.Tensor:
+        chosen = torch.full_like(logits, -torch.inf)
+        chosen[:, ids[(model.num_steps - first) % len(ids)]] = 0.0
+        return chosen
+
+    model.after_step = only
+    return len(ids)
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_an_answer_has_one_call_if_calls_must_not_be_parallel(
+    make_client: ServiceFactory, endless_llava: EndlessModel, is_parallel: bool
+) -> None:
+    """A model that may call, and writes two calls, is stopped after the first."""
+    client = make_client(endless_llava)
+    fields = {"tools": TOOLS, "parallel_tool_calls": is_parallel}
+    length = dictate(endless_llava, CALLS)
+    body = chat(user("Paint!"), max_tokens=length, **fields)
+
+    whole = client.call(body).json
+    dictate(endless_llava, CALLS)
+    streamed = [event["choices"][0] for event in events(client.call({**body, "stream": True}).body)]
+    dictate(endless_llava, CALLS)
+    request = {"model": "llava", "input": "Paint!", "max_output_tokens": length, **fields}
+    response = client.call(
+        {**request, "tools": [{"type": "function", **PAINT}]}, {wire.RESOURCE: "POST responses"}
+    ).json
+
+    colours = ["red", "blue"] if is_parallel else ["red"]
+    [choice] = whole["choices"]
+    called = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+    assert [json.loads(arguments)["colour"] for arguments in called] == colours
+    assert choice["message"]["content"] == "Both."
+    assert choice["finish_reason"] == streamed[-1]["finish_reason"] == ("length" if is_parallel else "tool_calls")
+    assert (whole["usage"]["completion_tokens"] == length) == is_parallel
+    deltas = [call for each in streamed for call in each["delta"].get("tool_calls", [])]
+    assert "".join(delta["function"]["arguments"] for delta in deltas) == "".join(called)
+    calls = [item for item in response["output"] if item["type"] == "function_call"]
+    assert [json.loads(item["arguments"])["colour"] for item in calls] == colours
+    assert (response["status"] == "completed") == (not is_parallel)
 
 
 def test_the_tokens_of_tgis_stream_are_numbered(make_client: ServiceFactory, endless_llava: EndlessModel) -> None:
