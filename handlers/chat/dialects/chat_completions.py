@@ -41,6 +41,11 @@ _NEUTRAL: Neutral = {
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
     "verbosity": (lambda v: v == "medium", "absent or medium"),
+    "guided_json": (lambda v: False, "absent: use 'response_format' of the type json_schema"),
+    "guided_regex": (lambda v: False, "absent: use 'response_format' of the type regex, with a value"),
+    "guided_choice": (lambda v: False, "absent: use 'response_format' of the type regex, with a value"),
+    "guided_grammar": (lambda v: False, "absent: use 'response_format' of the type lark, with a value"),
+    "structured_outputs": (lambda v: False, "absent: use 'response_format'"),
     "reasoning": (is_reasoning, REASONING_WANTED),
     "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }
@@ -49,6 +54,7 @@ _FIELDS |= {TEMPLATE_FIELD, *TOOL_FIELDS}
 _FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect here
 _FIELDS |= {"sagemaker_base_url"}  # LiteLLM's own setting, which it also sends
 _MESSAGE_FIELDS = {"role", "content", "name"}
+_MESSAGE_FIELDS |= {"id", "type", "metadata", "cache_control"}  # a client's own labels, which have no effect
 _REASONING_FIELDS = ("reasoning_content", "reasoning")  # the second is that of vLLM and huggingface_hub
 _UNREAD_FIELDS = {"annotations", "parsed"}  # of an answer that a client sends again; OpenAI's `parse` adds `parsed`
 _OWN_MESSAGE_FIELDS = {  # of one role

@@ -110,15 +110,17 @@ def read_sampling(given: Mapping[str, Any], fields: Mapping[str, str] = OPENAI_N
 class OpenAIAnswer(ABC):
     """What both APIs write alike: the fields that each object of an answer begins with, errors, and a stream's end.
 
-    created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens. has_running_usage: the chunks
-    before it count those of their choice so far. index: the choice's. num_prompts: how many the request has; each has
-    as many choices. chunk_kind: the type of a stream's objects. Implements `ChoicesForm`.
+    created: seconds since 1970. service_tier: empty unless the request asks for one. has_usage: a stream ends with a
+    chunk that counts tokens. has_running_usage: the chunks before it count those of their choice so far. index: the
+    choice's. num_prompts: how many the request has; each has as many choices. chunk_kind: the type of a stream's
+    objects. Implements `ChoicesForm`.
     """
 
     id: str
     created: int
     model: str
     fingerprint: str | None = None
+    service_tier: str = ""
     has_usage: bool = False
     has_running_usage: bool = False
     has_logprobs: bool = False
@@ -135,6 +137,7 @@ class OpenAIAnswer(ABC):
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
+            **({"service_tier": self.service_tier} if self.service_tier else {}),
         }
 
     @abstractmethod
@@ -190,6 +193,7 @@ def read_answer(prefix: str, given: Mapping[str, Any], incoming: Incoming, now: 
         "created": int(now),
         "model": read_model(given, incoming),
         "fingerprint": incoming.fingerprint,
+        "service_tier": "default" if "service_tier" in given else "",
         **read_usage(given, read_flag(given, "stream")),
     }
 

@@ -152,6 +152,38 @@ def test_arguments_of_a_repeated_call_may_be_an_object(client: Any) -> None:
     assert prompts[0] == prompts[1]
 
 
+def test_a_message_may_have_labels_of_its_client(client: Any) -> None:
+    """lm-evaluation-harness sends a type, editors an id, LiteLLM a cache_control."""
+    labels = {"id": 7, "type": "text", "metadata": {"a": [1]}, "cache_control": {"type": "ephemeral"}}
+    plain = client.call(chat({"role": "user", "content": "Hello"}))
+
+    labelled = client.call(chat({"role": "user", "content": "Hello", **labels}))
+
+    assert labelled.json["choices"] == plain.json["choices"]
+    assert (
+        client.call(chat({"role": "user", "content": "Hello", "prefix": True})).json["error"]["param"] == "messages[0]"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"]
+)
+def test_grammars_in_vllms_fields_are_refused_with_the_field_to_use(client: Any, name: str) -> None:
+    error = client.call(chat(user("Hello"), **{name: {"type": "object"}})).json["error"]
+
+    assert error["param"] == name
+    assert "response_format" in error["message"]
+
+
+@pytest.mark.parametrize("tier", ["auto", "default"])
+def test_an_answer_names_the_service_tier_if_its_request_does(client: Any, tier: str) -> None:
+    whole = client.call(chat(user("Hello"), service_tier=tier)).json
+    streamed = events(client.call(chat(user("Hello"), service_tier=tier, stream=True)).body)
+
+    assert {whole["service_tier"], *(event["service_tier"] for event in streamed)} == {"default"}
+    assert "service_tier" not in client.call(chat(user("Hello"))).json
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
