@@ -55,7 +55,7 @@ _FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect 
 _FIELDS |= {"sagemaker_base_url"}  # LiteLLM's own setting, which it also sends
 _MESSAGE_FIELDS = {"role", "content", "name"}
 _MESSAGE_FIELDS |= {"id", "type", "metadata", "cache_control"}  # a client's own labels, which have no effect
-_REASONING_FIELDS = ("reasoning_content", "reasoning")  # the second is that of vLLM and huggingface_hub
+_REASONING_FIELDS = ("reasoning_content", "reasoning")  # in requests; the second is vLLM's and huggingface_hub's
 _UNREAD_FIELDS = {"annotations", "parsed"}  # of an answer that a client sends again; OpenAI's `parse` adds `parsed`
 _OWN_MESSAGE_FIELDS = {  # of one role
     "assistant": {"tool_calls", "refusal", *_REASONING_FIELDS, *_UNREAD_FIELDS},
@@ -266,7 +266,7 @@ def _whole_message(summary: Summary) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {"content": message.content or (None if calls else "")}
     if message.reasoning:
-        found |= dict.fromkeys(_REASONING_FIELDS, message.reasoning)
+        found["reasoning_content"] = message.reasoning
     if calls:
         found["tool_calls"] = calls
     return found
@@ -280,6 +280,6 @@ def _delta(part: AnswerPart) -> dict[str, Any]:
         case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
         case Reasoning(text):
-            return dict.fromkeys(_REASONING_FIELDS, text)
+            return {"reasoning_content": text}
         case Content(text):
             return {"content": text}

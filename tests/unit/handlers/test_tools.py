@@ -458,7 +458,7 @@ def test_reasoning_has_a_field_of_its_own(tiny_llava: Any, checkpoint: Path, tmp
     raw = client.call({"inputs": "Colour?", "parameters": {"max_new_tokens": 5}})
 
     message = whole.json["choices"][0]["message"]
-    assert message["reasoning_content"] == message["reasoning"] != ""
+    assert message["reasoning_content"]
     assert message["content"] == ""
     usage = whole.json["usage"]
     assert usage["completion_tokens_details"]["reasoning_tokens"] == usage["completion_tokens"]

@@ -121,7 +121,6 @@ CHAT_ANSWER = _completion(
         content=or_null(TEXT),
         tool_calls={"type": "array", "items": _CALL},
         reasoning_content=TEXT,
-        reasoning=TEXT,
     ),
 )
 COMPLETION_ANSWER = _completion("text_completion", text=TEXT)
