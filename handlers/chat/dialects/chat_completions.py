@@ -46,6 +46,8 @@ _NEUTRAL: Neutral = {
     "guided_choice": (lambda v: False, "absent: use 'response_format' of the type regex, with a value"),
     "guided_grammar": (lambda v: False, "absent: use 'response_format' of the type lark, with a value"),
     "structured_outputs": (lambda v: False, "absent: use 'response_format'"),
+    "enable_thinking": (lambda v: False, "absent: use 'chat_template_kwargs'"),
+    "thinking": (lambda v: False, "absent: use 'chat_template_kwargs' or 'reasoning_effort'"),
     "reasoning": (is_reasoning, REASONING_WANTED),
     "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }

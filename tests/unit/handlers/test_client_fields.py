@@ -166,13 +166,20 @@ def test_a_message_may_have_labels_of_its_client(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"]
+    ("name", "field"),
+    [
+        *dict.fromkeys(
+            ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), "response_format"
+        ).items(),
+        ("enable_thinking", "chat_template_kwargs"),
+        ("thinking", "reasoning_effort"),
+    ],
 )
-def test_grammars_in_vllms_fields_are_refused_with_the_field_to_use(client: Any, name: str) -> None:
+def test_fields_of_other_servers_are_refused_with_the_field_to_use(client: Any, name: str, field: str) -> None:
     error = client.call(chat(user("Hello"), **{name: {"type": "object"}})).json["error"]
 
     assert error["param"] == name
-    assert "response_format" in error["message"]
+    assert f"'{field}'" in error["message"]
 
 
 @pytest.mark.parametrize("tier", ["auto", "default"])
