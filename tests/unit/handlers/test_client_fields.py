@@ -209,6 +209,40 @@ def test_reasoning_that_would_have_an_effect_is_refused(given: Any) -> None:
     assert not is_reasoning(given)
 
 
+def test_a_response_takes_what_the_codex_cli_sends(client: Any) -> None:
+    """Its requests have metadata of their own, which have no effect and are not stored."""
+    own = {"internal_chat_message_metadata_passthrough": {"turn_id": "t1", "create_time": 1.5}}
+    items = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}], **own},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}], **own},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}], "encrypted_content": None, **own},
+        {"type": "function_call", "name": "shell", "arguments": "{}", "call_id": "a", **own},
+        {"type": "function_call_output", "call_id": "a", "output": "done", **own},
+    ]
+    body = {
+        "model": "llava",
+        "instructions": "You are an agent.",
+        "input": items,
+        "tools": [{"type": "function", **PAINT, "strict": False}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": None,
+        "store": True,
+        "stream": False,
+        "include": [],
+        "prompt_cache_key": "thread",
+        "client_metadata": {"x-codex-installation-id": "i"},
+    }
+
+    response = client.call(body, {wire.RESOURCE: "POST responses"})
+
+    assert response.status == 200, response.body
+    listed = client.call(None, {wire.RESOURCE: f"GET responses/{response.json['id']}/input_items?order=asc"}).json
+    assert [item["type"] for item in listed["data"]] == [item["type"] for item in items]
+    assert not any(own.keys() & item.keys() for item in listed["data"])
+    assert "client_metadata" not in response.json
+
+
 def test_a_response_repeats_its_reasoning(client: Any) -> None:
     body = {"model": "llava", "input": "Hello", "stream": True, "reasoning": {"context": "auto"}}
 
