@@ -125,6 +125,11 @@ class AnswerReader:
         self._buffer = ""
         return self._take()
 
+    @property
+    def has_whole_call(self) -> bool:
+        """Whether the text so far has a call, and does not end within one."""
+        return bool(self.message.calls) and self._read == self._read_content
+
     def _take(self) -> list[AnswerPart]:
         found, self._new = self._new, []
         return found

@@ -30,6 +30,7 @@ _REFERENCE = "item_reference"
 _PHASES = ("commentary", "final_answer")
 _DETAILS = ("auto", "low", "high", "original")
 _FIELDS = {"type", "id", "role", "status", "content", "phase"}
+_UNREAD_FIELDS = {"internal_chat_message_metadata_passthrough"}  # of the Codex CLI, which adds it to any item
 _MAX_URL_CHARS = 2048  # characters of an image's address; longer ones are cut
 
 
@@ -170,7 +171,7 @@ def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item
     """
     if not isinstance(given, dict):
         raise InvalidRequest(f"{where} must be an object", param=where, api_code="invalid_type")
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None and name not in _UNREAD_FIELDS}
     kind = given.get("type", "message")
     if kind == "function_call_output":
         return _result(given, where, files)

@@ -62,7 +62,12 @@ def _row(
 def _check_number(numbers: NumberRange, openai: tuple[str, ...]) -> Rule:
     """Make the rule of a number. Numbers that need not be whole become floats."""
     is_kind, kind = (is_int, int) if numbers.is_whole else (is_number, float)
-    return Rule(lambda value: is_kind(value) and value in numbers, numbers.wanted, kind, openai)
+    return Rule(
+        lambda value: is_kind(value) and value in numbers,
+        numbers.wanted,
+        lambda value: None if numbers.is_off(value) else kind(value),
+        openai,
+    )
 
 
 def _number(numbers: NumberRange, *, openai: tuple[str, ...] = ()) -> Any:
@@ -256,10 +261,26 @@ _ALIASES = {  # LMI's, TGI's and transformers' names
     "min_new_tokens": "min_tokens",
 }
 
-# Parameters of these protocols that are not supported, with the values that have no effect, which clients send anyway.
-_NEUTRAL: dict[str, tuple[Any, str]] = {
-    "watermark": (lambda v: v is False, "false: answers are not watermarked here"),
+Neutral = Mapping[str, tuple[Callable[[Any], bool], str]]
+"""Unsupported fields: a check for the values that have no effect, and their description for an error."""
+
+# Parameters that are not supported, with the values that have no effect, which clients send anyway: of vLLM, whose
+# clients and LMI's documentation name them with these defaults.
+NEUTRAL_OF_VLLM: Neutral = {
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
+    "length_penalty": (lambda v: is_number(v) and v == 1, "1: there is no beam search"),
+    "early_stopping": (lambda v: v is False, "false: there is no beam search"),
+    "skip_special_tokens": (lambda v: v is True, "true: texts have no special tokens"),
+    "spaces_between_special_tokens": (lambda v: v is True, "true: texts have no special tokens"),
+    "include_stop_str_in_output": (lambda v: v is False, "false: the answer ends before the stop string"),
+    "stop_token_ids": (lambda v: v == [], "absent: use 'stop'"),
+}
+# Of TGI and LMI:
+_NEUTRAL: Neutral = {
+    **NEUTRAL_OF_VLLM,
+    "n": (lambda v: v == 1, "1: one answer is generated"),
+    "num_beams": (lambda v: v == 1, "1: there is no beam search"),
+    "watermark": (lambda v: v is False, "false: answers are not watermarked here"),
     "decoder_input_details": (lambda v: v is False, "false: details of the prompt's tokens are not returned"),
     "adapter_id": (lambda v: False, "absent: the target model names the adapter"),
     "sagemaker_base_url": (lambda v: True, "anything: LiteLLM sends its own setting"),

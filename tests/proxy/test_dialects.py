@@ -1,9 +1,11 @@
 """The dialects that are forwarded unchanged, and the admin plane."""
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
@@ -60,6 +62,25 @@ def test_answer_passes_with_both_session_headers(stage: Stage, path: str) -> Non
     assert "ts_stream_next" not in headers
     [seen] = stage.a.received + stage.b.received
     assert (seen.path, seen.headers["x-torchmoor-endpoint"]) == ("/predictions/llava", "llava")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("POST", path) for path in (*PATHS, "/nothing", "/endpoints/nobody/invocations", "/v1/responses")),
+        *(("POST", f"/endpoints/llava/invocations{kind}") for kind in ("", "-response-stream")),
+        *(("GET", path) for path in ("/ping", "/health", "/chat", "/v1/models")),
+    ],
+)
+def test_an_answer_has_one_date_of_the_proxys_clock(stage: Stage, method: str, path: str) -> None:
+    """Whole answers, streams, refusals and pages have the time of this machine, even if the instance sent another."""
+    stage.a.behave = stage.b.behave = answering(headers={"Date": "Thu, 01 Jan 1970 00:00:00 GMT"})
+    began = int(time.time())
+
+    answer = stage.ask(method, path, b"{}" if method == "POST" else b"")
+
+    [date] = answer.headers.get_all("date") or []
+    assert began <= parsedate_to_datetime(date).timestamp() <= time.time()
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -180,7 +180,10 @@ def test_min_p_excludes_unlikely_tokens(gpt: openai.OpenAI, fleet: Fleet) -> Non
 
 
 def test_load_generators_get_answers_of_their_length(gpt: openai.OpenAI, fleet: Fleet) -> None:
-    """Answers have the length that vLLM's, SGLang's and TGI's clients ask for, whole and streamed."""
+    """Answers have the length that vLLM's, SGLang's and TGI's clients ask for, whole and streamed.
+
+    With vLLM's `continuous_usage_stats`, the chunks of a stream count its tokens.
+    """
     exactly: Any = {"model": "llava", "max_tokens": 40, "extra_body": {"ignore_eos": True}}
     least: Any = {"model": "llava", "max_tokens": 40, "extra_body": {"min_tokens": 40}}
 
@@ -189,12 +192,14 @@ def test_load_generators_get_answers_of_their_length(gpt: openai.OpenAI, fleet: 
         assert answer.choices[0].finish_reason == "length"
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 40
-        with gpt.completions.create(
-            prompt=prompt(), stream=True, stream_options={"include_usage": True}, **options
-        ) as stream:
-            *_, last = stream
+        running: Any = {"include_usage": True, "continuous_usage_stats": True}
+        with gpt.completions.create(prompt=prompt(), stream=True, stream_options=running, **options) as stream:
+            *chunks, last = stream
         assert last.usage is not None
         assert last.usage.completion_tokens == 40
+        counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+        assert (len(counts), counts) == (len(chunks), sorted(counts))
+        assert counts[-1] == 40
     parameters = {"max_new_tokens": 40, "ignore_eos_token": True, "details": True}
     [whole] = requests.post(
         f"{fleet.runtime}/invocations", json={"inputs": prompt(), "parameters": parameters}, timeout=90
@@ -284,6 +289,7 @@ def test_huggingface_client_generates(fleet: Fleet, path: str) -> None:
     assert plain == detailed.generated_text == "".join(pieces) == tokens[-1].generated_text
     assert detailed.details is not None
     assert detailed.details.generated_tokens == len(detailed.details.tokens) == len(tokens)
+    assert [token.index for token in tokens] == list(range(1, len(tokens) + 1))
     assert detailed.details.finish_reason == "eos_token"
     assert full.startswith(prompt("Hello"))
 

@@ -84,6 +84,7 @@ class Endpoints:
 
     async def __aexit__(self, *error: object) -> None:
         await self._tasks.cancel()
+        await self._resources.finish_saving()
 
     async def _create(self, values: Values) -> Values:
         name, endpoints = values["EndpointName"], self._resources.endpoints

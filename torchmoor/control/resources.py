@@ -170,6 +170,11 @@ class Resources:
         """Write the file, completely or not at all. If the caller is cancelled, later saves wait for this one."""
         await asyncio.shield(self._save())
 
+    async def finish_saving(self) -> None:
+        """Wait for the saves that have begun, also those whose caller was cancelled."""
+        async with self._saving:
+            pass
+
     async def _save(self) -> None:
         async with self._saving:
             content = {  # copied as far as it is changed in place

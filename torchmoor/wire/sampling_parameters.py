@@ -13,7 +13,7 @@ from typing import Any
 class NumberRange:
     """The numbers from `least` to `most`. is_whole: integers only. excludes_least: only those above `least`.
 
-    words: the range in other words, for errors.
+    words: the range in other words, for errors. most_off: numbers up to this one mean the same as none.
     """
 
     least: float
@@ -21,10 +21,14 @@ class NumberRange:
     is_whole: bool = False
     excludes_least: bool = False
     words: str = ""
+    most_off: float | None = None
 
     def __contains__(self, number: float) -> bool:
         is_enough = number > self.least if self.excludes_least else number >= self.least
         return is_enough and (self.most is None or number <= self.most)
+
+    def is_off(self, number: float) -> bool:
+        return self.most_off is not None and number <= self.most_off
 
     @property
     def wanted(self) -> str:
@@ -92,8 +96,8 @@ class SamplingNumbers:
         is_option=True,
     )
     top_k: int | None = _row(
-        COUNT,
-        "Sample only among this number of likeliest tokens.",
+        NumberRange(-1, is_whole=True, words="a whole number; 0 and -1 are the same as none", most_off=0),
+        "Sample only among this number of likeliest tokens. 0 and -1 are the same as none.",
         starts_sampling=True,
         is_openai=True,
         is_option=True,

@@ -1,5 +1,6 @@
 """The dialect of OpenAI's chat completions: bodies with `messages`, and their answers."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +9,11 @@ from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Con
 from handlers.chat.checks import check_texts, check_unicode, is_unicode, names, read_flag
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.completion_fields import (
-    Neutral,
     OpenAIAnswer,
     name_finish_reason,
     read_answer,
     read_num_choices,
     refuse_unsupported,
-    write_event,
 )
 from handlers.chat.dialects.reasoning_fields import EFFORTS, REASONING_WANTED, is_reasoning, read_reasoning
 from handlers.chat.forms import Summary, Token, encode
@@ -22,7 +21,7 @@ from handlers.chat.grammar_fields import read_response_format
 from handlers.chat.images.schemes import ADDRESS_FORM, is_address
 from handlers.chat.logprobs import show_score
 from handlers.chat.messages import TOOL, USER, ImagePart, Message, Part, TextPart, ToolCall, read_call
-from handlers.chat.parameters import Parameters, read_openai_parameters
+from handlers.chat.parameters import Neutral, Parameters, read_openai_parameters
 from handlers.chat.template_variables import TEMPLATE_FIELD
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
@@ -41,6 +40,13 @@ _NEUTRAL: Neutral = {
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
     "verbosity": (lambda v: v == "medium", "absent or medium"),
+    "guided_json": (lambda v: False, "absent: use 'response_format' of the type json_schema"),
+    "guided_regex": (lambda v: False, "absent: use 'response_format' of the type regex, with a value"),
+    "guided_choice": (lambda v: False, "absent: use 'response_format' of the type regex, with a value"),
+    "guided_grammar": (lambda v: False, "absent: use 'response_format' of the type lark, with a value"),
+    "structured_outputs": (lambda v: False, "absent: use 'response_format'"),
+    "enable_thinking": (lambda v: False, "absent: use 'chat_template_kwargs'"),
+    "thinking": (lambda v: False, "absent: use 'chat_template_kwargs' or 'reasoning_effort'"),
     "reasoning": (is_reasoning, REASONING_WANTED),
     "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
 }
@@ -49,9 +55,11 @@ _FIELDS |= {TEMPLATE_FIELD, *TOOL_FIELDS}
 _FIELDS |= {"prompt_cache_retention", "prompt_cache_options"}  # have no effect here
 _FIELDS |= {"sagemaker_base_url"}  # LiteLLM's own setting, which it also sends
 _MESSAGE_FIELDS = {"role", "content", "name"}
+_MESSAGE_FIELDS |= {"id", "type", "metadata", "cache_control"}  # a client's own labels, which have no effect
+_REASONING_FIELDS = ("reasoning_content", "reasoning")  # in requests; the second is vLLM's and huggingface_hub's
 _UNREAD_FIELDS = {"annotations", "parsed"}  # of an answer that a client sends again; OpenAI's `parse` adds `parsed`
 _OWN_MESSAGE_FIELDS = {  # of one role
-    "assistant": {"tool_calls", "reasoning_content", "refusal", *_UNREAD_FIELDS},
+    "assistant": {"tool_calls", "refusal", *_REASONING_FIELDS, *_UNREAD_FIELDS},
     "tool": {"tool_call_id"},
 }
 
@@ -123,12 +131,18 @@ def _message(given: Any, where: str) -> Message:
         raise InvalidRequest(
             f"{where}.tool_call_id must name the call that this answers", param=f"{where}.tool_call_id"
         )
-    reasoning = _text(given.get("reasoning_content") or "", f"{where}.reasoning_content").text
+    reasoning = _reasoning(given, where)
     content = given.get("content")
     if not content and calls:
         return Message(_ROLES[role], (), calls, reasoning=reasoning)
     field = "refusal" if not content and "refusal" in fields else "content"
     return Message(_ROLES[role], _content(given.get(field), role, f"{where}.{field}"), calls, call_id, reasoning)
+
+
+def _reasoning(given: dict[str, Any], where: str) -> str:
+    """Return the reasoning before an assistant's text, under any of its names; empty without one."""
+    texts = [_text(given.get(name) or "", f"{where}.{name}").text for name in _REASONING_FIELDS]
+    return next(filter(None, texts), "")
 
 
 def _content(given: Any, role: str, where: str) -> tuple[Part, ...]:
@@ -152,6 +166,8 @@ def _call(given: Any, where: str) -> ToolCall:
         raise InvalidRequest(f"{where} must be an object with 'id' and 'function'", param=where)
     name, arguments = function.get("name"), function.get("arguments") or ""
     check_texts([given["id"], name, arguments], where, where)
+    if isinstance(arguments, dict):  # not as a text, which OpenAI's clients send
+        arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(name, str) or not isinstance(arguments, str):
         where += ".function"
         raise InvalidRequest(f"{where} must have a name, and arguments as a text", param=where)
@@ -203,8 +219,8 @@ class ChatCompletionForm(OpenAIAnswer):
         if self.has_logprobs and not deltas:
             deltas = [{"content": ""}]
         logprobs = self._logprobs([token])
-        data = b"".join(self._chunk(delta, logprobs=None if n else logprobs) for n, delta in enumerate(deltas))
-        return data if summary is None else data + self._chunk({}, finish_reason=_finish_reason(summary))
+        data = b"".join(self._chunk(delta, token, logprobs=None if n else logprobs) for n, delta in enumerate(deltas))
+        return data if summary is None else data + self._chunk({}, token, finish_reason=_finish_reason(summary))
 
     def whole_of(self, summaries: Sequence[Summary]) -> bytes:
         choices = [
@@ -218,12 +234,16 @@ class ChatCompletionForm(OpenAIAnswer):
         ]
         return encode({**self.head("chat.completion"), "choices": choices, "usage": self.count_tokens(summaries)})
 
-    def _chunk(self, delta: Mapping[str, Any], *, finish_reason: str | None = None, logprobs: Any = None) -> bytes:
+    def _chunk(
+        self,
+        delta: Mapping[str, Any],
+        token: Token | None = None,
+        *,
+        finish_reason: str | None = None,
+        logprobs: Any = None,
+    ) -> bytes:
         choice = {"index": self.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        value = {**self.head(CHUNK), "choices": [choice]}
-        if self.has_usage:
-            value["usage"] = None
-        return write_event(value)
+        return self.write_chunk(choice, token)
 
     def _logprobs(self, tokens: Any) -> dict[str, Any] | None:
         if not self.has_logprobs:

@@ -2,13 +2,13 @@
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.checks import is_int, is_unicode, names, read_flag
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.parameters import OPENAI_NAMES
+from handlers.chat.parameters import NEUTRAL_OF_VLLM, OPENAI_NAMES, Neutral
 from handlers.errors import HandlerError, InvalidRequest
 from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
@@ -18,14 +18,12 @@ MAX_NAME_CHARS = 256
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
 DONE = b"data: [DONE]\n\n"  # the end of a complete stream
 
-Neutral = Mapping[str, tuple[Callable[[Any], bool], str]]
-"""Unsupported fields: a check for the values that have no effect, and their description for an error."""
-
 
 def refuse_unsupported(given: Mapping[str, Any], fields: set[str], neutral: Neutral, what: str) -> None:
     """Raise InvalidRequest for an unknown field, or a field of `neutral` with a value that would have an effect.
 
     what: the kind of body, for the message."""
+    neutral = {**NEUTRAL_OF_VLLM, **neutral}
     for name, (is_neutral, wanted) in neutral.items():
         if name in given and not is_neutral(given[name]):
             raise InvalidRequest(f"'{name}' must be {wanted}", param=name)
@@ -65,34 +63,38 @@ def read_model(given: Mapping[str, Any], incoming: Incoming) -> str:
     return model
 
 
-def read_include_usage(given: Mapping[str, Any], is_streaming: bool) -> bool:
-    """Return whether a stream has to end with its usage."""
+def read_usage(given: Mapping[str, Any], is_streaming: bool) -> dict[str, bool]:
+    """Return the fields of an OpenAIAnswer that say which chunks of a stream have its usage."""
     options = given.get("stream_options")
     if options is None:
-        return False
+        return {}
     if not isinstance(options, dict) or not is_streaming:
         raise InvalidRequest("'stream_options' must be an object, and needs 'stream': true", param="stream_options")
     options = {name: value for name, value in options.items() if value is not None}
-    unknown = set(options) - {"include_usage", "include_obfuscation"}
+    unknown = set(options) - {"include_usage", "include_obfuscation", "continuous_usage_stats"}
     if unknown:
         raise InvalidRequest(f"stream_options has no field {names(unknown)}", param="stream_options")
-    return read_flag(options, "include_usage")
+    has_usage, is_running = read_flag(options, "include_usage"), read_flag(options, "continuous_usage_stats")
+    return {"has_usage": has_usage, "has_running_usage": has_usage and is_running}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIAnswer(ABC):
     """What both APIs write alike: the fields that each object of an answer begins with, errors, and a stream's end.
 
-    created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens. index: the choice's.
-    num_prompts: how many the request has; each has as many choices. chunk_kind: the type of a stream's objects.
-    Implements `ChoicesForm`.
+    created: seconds since 1970. service_tier: empty unless the request asks for one. has_usage: a stream ends with a
+    chunk that counts tokens. has_running_usage: the chunks before it count those of their choice so far. index: the
+    choice's. num_prompts: how many the request has; each has as many choices. chunk_kind: the type of a stream's
+    objects. Implements `ChoicesForm`.
     """
 
     id: str
     created: int
     model: str
     fingerprint: str | None = None
+    service_tier: str = ""
     has_usage: bool = False
+    has_running_usage: bool = False
     has_logprobs: bool = False
     index: int = 0
     num_prompts: int = 1
@@ -107,6 +109,7 @@ class OpenAIAnswer(ABC):
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
+            **({"service_tier": self.service_tier} if self.service_tier else {}),
         }
 
     @abstractmethod
@@ -129,16 +132,24 @@ class OpenAIAnswer(ABC):
     def whole(self, summary: Summary) -> bytes:
         return self.whole_of([summary])
 
+    def write_chunk(self, choice: Mapping[str, Any], token: Token | None) -> bytes:
+        """Encode a chunk of a stream with one choice. token: the last one of the choice so far, if it has begun."""
+        value = {**self.head(self.chunk_kind), "choices": [choice]}
+        if self.has_usage:
+            value["usage"] = None
+            if token is not None and self.has_running_usage:
+                value["usage"] = _count(token.num_prompt_tokens, token.number)
+        return write_event(value)
+
     def count_tokens(self, summaries: Sequence[Summary]) -> dict[str, Any]:
         """Return the `usage` of a request, which counts each prompt once. summaries: one per choice."""
         firsts = summaries[:: len(summaries) // self.num_prompts]
         prompts, answers = sum(each.num_prompt_tokens for each in firsts), sum(each.num_tokens for each in summaries)
         num_reasoning = sum(each.message.num_reasoning_tokens for each in summaries if each.message is not None)
+        num_cached = sum(each.num_cached_tokens for each in firsts)
         return {
-            "prompt_tokens": prompts,
-            "completion_tokens": answers,
-            "total_tokens": prompts + answers,
-            "prompt_tokens_details": {"cached_tokens": sum(each.num_cached_tokens for each in firsts)},
+            **_count(prompts, answers),
+            "prompt_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": prompts - num_cached},
             "completion_tokens_details": {"reasoning_tokens": num_reasoning},
         }
 
@@ -154,8 +165,13 @@ def read_answer(prefix: str, given: Mapping[str, Any], incoming: Incoming, now: 
         "created": int(now),
         "model": read_model(given, incoming),
         "fingerprint": incoming.fingerprint,
-        "has_usage": read_include_usage(given, read_flag(given, "stream")),
+        "service_tier": "default" if "service_tier" in given else "",
+        **read_usage(given, read_flag(given, "stream")),
     }
+
+
+def _count(num_prompt: int, num_answer: int) -> dict[str, Any]:
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_answer, "total_tokens": num_prompt + num_answer}
 
 
 def write_event(value: Any) -> bytes:

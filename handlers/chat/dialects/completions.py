@@ -7,16 +7,14 @@ from typing import Any
 from handlers.chat.checks import check_unicode, read_flag
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.completion_fields import (
-    Neutral,
     OpenAIAnswer,
     name_finish_reason,
     read_answer,
     read_num_choices,
     refuse_unsupported,
-    write_event,
 )
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.parameters import Parameters, check_parameter, read_openai_parameters
+from handlers.chat.parameters import Neutral, Parameters, check_parameter, read_openai_parameters
 from handlers.errors import InvalidRequest
 from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
@@ -27,7 +25,6 @@ _FIELDS = {"prompt", "model", "n", "stream", "stream_options", "logprobs"}
 
 _NEUTRAL: Neutral = {
     "top_logprobs": (lambda v: False, "absent: completions have it as 'logprobs'"),
-    "best_of": (lambda v: v == 1, "1: one answer is generated"),
     "echo": (lambda v: v is False, "false"),
     "suffix": (lambda v: v == "", "absent"),
 }
@@ -86,8 +83,10 @@ class CompletionForm(OpenAIAnswer):
 
     def part(self, token: Token, summary: Summary | None) -> bytes:
         has_chunk = self.has_logprobs or bool(token.text)
-        data = self._chunk(token.text, tokens=[token]) if has_chunk else b""
-        return data if summary is None else data + self._chunk("", name_finish_reason(summary))
+        data = self.write_chunk(self._choice(self.index, token.text, None, [token]), token) if has_chunk else b""
+        if summary is None:
+            return data
+        return data + self.write_chunk(self._choice(self.index, "", name_finish_reason(summary)), token)
 
     def whole_of(self, summaries: Sequence[Summary]) -> bytes:
         choices = [
@@ -96,11 +95,7 @@ class CompletionForm(OpenAIAnswer):
         ]
         return encode({**self.head(KIND), "choices": choices, "usage": self.count_tokens(summaries)})
 
-    def _chunk(self, text: str, finish_reason: str | None = None, tokens: Sequence[Token] = ()) -> bytes:
-        value = {**self.head(KIND), "choices": [self._choice(self.index, text, finish_reason, tokens)]}
-        return write_event({**value, "usage": None} if self.has_usage else value)
-
-    def _choice(self, index: int, text: str, finish_reason: str | None, tokens: Sequence[Token]) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, finish_reason: str | None, tokens: Sequence[Token] = ()) -> dict[str, Any]:
         logprobs = _logprobs(tokens) if self.has_logprobs and tokens else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 

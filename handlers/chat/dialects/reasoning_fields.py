@@ -7,16 +7,20 @@ from handlers.chat.template_variables import read_template_variables
 
 EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
 SUMMARIES = (None, "auto", "concise", "detailed")
+_VALUES: dict[str, tuple[str | None, ...]] = {
+    "effort": EFFORTS,
+    "summary": SUMMARIES,
+    "generate_summary": SUMMARIES,  # its earlier name
+    "context": (None, "auto"),  # the template decides which earlier reasoning the model reads
+    "mode": (None, "standard"),
+}
 REASONING_WANTED = "an object with an effort and a summary"
 
 
 def is_reasoning(given: Any) -> bool:
     """Return whether a value is OpenAI's `reasoning`: an effort and a kind of summary."""
-    return (
-        isinstance(given, dict)
-        and {name for name, value in given.items() if value is not None} <= {"effort", "summary"}
-        and given.get("effort") in EFFORTS
-        and given.get("summary") in SUMMARIES
+    return isinstance(given, dict) and all(
+        value is None or value in _VALUES.get(name, ()) for name, value in given.items()
     )
 
 
@@ -41,6 +45,7 @@ def read_reasoning(given: Mapping[str, Any]) -> dict[str, Any]:
 def _find_reasoning(given: Mapping[str, Any]) -> str:
     """Return the name of the field that requests reasoning, or ""."""
     reasoning = given.get("reasoning", {})
-    if reasoning.get("summary") is not None or reasoning.get("effort") not in (None, "none"):
+    summary = reasoning.get("summary") or reasoning.get("generate_summary")
+    if summary is not None or reasoning.get("effort") not in (None, "none"):
         return "reasoning"
     return "" if given.get("reasoning_effort") in (None, "none") else "reasoning_effort"

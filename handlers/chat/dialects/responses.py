@@ -49,6 +49,7 @@ _PARAMETERS = {
 }
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
 _UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options"}  # have no effect here
+_UNUSED |= {"client_metadata"}  # of the Codex CLI, which sends it with each request
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = {LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url"}  # the others have no effect
 _INCLUDED |= {"file_search_call.results", "web_search_call.results", "web_search_call.action.sources"}

@@ -72,7 +72,7 @@ def _form(incoming: Incoming, parameters: Parameters, prompt: str, default: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TgiForm:
-    """Encodes TGI's answers: events `data:{"token", "generated_text", "details"}`, or one object.
+    """Encodes TGI's answers: events `data:{"index", "token", "generated_text", "details"}`, or one object.
 
     is_list: a whole answer is a list with the object, as at TGI's path /; at /generate it is the object itself.
     """
@@ -87,7 +87,7 @@ class TgiForm:
         return b""
 
     def token(self, token: Token, summary: Summary | None) -> bytes:
-        value: dict[str, object] = {"token": _tgi_token(token, token.text)}
+        value: dict[str, object] = {"index": token.number, "token": _tgi_token(token, token.text)}
         if token.top:
             value["top_tokens"] = [_tgi_token(each, each.own_text) for each in token.top]
         value |= {

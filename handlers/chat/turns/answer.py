@@ -1,8 +1,8 @@
 """Writes an answer to the client: its receipt, its tokens and its end.
 
 The engine's thread only adds tokens. Their text is made by the thread that needs it (the pump's for a stream, a
-worker's for the end), so the engine's next step does not wait. Only an answer with stop strings is converted to text on
-the engine's thread, because a stop string ends the sequence.
+worker's for the end), so the engine's next step does not wait. Only an answer that its text may end (stop strings, or
+one call at most) is converted to text on the engine's thread.
 """
 
 import threading
@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
-from handlers.chat.answer_parts import AnswerMessage, AnswerReader
+from handlers.chat.answer_parts import AnswerMessage, AnswerPart, AnswerReader
 from handlers.chat.commands import Ask, Generate
 from handlers.chat.feed import FollowedForm
 from handlers.chat.forms import ResponseDraft, Summary, Token
@@ -28,22 +28,25 @@ from torchmoor.wire.receipt import CACHE_TIER, GENERATED_TOKENS
 
 
 class TokenText(NamedTuple):
-    """The text that a token completes, and the token's own text; see Token."""
+    """The text that a token completes, the token's own text, and the parts that are certain with it; see Token."""
 
     text: str
     own_text: str
+    parts: Sequence[AnswerPart] | None
 
 
 class AnswerWriter:
     """Writes an answer in its dialect's form, as a stream or whole.
 
     receipt: response headers with the answer's cost, sent with the first byte. start: another worker needs it to
-    continue the stream; None if that is impossible. The form of an answer that clients follow is a `FollowedForm`.
+    continue the stream; None if that is impossible. num_prompt_tokens: of the whole prompt, set before the engine adds
+    tokens. The form of an answer that clients follow is a `FollowedForm`.
     """
 
     def __init__(self, reply: PendingReply, request: Ask | Generate, model: PromptFormat) -> None:
         self.receipt: dict[str, str] = {}
         self.start: AnswerStart | None = None
+        self.num_prompt_tokens = 0
         self._reply = reply
         self._form = request.form
         self._eos_token_ids = model.eos_token_ids
@@ -51,9 +54,12 @@ class AnswerWriter:
         queued = request.queued if isinstance(request, Ask) else None
         self._feed = None if queued is None else queued.feed
         parameters = request.parameters
-        self._has_stop = bool(parameters.stop)
         self._detokenizer = Detokenizer(model.tokenizer, parameters.stop, parameters.min_tokens or 0)
-        self._has_tools = request.parameters.tools is not None
+        tools = parameters.tools
+        self._has_tools = tools is not None
+        # An answer that must call is ended by its grammar.
+        self._ends_after_call = tools is not None and not (tools.is_parallel or tools.must_call)
+        self._is_read_at_once = bool(parameters.stop) or self._ends_after_call
         self._name = _name_answer(request, reply)
         self._make_reader: Callable[[], AnswerReader] | None = None
         self._reader: AnswerReader | None = None
@@ -61,6 +67,7 @@ class AnswerWriter:
         self._added: deque[tuple[TokenEvent, TokenText | None]] = deque()  # tokens and their text, if it is known
         self._last: tuple[TokenEvent, TokenText | None] | None = None
         self._is_begun = False
+        self._num_tokens = 0  # of the answer so far
         self._num_chars = 0  # number of characters of the tokens' own texts so far
 
     def read_as(self, style: AnswerStyle) -> None:
@@ -78,20 +85,26 @@ class AnswerWriter:
                 self._form.begin()
             for token in given.tokens:
                 self._form.token(self._token(TokenEvent(token.id, token.logprob, top=token.top), None), None)
-        if self._detokenizer.is_stopped:
+        if self._is_ended_by_text:
             raise TurnConflict("the answer that is to be continued has ended")
 
     def add(self, event: TokenEvent) -> FinishReason | None:
         """Add a token. Return the finish reason if it is the last. Engine thread."""
         reason = event.finish_reason
-        text = self._decode(event) if self._has_stop else None
-        if self._detokenizer.is_stopped:
+        text = self._decode(event) if self._is_read_at_once else None
+        if self._is_ended_by_text:
             reason = FinishReason.STOP
         if reason is None:
             self._added.append((event, text))
         else:
             self._last = event, text
         return reason
+
+    @property
+    def _is_ended_by_text(self) -> bool:
+        """Whether the text so far ends with a stop string, or with the only call that the answer may have."""
+        has_call = self._ends_after_call and self._reader is not None and self._reader.has_whole_call
+        return has_call or self._detokenizer.is_stopped
 
     def show(self) -> None:
         """Notify a stream's reader of the added tokens. Engine thread."""
@@ -170,7 +183,8 @@ class AnswerWriter:
             parts = [*self._reader.read(rest), *self._reader.finish()]
             summary = replace(summary, message=self._reader.message)
         self.begin_feed()
-        self.end(Token(0, rest, 0.0, False, parts, offset=len(shown), own_text=rest), summary)
+        number = self._num_tokens + 1
+        self.end(Token(0, rest, 0.0, False, parts, offset=len(shown), own_text=rest, number=number), summary)
 
     def _begin(self) -> None:
         if not self._reply.is_streaming:
@@ -202,24 +216,34 @@ class AnswerWriter:
 
     def _token(self, event: TokenEvent, decoded: TokenText | None, *, is_last: bool = False) -> Token:
         assert event.token_id is not None
-        text, own_text = decoded or self._decode(event)
-        parts = None if self._reader is None else self._reader.read(text)
+        text, own_text, parts = decoded or self._decode(event)
         if is_last and self._reader is not None and parts is not None:
-            parts += self._reader.finish()
+            parts = [*parts, *self._reader.finish()]
         top = [
             Token(token, "", logprob, token in self._eos_token_ids, own_text=self._detokenizer.text_of(token))
             for token, logprob in event.top
         ]
         offset, self._num_chars = self._num_chars, self._num_chars + len(own_text)
-        is_special = event.token_id in self._eos_token_ids
-        return Token(event.token_id, text, event.logprob, is_special, parts, top, offset, own_text)
+        self._num_tokens += 1
+        return Token(
+            event.token_id,
+            text,
+            event.logprob,
+            event.token_id in self._eos_token_ids,
+            parts,
+            top,
+            offset,
+            own_text,
+            self._num_tokens,
+            self.num_prompt_tokens,
+        )
 
     def _decode(self, event: TokenEvent) -> TokenText:
         assert event.token_id is not None
         text, own_text = self._detokenizer.push(event.token_id), self._detokenizer.added
         if event.finish_reason is not None:
             text, own_text = text + self._detokenizer.finish(), own_text + self._detokenizer.added
-        return TokenText(text, own_text)
+        return TokenText(text, own_text, None if self._reader is None else self._reader.read(text))
 
 
 def _name_answer(request: Ask | Generate, reply: PendingReply) -> str:

@@ -225,7 +225,7 @@ class Generation:
         self._given = () if begun is None else [token.id for token in begun.tokens]
         if len(self._given) >= max_new_tokens:
             raise TurnConflict("the answer that is to be continued has already reached its maximum length")
-        self._num_prompt_tokens = len(keys)
+        self._num_prompt_tokens = self._writer.num_prompt_tokens = len(keys)
         images = self._images.pin(prompt, starts, kept, self._question.fetch)
         return AnswerRequest(
             prompt=keys,

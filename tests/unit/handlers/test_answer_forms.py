@@ -21,7 +21,8 @@ OPENAI = ChatCompletionForm(id="chatcmpl-1", created=7, model="llava")
 
 
 def tokens_of(texts: Sequence[str]) -> list[Token]:
-    return [Token(i, text, -0.5 * i, i == len(texts) - 1, own_text=text) for i, text in enumerate(texts)]
+    end = len(texts) - 1
+    return [Token(i, text, -0.5 * i, i == end, own_text=text, number=i + 1) for i, text in enumerate(texts)]
 
 
 def summary_of(texts: Sequence[str], finish_reason: str = "eos_token") -> Summary:
@@ -82,6 +83,7 @@ def test_tgi_stream_is_read_through_any_cut() -> None:
         found = read_tgi(events)
 
         assert [event["token"]["text"] for event in found] == TEXTS
+        assert [event["index"] for event in found] == [1, 2, 3, 4, 5, 6, 7]
         assert [event["generated_text"] for event in found] == [None] * 6 + ["".join(TEXTS)]
         assert found[-1]["details"]["finish_reason"] == "eos_token"
 
@@ -169,7 +171,7 @@ def test_openai_stream_with_usage() -> None:
     assert last["choices"] == []
     counts = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
     details = {
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 11},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert last["usage"] == {**counts, **details}

@@ -211,7 +211,8 @@ def test_tgi_stream(client: Any, red: Any) -> None:
     blocks = streamed.body.decode().split("\n\n")
     assert blocks.pop() == ""
     events = [json.loads(block.removeprefix("data:")) for block in blocks]
-    assert all(set(event) == {"token", "generated_text", "details"} for event in events)
+    assert all(set(event) == {"index", "token", "generated_text", "details"} for event in events)
+    assert [event["index"] for event in events] == list(range(1, len(events) + 1))
     assert all(set(event["token"]) == {"id", "text", "logprob", "special"} for event in events)
     assert "".join(event["token"]["text"] for event in events) == whole
     assert [event["generated_text"] for event in events] == [None] * (len(events) - 1) + [whole]

@@ -470,7 +470,7 @@ def test_null_parameters_are_left_to_us() -> None:
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("temperature", 10**400),
-        ("top_k", 0),
+        ("top_k", -2),
         ("top_k", 1.0),
         ("top_p", 0),
         ("top_p", 1.1),

@@ -44,7 +44,7 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = {  # 
         {
             "messages": MESSAGES,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "logprobs": True,
             "temperature": 50.0,
             "max_tokens": 14,

@@ -335,8 +335,27 @@ def test_an_answer_may_be_sent_again_as_a_client_has_it(message: dict[str, Any])
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_content": "so"},
+        {"reasoning": "so"},  # of vLLM and huggingface_hub
+        {"reasoning_content": "so", "reasoning": "so"},
+        {"reasoning_content": None, "reasoning": "so"},
+    ],
+)
+def test_reasoning_is_sent_again_under_either_name(fields: dict[str, Any]) -> None:
+    asked = {"role": "user", "content": "x"}
+
+    found = command({"messages": [asked, {"role": "assistant", "content": "no", **fields}, asked]})
+
+    assert [message.reasoning for message in found.messages] == ["", "so", ""]
+
+
+@pytest.mark.parametrize(
     ("message", "param"),
     [
+        ({"role": "user", "content": "x", "reasoning": "so"}, "messages[0]"),
+        ({"role": "assistant", "content": "x", "reasoning": 1}, "messages[0].reasoning"),
         ({"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": "x", "refusal": "no"}, "messages[0]"),
         ({"role": "assistant", "refusal": 1}, "messages[0].refusal"),

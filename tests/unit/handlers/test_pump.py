@@ -919,7 +919,7 @@ def test_chat_service_behind_the_pump(client: Any) -> None:
     front.send("whole", ask, X_Amzn_SageMaker_Session_Id=sid)
     front.run()
     front.send("stream", {**ask, "stream": True}, X_Amzn_SageMaker_Session_Id=sid)
-    front.send("error", {**ask, "parameters": {"top_k": 0}}, X_Amzn_SageMaker_Session_Id=sid)
+    front.send("error", {**ask, "parameters": {"top_k": -2}}, X_Amzn_SageMaker_Session_Id=sid)
     front.run()
     front.send("close", {"requestType": "CLOSE"}, X_Amzn_SageMaker_Session_Id=sid)
     front.run()

@@ -8,12 +8,12 @@ from typing import Protocol
 from torchmoor.config.limits import LimitSettings
 from torchmoor.errors import ApiError
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.field_names import CONTINUABLE, STREAM_NEXT
+from torchmoor.proxy.http.field_names import CONTINUABLE, DATE, STREAM_NEXT
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 
-NOT_FOR_CLIENTS = frozenset((STREAM_NEXT, CONTINUABLE))
-"""Fields of instances' answers that the clients of no API get."""
+NOT_FOR_CLIENTS = frozenset((STREAM_NEXT, CONTINUABLE, DATE))
+"""Fields of instances' answers that the clients of no API get. The proxy gives each answer a date of its own."""
 
 Explain = Callable[[AnswerHead, bytes], ApiError]
 """Makes the client's error from the head and the body of an instance's refusal."""

@@ -7,7 +7,7 @@ from enum import Enum
 from time import monotonic
 from typing import Any, Protocol
 
-from torchmoor.proxy.http.message import AnswerHead, Reply
+from torchmoor.proxy.http.message import AnswerHead, Reply, date_line
 
 
 class Loss(Enum):
@@ -99,7 +99,7 @@ class Answer:
             framing = b"transfer-encoding: chunked\r\n"
             self._is_chunked = True
         close = b"\r\n" if client.keep_alive else b"connection: close\r\n\r\n"
-        self.lines = (*self.lines, added_lines, framing, close)
+        self.lines = (*self.lines, date_line(), added_lines, framing, close)
 
     def render(self, piece: bytes) -> bytes:
         """Encode and frame a piece for the client, behind the head if that is not written yet."""

@@ -4,6 +4,7 @@ from torchmoor.wire import headers
 
 ACCEPT = b"accept"
 CONTENT_TYPE = b"content-type"
+DATE = b"date"
 
 # The ids of a request in the answers of AWS's and OpenAI's APIs, and in those of the other dialects
 AWS_REQUEST_ID = b"x-amzn-requestid"

@@ -1,12 +1,15 @@
 """Updates that keep parts of the previous configuration, asynchronous requests of changed endpoints, and counts."""
 
 import asyncio
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.torchmoor.async_inference.rig import until
+from tests.waiting import DEADLINE_S
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.arns import Arns
@@ -145,6 +148,30 @@ async def test_an_update_retains_the_count_that_autoscaling_has_reached(tmp_path
         await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
 
     assert resources.endpoints["q"].counts == {"v": 3, "w": 1}
+
+
+async def test_a_stop_waits_for_the_change_that_is_being_saved(tmp_path: Path) -> None:
+    """Otherwise the next run could read the file before it is replaced."""
+
+    class Slow(dict[str, Any]):
+        def items(self) -> Any:
+            is_encoding.set()
+            assert goes_on.wait(DEADLINE_S)
+            return super().items()
+
+    is_encoding, goes_on = threading.Event(), threading.Event()
+    endpoints, resources, _ = make_endpoints(tmp_path)
+    async with endpoints:
+        resources.models["m"] = Resource(Slow(ModelName="m"), 1.0)
+        resource = EndpointResource("c", ASYNC, {}, serial=1, created=0.0, modified=0.0, status="InService")
+        adding = asyncio.create_task(resources.add(resources.endpoints, "q", resource, "arn", ()))
+        assert await asyncio.to_thread(is_encoding.wait, DEADLINE_S)
+        adding.cancel()
+        asyncio.get_running_loop().call_soon(goes_on.set)
+
+    with suppress(asyncio.CancelledError):
+        await adding
+    assert list(Resources(tmp_path, 1 << 20).endpoints) == ["q"]
 
 
 async def test_an_update_whose_retained_weights_are_all_0_is_refused(tmp_path: Path) -> None:

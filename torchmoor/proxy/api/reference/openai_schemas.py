@@ -31,6 +31,7 @@ _MESSAGE = record(
     tool_calls={"type": "array", "items": _CALL},
     tool_call_id=TEXT,
     reasoning_content=TEXT,
+    reasoning=TEXT,
     refusal=or_null(TEXT),
 )
 FOR_TEMPLATE: dict[str, Schema] = {
@@ -57,6 +58,7 @@ SAMPLING: dict[str, Schema] = {
 }
 _LOGIT_BIAS: Schema = {"type": "object", "additionalProperties": sampling_parameters.LOGIT_BIAS.schema}
 TOP_LOGPROBS: Schema = sampling_parameters.TOP_TOKENS.schema
+_STREAM_OPTIONS = record(include_usage=FLAG, continuous_usage_stats=FLAG)
 AFFINITY: dict[str, Schema] = {"prompt_cache_key": TEXT, "safety_identifier": TEXT, "user": TEXT}
 
 CHAT = record(
@@ -68,7 +70,7 @@ CHAT = record(
     n=COUNT,
     logit_bias=_LOGIT_BIAS,
     stream=FLAG,
-    stream_options=record(include_usage=FLAG),
+    stream_options=_STREAM_OPTIONS,
     logprobs=FLAG,
     top_logprobs=TOP_LOGPROBS,
     response_format={"type": "object"},
@@ -87,7 +89,7 @@ COMPLETION = record(
     n=COUNT,
     logit_bias=_LOGIT_BIAS,
     stream=FLAG,
-    stream_options=record(include_usage=FLAG),
+    stream_options=_STREAM_OPTIONS,
     logprobs=TOP_LOGPROBS,
     **SAMPLING,
     **AFFINITY,

@@ -24,7 +24,7 @@ GENERATE = record(
 )
 GENERATED = record(("generated_text",), generated_text=TEXT, details={"type": "object"})
 EVENTS: Schema = {
-    "description": "Server-sent events `data:{token, generated_text, details}`."
+    "description": "Server-sent events `data:{index, token, generated_text, details}`."
 }  # see common_schemas.EVENTS
 INFO = record(("model_id", "router", "version"), model_id=TEXT, router=TEXT, version=TEXT)
 _ERROR_TYPES = ["validation", "overloaded", "generation", "healthcheck"]
