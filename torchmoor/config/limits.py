@@ -12,7 +12,10 @@ from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, Shared, 
 class LimitSettings(SettingsGroup, title="limits"):
     """Limits of requests, bodies and connections."""
 
-    max_header_bytes: Count = Field(16_384, description="Longest head (request line and header fields) of a request.")
+    max_header_bytes: Count = Field(
+        16_384,
+        description="Longest head (request line and header fields) of a request. Of an answer: four times this.",
+    )
     max_body_bytes: Count = Field(6 * MIB, description="Longest body of a request to the runtime API.")
     max_passthrough_body_bytes: Count = Field(
         64 * MIB, description="Longest body of a request in a dialect other than the runtime API."

@@ -51,9 +51,6 @@ REFUSED_FOR_NOW = frozenset(
     (OVERLOADED, OUT_OF_MEMORY, OUT_OF_DISK, JOURNAL_UNAVAILABLE, SOURCE_UNAVAILABLE, LOAD_STOPPED)
 )
 
-# An asynchronous request with one of these errors is tried again, and the attempt is not counted.
-REFUSED_UNCOUNTED = REFUSED_FOR_NOW | {MODEL_LOADING}
-
 # The instance does not have the model that was asked for, although it may have been loading it.
 MODEL_NOT_LOADED = frozenset((MODEL_UNKNOWN, MODEL_BROKEN, LOAD_TIMED_OUT, OUT_OF_MEMORY, OUT_OF_DISK))
 

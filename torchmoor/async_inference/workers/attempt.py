@@ -42,6 +42,7 @@ from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
 
+REFUSED_UNCOUNTED = error_codes.REFUSED_FOR_NOW | {error_codes.MODEL_LOADING}
 WITHOUT_WORKER = error_codes.TORCHSERVE_BUSY | error_codes.WORKER_DIED
 MAX_ERROR_BYTES = 65_536
 
@@ -188,7 +189,7 @@ class Attempt:
                 f"The input's {self._input_bytes} bytes are more than the instance's limit: TorchServe's "
                 "max_request_size, which torchmoor up sets with --max-body-mib."
             )
-        if code in error_codes.REFUSED_UNCOUNTED:
+        if code in REFUSED_UNCOUNTED:
             delay_s = self._bounded(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
             raise RetryableFailure(f"The instance has no room: {text}", delay_s=delay_s, counts=False)
         if not code and status in WITHOUT_WORKER:

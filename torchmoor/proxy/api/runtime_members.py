@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER, Member, header_text, named_member
-from torchmoor.proxy.http.field_names import INFERENCE_ID, INVOCATION_ID, OWN_PREFIX
+from torchmoor.proxy.http.field_names import CREDENTIALS, INFERENCE_ID, INVOCATION_ID, OWN_PREFIX
 from torchmoor.proxy.http.fields import FieldNote
 from torchmoor.proxy.http.head import Layout
 from torchmoor.wire import headers
@@ -137,7 +137,7 @@ def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
 
 
 # Never forwarded: credentials, and the fields that the proxy writes itself.
-PRIVATE_FIELDS = frozenset((b"authorization", b"cookie", b"x-amz-security-token", INFERENCE_ID))
+PRIVATE_FIELDS = CREDENTIALS | {INFERENCE_ID}
 
 
 def make_note(name: bytes) -> FieldNote:

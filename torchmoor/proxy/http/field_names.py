@@ -6,6 +6,9 @@ ACCEPT = b"accept"
 CONTENT_TYPE = b"content-type"
 DATE = b"date"
 
+# Fields with secrets: never forwarded, kept or logged
+CREDENTIALS = frozenset((b"authorization", b"cookie", b"proxy-authorization", b"x-amz-security-token"))
+
 # The ids of a request in the answers of AWS's and OpenAI's APIs, and in those of the other dialects
 AWS_REQUEST_ID = b"x-amzn-requestid"
 OPENAI_REQUEST_ID = b"x-request-id"

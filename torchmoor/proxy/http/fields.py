@@ -13,7 +13,14 @@ from enum import Enum
 from functools import partial
 
 from torchmoor.proxy.http.bounded_cache import BoundedCache
-from torchmoor.proxy.http.field_names import AWS_REQUEST_ID, INFERENCE_ID, INVOCATION_ID, OPENAI_REQUEST_ID, REQUEST_ID
+from torchmoor.proxy.http.field_names import (
+    AWS_REQUEST_ID,
+    CREDENTIALS,
+    INFERENCE_ID,
+    INVOCATION_ID,
+    OPENAI_REQUEST_ID,
+    REQUEST_ID,
+)
 
 MAX_KEPT_LINES = 4096  # lines in a field table, which is emptied when it is full
 MAX_KEPT_NAMES = 4096  # likewise
@@ -27,9 +34,8 @@ MAX_KEPT_OPTIONS = 4  # a Connection line with more names is not kept
 _NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _VALUE_BYTES = bytes((9, *range(32, 127), *range(128, 256)))
 _NO_OPTIONS: frozenset[bytes] = frozenset()
-_NOT_KEPT = frozenset(
+_NOT_KEPT = CREDENTIALS.union(
     (
-        *(b"authorization", b"cookie", b"proxy-authorization", b"x-amz-security-token"),
         *(INVOCATION_ID, b"amz-sdk-request", AWS_REQUEST_ID, OPENAI_REQUEST_ID),
         *(b"traceparent", b"x-amzn-trace-id", REQUEST_ID, INFERENCE_ID),
     )
