@@ -1,6 +1,7 @@
 """The base of the handlers' settings: field types, checks, and the wording of configuration errors."""
 
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, get_args
 
 from annotated_types import Ge, Gt, Lt
@@ -80,7 +81,9 @@ def _describe(group: type[HandlerGroup], error: ValidationError) -> str:
     full = ".".join([*where, *map(str, path)])
     if details["type"] in ("extra_forbidden", "invalid_key"):
         kind = "group of settings" if groups else "setting"
-        return f"{full} is not a {kind}; there are {', '.join(group.model_fields)}"
+        close = get_close_matches(str(path[-1]), group.model_fields, n=1)
+        question = f". Did you mean {close[0]}?" if close else ""
+        return f"{full} is not a {kind}; there are {', '.join(group.model_fields)}{question}"
     if not path:
         return f"{full} must be a group of settings, not {details['input']!r}"
     if details["type"] == "value_error":

@@ -66,9 +66,9 @@ def test_environment_beats_the_file() -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"sesion": {}}, "handler.sesion"),
+        ({"sesion": {}}, r"handler\.sesion is not a group .* Did you mean session\?$"),
         ({1: {}}, r"handler\.1 is not a group"),
-        ({"session": {"ttl": 5}}, "handler.session.ttl"),
+        ({"session": {"ttl": 5}}, r"handler\.session\.ttl is not a setting; .* Did you mean ttl_s\?$"),
         ({"session": {1: 5}}, "handler.session.1"),
         ({"session": 5}, "handler.session"),
         ({"session": ["ttl_s"]}, "handler.session"),
