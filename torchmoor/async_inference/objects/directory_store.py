@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-from uuid import uuid4
 
 from torchmoor.async_inference.objects.object_store import (
     NO_METADATA,
@@ -35,7 +34,7 @@ from torchmoor.async_inference.objects.object_store import (
     StagedObject,
     join_chunks,
 )
-from torchmoor.async_inference.objects.results_budget import TEMPORARY, ResultsBudget
+from torchmoor.async_inference.objects.results_budget import ResultsBudget, unfinished_name
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
@@ -251,7 +250,7 @@ class _FileWriter:
             if self._num_bytes > self._max_bytes:
                 raise ObjectTooLarge(f"the result has more than {self._max_bytes} bytes")
             if self._fd is None:
-                temporary = self._location.make_folder().with_name(f".{uuid4().hex}{TEMPORARY}")
+                temporary = self._location.make_folder().with_name(unfinished_name())
                 self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 self._temporary = temporary
             view = memoryview(data)

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 from torchmoor.async_inference.objects.locations import STAGING
 from torchmoor.config.objects import ObjectSettings
 
-TEMPORARY = ".part"  # ends the name of an unfinished file
 STAGED_TTL_S = 2 * 86_400.0  # no request is published later: six hours to live at most, and MAX_LATE_S
+_UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.part")
+
+
+def unfinished_name() -> str:
+    """Return a new name for a file that is being written; results may have any other."""
+    return f".{uuid4().hex}.part"
 
 
 class ResultsBudget:
@@ -62,7 +69,7 @@ class ResultsBudget:
 def _size(path: Path, unfinished_before: float, staged_before: float) -> int:
     """Return what a file takes on the disk; delete it first if it is abandoned."""
     abandoned_before = -math.inf
-    if path.name.endswith(TEMPORARY) and path.name.startswith("."):
+    if _UNFINISHED.fullmatch(path.name):
         abandoned_before = unfinished_before
     elif path.parent.name == STAGING:
         abandoned_before = staged_before

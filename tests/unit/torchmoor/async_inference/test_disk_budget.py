@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.torchmoor.async_inference.rig import Rig, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
-from torchmoor.async_inference.objects.results_budget import STAGED_TTL_S
+from torchmoor.async_inference.objects.results_budget import STAGED_TTL_S, unfinished_name
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncState
@@ -88,24 +88,25 @@ async def test_sweep_deletes_what_killed_processes_left(tmp_path: Path, rig: Rig
     """A sweep deletes old unfinished files of killed processes; young ones, results and staged answers stay."""
     folder = tmp_path / "results/deep"
     folder.mkdir(parents=True)
-    names = (".old.part", ".young.part", "named.part", "result.out")
-    for name in names:
+    old, young = unfinished_name(), unfinished_name()
+    results = ("named.part", ".named.part", "result.out")  # clients choose these names
+    for name in (old, young, *results):
         (folder / name).write_bytes(b"x" * 5000)
         os.utime(folder / name, (time.time() - 8000,) * 2)
-    os.utime(folder / ".young.part")
+    os.utime(folder / young)
 
     store = DirectoryStore(rig.objects)
     num_bytes = await store.sweep()
     await store.close()
     assert num_bytes == 512 * sum(path.lstat().st_blocks for path in folder.iterdir()) > 0
 
-    assert {path.name for path in folder.iterdir()} == {".young.part", "named.part", "result.out"}
+    assert {path.name for path in folder.iterdir()} == {young, *results}
 
 
 async def test_service_sweeps_at_its_start(rig: Rig) -> None:
     """A service deletes unfinished files of a killed process at its start."""
     async with rig:
-        left = rig.folder / "results/.0123.part"
+        left = rig.folder / "results" / unfinished_name()
         left.write_bytes(b"x")
         os.utime(left, (0, 0))
         await rig.start()
