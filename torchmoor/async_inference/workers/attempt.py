@@ -215,7 +215,8 @@ async def _chain(begin: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
 
 
 def _failure(reason: str) -> AsyncOutcome:
-    return AsyncOutcome(state=AsyncState.FAILED, reason=reason)
+    """Return a failure. The model's JSON may have half a surrogate pair, which no queue and no object can have."""
+    return AsyncOutcome(state=AsyncState.FAILED, reason=reason.encode("utf-8", "replace").decode())
 
 
 def fail_exhausted(request: AsyncRequest, attempts: int, last: RetryableFailure) -> AsyncOutcome:
@@ -231,4 +232,4 @@ def _message_in(text: str) -> str:
         message = json.loads(text)["error"]["message"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return text
-    return str(message).encode("utf-8", "replace").decode()  # JSON may have half a surrogate pair; the queue may not
+    return str(message)
