@@ -248,6 +248,26 @@ async def test_a_staged_object_that_may_not_be_deleted_is_published(
     assert ["s3:DeleteObject" in each for each in caplog.messages if "staged object" in each] == [True]
 
 
+@pytest.mark.parametrize("code", ["BadDigest", "IncompleteBody"])
+async def test_a_body_that_was_damaged_on_its_way_is_sent_later(
+    place: str, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """The store answers 400, and a repeat may succeed: a result must not become a failure for it."""
+
+    def make_client_with_damages(settings: ObjectSettings) -> Any:
+        client = s3_client.make_client(settings)
+        refusal = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+        refused = (SimpleNamespace(status_code=400), refusal)
+        client.meta.events.register("before-call.s3.PutObject", lambda **call: refused)
+        return client
+
+    monkeypatch.setattr(s3_store, "make_client", make_client_with_damages)
+
+    async with opened() as store:
+        with pytest.raises(ObjectUnavailable, match=code):
+            await store.put(f"{place}/x", b"x")
+
+
 async def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Missing credentials are an error that is not permanent, and are used once they are available.
 
