@@ -464,6 +464,18 @@ def test_a_webhook_that_is_down_is_tried_once_until_it_answers() -> None:
     assert counts == [(1, 3), (1, 4), (1, 5), (0, 6), (0, 8)]
 
 
+def test_a_webhook_is_down_after_the_tries_of_one_notification_however_many_wait() -> None:
+    """A notification's tries are not queued behind those of others; each of the others is then tried once."""
+    listener = Listener(statuses=[500] * 99)
+
+    async def body() -> int:
+        async with listening(listener) as url, notifying(url, max_in_flight=1) as notify_all:
+            return sum(await asyncio.gather(*(notify_all() for _ in range(4))))
+
+    assert asyncio.run(body()) == 4
+    assert len(listener.ids) == 3 + 3
+
+
 def test_a_webhook_that_is_down_and_busy_gets_no_more(caplog: pytest.LogCaptureFixture) -> None:
     """Further notifications fail at once while as many deliveries as are allowed wait for its answer."""
     listener = Listener(statuses=[500] * 3)
