@@ -20,7 +20,7 @@ from torchmoor.async_inference.backoff import Backoff
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.sns import Sns, region_of
 from torchmoor.async_inference.notifications.webhooks import WebhookSender
-from torchmoor.async_inference.objects.outbound import Resolve, resolve
+from torchmoor.async_inference.objects.outbound import Resolve
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.notices import NotificationSettings, Webhook
 from torchmoor.errors import NotDelivered
@@ -43,7 +43,7 @@ class Notifier:
         settings: NotificationSettings,
         *,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        resolver: Resolve = resolve,
+        resolver: Resolve | None = None,
     ) -> None:
         self._settings = settings
         self._sleep = sleep

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from torchmoor.config.notices import NotificationSettings, Webhook
 from torchmoor.errors import ConfigError
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
-LOOPBACK = ("127.0.0.0/8",)
+LOOPBACK = ("127.0.0.0/8", "::1/128")
 RECEIVED, ENDED = 1_643_150_760.455, 1_643_150_760.6089
 
 REQUEST = AsyncRequest(
@@ -514,6 +515,19 @@ def test_a_webhook_that_does_not_answer_delays_no_other() -> None:
             assert await both == 0
 
     asyncio.run(body())
+
+
+async def test_a_webhook_by_name_needs_none_of_the_loops_own_threads() -> None:
+    """Other parts use them, and a name server that does not answer would occupy them."""
+    loop, listener = asyncio.get_running_loop(), Listener()
+    occupied = ThreadPoolExecutor(1)
+    occupied.shutdown()
+    async with listening(listener) as url, notifying(url.replace("127.0.0.1", "localhost")) as notify_all:
+        loop.set_default_executor(occupied)
+        num_failed = await notify_all()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+
+    assert (num_failed, len(listener.heard)) == (0, 1)
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 410])
