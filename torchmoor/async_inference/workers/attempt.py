@@ -186,7 +186,7 @@ class Attempt:
         if not code and status == 413 and not text:  # of TorchServe itself
             text = (
                 f"The input's {self._input_bytes} bytes are more than the instance's limit: TorchServe's "
-                "max_request_size, which torchmoor up sets with --max-body-mib."
+                "max_request_size, which torchmoor up sets with --max-body-mib and the file with launcher.max_body_mib."
             )
         if code in error_codes.REFUSED_UNCOUNTED:
             delay_s = self._bounded(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
