@@ -116,6 +116,7 @@ class DirectoryStore(ObjectStore):
         await self._threads.run(_delete, self._output(url))
 
     async def close(self) -> None:
+        self._budget.stop()
         await self._threads.close()
 
 
