@@ -51,6 +51,19 @@ def test_a_server_that_went_away_comes_back_with_everything(server: RedisServer)
         assert store.do(queue.get("r3")) is None
 
 
+def test_a_server_that_went_away_is_logged_rarely(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients could fill the log by their requests, which are refused meanwhile."""
+    with Store(server.url, partial(make_redis, server)) as store:
+        queue = store.opened_by_url()
+        server.kill()
+        for number in range(3):
+            with pytest.raises(QueueUnavailable):
+                store.do(queue.submit(request(f"r{number}")))
+        server.start()
+
+    assert len([each for each in caplog.messages if "asynchronous queue unavailable" in each]) == 1
+
+
 async def test_custom_attributes_that_are_not_text_are_left_out(server: RedisServer, tmp_path: Path) -> None:
     """The server's scripts cannot read them: the request would never end, and be notified of again and again."""
 
@@ -126,7 +139,7 @@ def test_a_server_that_never_answers_costs_one_time_out(caplog: pytest.LogCaptur
         with pytest.raises(QueueUnavailable, match="does not answer"):
             store.do(queue.submit(request("r1")))
 
-    assert "asynchronous queue unavailable error=TimeoutError" in caplog.text
+    assert "asynchronous queue unavailable left_out=0 error=TimeoutError" in caplog.text
 
 
 async def test_a_cancellation_that_the_client_loses_is_not_lost() -> None:

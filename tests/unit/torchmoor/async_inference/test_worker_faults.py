@@ -13,6 +13,7 @@ import pytest
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from tests.unit.torchmoor.async_inference.rig import Rig, never_answering, until
 from tests.unit.torchmoor.movable_loop import pass_time
+from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     NO_METADATA,
@@ -24,7 +25,6 @@ from torchmoor.async_inference.objects.object_store import (
     StagedObject,
 )
 from torchmoor.async_inference.request import AsyncState, Claim
-from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.errors import QueueUnavailable
 
 LARGE = b"x" * 5000  # too large for the queue's row
