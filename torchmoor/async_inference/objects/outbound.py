@@ -25,6 +25,7 @@ from torchmoor.wire.public_addresses import destination, is_public
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 READ_BUFFER_BYTES = 1 << 18
+MAX_LOOKUPS = 32  # of names at a time
 
 
 def is_retryable(status: int) -> bool:
@@ -55,7 +56,7 @@ class Outbound:
         self._networks = [ipaddress.ip_network(network) for network in private_networks]
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
         self._max_connections = max_connections
-        self._threads = Threads("outbound", max_connections)
+        self._threads = Threads("outbound", min(max_connections, MAX_LOOKUPS))
         self._resolver = resolver or partial(self._threads.run, resolve)
         self._sessions: dict[str, aiohttp.ClientSession] = {}
 
