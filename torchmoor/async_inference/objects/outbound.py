@@ -129,10 +129,10 @@ class Outbound:
         return self._sessions[scheme]
 
     async def close(self) -> None:
-        """Close every connection, and wait for the running look-ups."""
+        """Close every connection. A look-up may take longer, and is not waited for."""
         for session in self._sessions.values():
             await session.close()
-        await self._threads.close()
+        self._threads.leave()
 
 
 class _Refused(OSError):

@@ -4,8 +4,10 @@ import asyncio
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -528,6 +530,24 @@ async def test_a_webhook_by_name_needs_none_of_the_loops_own_threads() -> None:
         loop.set_default_executor(ThreadPoolExecutor(1))
 
     assert (num_failed, len(listener.heard)) == (0, 1)
+
+
+async def test_a_name_server_that_does_not_answer_holds_up_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can interrupt a look-up, and instances are stopped only after the proxy."""
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def look_up(*arguments: object, **more: object) -> list[object]:
+        is_asked.set()
+        may_answer.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with notifying("https://hook.example/") as notify_all:
+        waiting = asyncio.create_task(notify_all())
+        await until(is_asked.is_set, "the name server is asked")
+        waiting.cancel()
+
+    may_answer.set()  # only now
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 410])
