@@ -341,8 +341,6 @@ def _publish(staged: _Location, tag: str, final: _Location) -> None:
                 raise LocationRefused(f"{staged.url} and {final.url} must be on one file system") from exc
             raise
         _sync_folder(target.parent)
-        source.unlink(missing_ok=True)
-        _sync_folder(source.parent)
 
 
 def _check_published(final: _Location, target: Path, tag: str) -> None:

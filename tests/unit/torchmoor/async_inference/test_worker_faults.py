@@ -7,13 +7,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from tests.unit.torchmoor.async_inference.rig import Rig, never_answering, until
+from tests.unit.torchmoor.async_inference.rig import Listener, Rig, never_answering, until
 from tests.unit.torchmoor.movable_loop import pass_time
 from torchmoor.async_inference.fault_log import FaultLog
+from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     NO_METADATA,
@@ -25,6 +27,7 @@ from torchmoor.async_inference.objects.object_store import (
     StagedObject,
 )
 from torchmoor.async_inference.request import AsyncState, Claim
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.errors import QueueUnavailable
 
 LARGE = b"x" * 5000  # too large for the queue's row
@@ -198,6 +201,30 @@ async def test_result_that_was_published_before_a_crash_is_its_own(rig: Rig, ans
         record = await rig.until_ended(service, "one")
 
         assert (record.state, num_lost) == (AsyncState.COMPLETED, 3)
+        assert rig.results() == {"one.out": answer}
+
+
+@pytest.mark.parametrize("answer", [b"small", LARGE])
+async def test_result_that_a_client_has_read_and_deleted_is_no_failure_after_a_crash(rig: Rig, answer: bytes) -> None:
+    """A worker that stops during its notifications leaves a result that the next one can publish again."""
+
+    class Silent(Listener):
+        async def notify(self, notice: Notification, endpoint: AsyncEndpointSettings) -> int:
+            await super().notify(notice, endpoint)
+            await asyncio.Event().wait()
+            return 0
+
+    async with rig:
+        rig.instance.behave = answering(body=answer)
+        rig.listener, usual = Silent(), rig.listener
+        async with rig.make_service() as first:
+            sent = await first.submit(rig.request("one"))
+            await until(lambda: len(rig.listener.notices) == 1, "the webhook has the notification")
+            await asyncio.to_thread(Path(urlsplit(sent.output_location).path).unlink)
+        rig.listener = usual
+        second = await rig.start()
+
+        assert (await rig.until_ended(second, "one")).state is AsyncState.COMPLETED
         assert rig.results() == {"one.out": answer}
 
 
