@@ -11,7 +11,6 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
@@ -57,8 +56,11 @@ class Outbound:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
         self._max_connections = max_connections
         self._threads = Threads("outbound", min(max_connections, MAX_LOOKUPS))
-        self._resolver = resolver or partial(self._threads.run, resolve)
+        self._resolver = resolver or self._look_up
         self._sessions: dict[str, aiohttp.ClientSession] = {}
+
+    async def _look_up(self, host: str, port: int) -> list[str]:
+        return await self._threads.run(resolve, host, port)
 
     def check(self, url: str) -> SplitResult:
         """Raise LocationRefused unless this is a valid https or http URL. A host name's addresses are checked later."""
