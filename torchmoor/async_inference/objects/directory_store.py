@@ -39,6 +39,7 @@ from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
 
+MAX_NAME_BYTES = 255  # of Linux's file systems
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NOT_A_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EOPNOTSUPP)  # the last: no hard links
@@ -175,6 +176,8 @@ def _parse(url: str, roots: tuple[str, ...], verb: str) -> _Location:
         or path.endswith("/")
     ):
         raise LocationRefused("a file's location must name a file, without /../ or unprintable characters")
+    if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in path.split("/")):
+        raise LocationRefused(f"each name in a file's location may have {MAX_NAME_BYTES} bytes at most")
     for root in roots:
         if Path(path).is_relative_to(root) and Path(path) != Path(root):
             return _Location(url, Path(path), Path(root))
