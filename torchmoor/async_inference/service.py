@@ -216,10 +216,8 @@ class AsyncInference:
                     metrics.num_queue_bytes = await self.queue.size_bytes()
                 while await self.queue.forget():
                     pass
-            except QueueUnavailable as error:
-                faults.add("backlog unknown", error)
-            except Exception:
-                logger.exception("backlog could not be read")
+            except Exception as error:
+                faults.add("backlog unknown", error, has_trace=not isinstance(error, QueueUnavailable))
             await asyncio.sleep(BACKLOG_INTERVAL_S)
 
     async def _sweep_store(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from tests.unit.torchmoor.async_inference.rig import Listener, Rig, never_answering, until
 from tests.unit.torchmoor.movable_loop import pass_time
+from torchmoor.async_inference import service as service_module
 from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
@@ -26,7 +27,8 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectUnavailable,
     StagedObject,
 )
-from torchmoor.async_inference.request import AsyncState, Claim
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.request import AsyncState, Backlog, Claim
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.errors import QueueUnavailable
 
@@ -260,6 +262,30 @@ async def test_repeated_fault_is_logged_once_and_waits_longer_each_time(
         assert len(lines) == 1
         assert "result not published yet endpoint=llava inference_id=one" in lines[0]
         assert not any(each.exc_info for each in caplog.records)
+
+
+async def test_backlog_that_cannot_be_read_is_logged_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A record that this version cannot read, as after a downgrade, would fill the log with traces."""
+    monkeypatch.setattr(service_module, "BACKLOG_INTERVAL_S", 0.01)
+    num_asked = 0
+
+    def wrap(queue: Queue) -> Queue:
+        async def backlog(endpoint: str) -> Backlog:
+            nonlocal num_asked
+            num_asked += 1
+            raise TypeError("an unknown field")
+
+        monkeypatch.setattr(queue, "backlog", backlog)
+        return queue
+
+    rig.wrap_queue = wrap
+    async with rig:
+        await rig.start()
+        await until(lambda: num_asked >= 3, "the backlog is read again")
+
+    assert len([each for each in caplog.messages if "an unknown field" in each]) == 1
 
 
 def test_fault_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
