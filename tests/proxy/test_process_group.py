@@ -15,6 +15,7 @@ import uvloop
 from tests.proxy.fake_instance import dying
 from tests.proxy.fake_many import FakeMany
 from tests.proxy.processes import Holding, read, read_any, serve_in_vain, serving, write_config
+from tests.unit.torchmoor.movable_loop import MovableLoop, pass_time
 from tests.waiting import wait_until
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.listen import ListenSettings
@@ -99,6 +100,22 @@ def test_process_that_hangs_is_replaced(holding: Holding, monkeypatch: pytest.Mo
         assert {ask(proxy.port) for _ in range(8)} == {"a"}
 
     run_with_processes(registry, work)
+
+
+def test_a_parent_that_was_held_up_keeps_its_processes(holding: Holding) -> None:
+    """The silence of that time is the parent's own, as after a pause of a virtual machine: no request is lost."""
+    registry = Registry(SETTINGS.endpoints)
+    add(registry, holding.fakes["a"].port)
+
+    async def run() -> None:
+        async with Proxy(SETTINGS, registry) as proxy:
+            before = [child.pid for child in children_of(proxy)]
+            await pass_time(child_process.SILENT_S + 1)
+            assert {await asyncio.to_thread(ask, proxy.port) for _ in range(8)} == {"a"}
+            assert [child.pid for child in children_of(proxy)] == before
+
+    with asyncio.Runner(loop_factory=MovableLoop) as runner:
+        runner.run(run())
 
 
 def test_processes_import_nothing_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

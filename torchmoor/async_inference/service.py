@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from torchmoor.async_inference.backoff import Backoff
+from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.locations import ResultLocations, endpoint_paths, locate_results
 from torchmoor.async_inference.objects.object_store import (
@@ -24,7 +25,6 @@ from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRecord, AsyncRequest, AsyncState, CallerShare
 from torchmoor.async_inference.workers.capacity import Capacity
 from torchmoor.async_inference.workers.context import WorkerContext
-from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.async_inference.workers.instance_client import InstanceClient
 from torchmoor.async_inference.workers.removal import NoCapacity, Removal
 from torchmoor.async_inference.workers.worker import Worker
@@ -206,6 +206,7 @@ class AsyncInference:
 
     async def _watch_queue(self) -> None:
         """Read the backlogs for the metrics, and drop old requests from the queue."""
+        faults = FaultLog(logger)
         while True:
             try:
                 for endpoint in list(self.endpoints.values()):
@@ -215,10 +216,8 @@ class AsyncInference:
                     metrics.num_queue_bytes = await self.queue.size_bytes()
                 while await self.queue.forget():
                     pass
-            except QueueUnavailable as error:
-                logger.warning("backlog unknown error=%s", error)
-            except Exception:
-                logger.exception("backlog could not be read")
+            except Exception as error:
+                faults.add("backlog unknown", error, has_trace=not isinstance(error, QueueUnavailable))
             await asyncio.sleep(BACKLOG_INTERVAL_S)
 
     async def _sweep_store(self) -> None:

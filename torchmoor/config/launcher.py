@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
 from torchmoor.config.group import Count, Positive, SettingsGroup
 from torchmoor.wire.progress import INTERVAL_S
 
@@ -28,6 +29,14 @@ class LaunchSettings(SettingsGroup, title="launcher"):
     )
     gpus_per_instance: Count = Field(1, description="GPUs per instance; more than 1 for a model that vLLM spreads.")
     capacity: Count = Field(DEFAULT_CAPACITY, description="Requests that an instance gets at a time.")
+    max_body_mib: Annotated[int, Field(ge=1, le=2047)] = Field(
+        DEFAULT_BODY_MIB,
+        description="Largest request or answer of an instance, in MiB. Asynchronous requests may need 1024, and a "
+        "larger heap.",
+    )
+    heap_mib: Annotated[int, Field(ge=128)] = Field(
+        DEFAULT_HEAP_MIB, description="Heap of an instance's JVM in MiB; it holds bodies several times."
+    )
     start_timeout_s: Positive = Field(
         180.0,
         description="Seconds for an instance to load its model; a large checkpoint that is downloaded needs more.",

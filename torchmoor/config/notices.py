@@ -62,7 +62,11 @@ class NotificationSettings(SettingsGroup, title="notices"):
         0.5, description="Wait before the second attempt; each further wait is twice as long."
     )
     max_delay_s: Positive = Field(30.0, description="Longest wait before an attempt.")
-    max_in_flight: Count = Field(16, description="Deliveries at a time to one webhook, or to the topics of one region.")
+    max_in_flight: Count = Field(
+        16,
+        description="Deliveries at a time to one webhook, or to the topics of one region; a delivery includes the "
+        "waits between its attempts.",
+    )
     connect_timeout_s: Positive = Field(5.0, description="Time-out of a connection to a receiver.")
     timeout_s: Positive = Field(15.0, description="Time-out of one attempt.")
 

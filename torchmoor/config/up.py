@@ -9,11 +9,10 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from torchmoor.config.access import AccessSettings
-from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.group import SettingsGroup, Texts, like, refusal
-from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_ENDPOINT, LaunchSettings
+from torchmoor.config.launcher import DEFAULT_ENDPOINT, LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings
@@ -65,16 +64,6 @@ class UpSettings(SettingsGroup, title="up"):
         ge=1,
         le=MAX_INSTANCES,
         description="Largest number of instances; enables autoscaling (default: --instances, or 1).",
-    )
-    max_body_mib: int = Field(
-        DEFAULT_BODY_MIB,
-        ge=1,
-        le=2047,
-        description="Largest request or answer of an instance, in MiB. Asynchronous requests may need 1024, and a "
-        "larger heap.",
-    )
-    heap_mib: int = Field(
-        DEFAULT_HEAP_MIB, ge=128, description="Heap of an instance's JVM in MiB; it holds bodies several times."
     )
     journal: str | None = Field(
         None,

@@ -20,7 +20,6 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.timeouts import TimeoutSettings
-from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.model_sources import MULTI_MODEL, parse_flag
 from torchmoor.fleet.torchserve_properties import read_config_file, read_properties
@@ -89,7 +88,7 @@ class ContainerEnvironment(
         alias="TORCHMOOR_SETTLE_S",
         description="First part of these seconds, in which proxies learn that `instance` is terminating.",
     )
-    heap_mib: Count = like(UpSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
+    heap_mib: Count = like(LaunchSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
     access_log: str = like(ObserveSettings, "access_log", alias="TORCHMOOR_ACCESS_LOG")
     admin_port: Port = like(
         ListenSettings,

@@ -62,8 +62,10 @@ def container_process_settings(
     launch = LaunchSettings(
         model_store=str(found.store), capacity=variables.capacity, start_timeout_s=variables.start_timeout_s
     )
-    settings = make_process_settings(launch, work / "run", heap_mib=variables.heap_mib)
-    torchserve = replace(settings.torchserve, logs_to_console=True, properties=variables.properties)
+    settings = make_process_settings(launch, work / "run")
+    torchserve = replace(
+        settings.torchserve, heap_mib=variables.heap_mib, logs_to_console=True, properties=variables.properties
+    )
     return replace(
         settings,
         torchserve=torchserve,

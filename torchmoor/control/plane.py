@@ -24,14 +24,13 @@ from torchmoor.control.tags import Tags
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.data_plane_view import DataPlaneView
 from torchmoor.fleet.folder_removal import remove_folder
-from torchmoor.fleet.instance_guard import CONTROL_FOLDER
+from torchmoor.fleet.instance_guard import CONTROL_FOLDER, MODELS_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.proxy.api.runtime import DEFAULT_REGION
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import cancel_all
 
 SAGEMAKER = "sagemaker"
-MODELS = "models"  # folder of downloaded and unpacked models
 HINT = " Start torchmoor up with --control-plane for those that create, change and delete endpoints."
 
 
@@ -66,13 +65,13 @@ class LaunchingPlane:
     ) -> None:
         """Raises ConfigError if the resources of the last run cannot be read."""
         control, arns = settings.control, make_arns(settings)
-        folder = run_dir / CONTROL_FOLDER
-        remove_folder(folder / MODELS)  # of an earlier run
+        downloads = run_dir / MODELS_FOLDER
+        remove_folder(downloads)  # of a run that could not do so at its end
         self._registry, self._launcher = registry, launcher
         self._are_journaled = settings.sessions.are_journaled
-        self.resources = resources = Resources(folder, control.max_resource_bytes)
+        self.resources = resources = Resources(run_dir / CONTROL_FOLDER, control.max_resource_bytes)
         artifacts = Artifacts(control, settings.objects, model_store, reserved)
-        deployments = Deployments(control, registry, launcher, artifacts, gpus, folder / MODELS)
+        deployments = Deployments(control, registry, launcher, artifacts, gpus, downloads)
         targets = ScalableTargets(control, resources, arns, deployments)
         tags = Tags(
             resources,

@@ -24,6 +24,7 @@ from pathlib import Path
 POLL_S = 0.1
 ASYNC_FOLDER = "async"  # asynchronous requests and results; only the user removes it
 CONTROL_FOLDER = "control"  # the control plane's resources; only the user removes it
+MODELS_FOLDER = f"{CONTROL_FOLDER}/models"  # downloaded for created endpoints; lives as long as the fleet
 SESSION_KEYS_FILE = "session-keys"  # of fleets with a journal that outlives them
 LOCK_FILE = ".lock"  # locked by the one launcher, and its guards, that use the directory
 JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders; lives as long as the fleet
@@ -60,7 +61,8 @@ def _clean_up(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         if {path.name for path in folder.parent.iterdir()} <= SHARED:
-            shutil.rmtree(folder.parent / JOURNAL_FOLDER, ignore_errors=True)
+            for name in (JOURNAL_FOLDER, MODELS_FOLDER):
+                shutil.rmtree(folder.parent / name, ignore_errors=True)
             (folder.parent / LOCK_FILE).unlink(missing_ok=True)
             folder.parent.rmdir()
 

@@ -104,7 +104,7 @@ def read_end(spec: InstanceSpec, reason: str) -> InstanceEnd:
     first = reason.partition("\n")[0].removesuffix(f"; {_HEADING.strip()}").removeprefix(f"{spec.name} ")
     log = _read_tail(spec)
     if _HEAP_FULL in log:
-        first += ": the heap of its JVM was too small; set a larger --heap-mib"
+        first += ": the heap of its JVM was too small; set a larger --heap-mib, or launcher.heap_mib of the file"
     return InstanceEnd(time.time(), first, log)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from torchmoor.errors import LaunchError
@@ -15,7 +16,10 @@ POLL_S = 0.05
 
 
 class RunLock:
-    """Locks a run directory for a launcher and its guards, which inherit the descriptor and clean up after it."""
+    """Locks a run directory for a launcher and its guards, which inherit the descriptor and clean up after it.
+
+    Meanwhile systemd-tmpfiles, which deletes old files in /tmp, leaves the directory out.
+    """
 
     def __init__(self, folder: Path, *, timeout_s: float) -> None:
         """timeout_s: how long to wait for an earlier fleet to end."""
@@ -23,6 +27,7 @@ class RunLock:
         self._timeout_s = timeout_s
         self._taking = asyncio.Lock()
         self._descriptor: int | None = None
+        self._folder: int | None = None
 
     @property
     def is_held(self) -> bool:
@@ -33,6 +38,7 @@ class RunLock:
         async with self._taking:
             if self._descriptor is None:
                 self._descriptor = await self._wait(report)
+                self._folder = _keep_from_cleaners(self._path.parent)
             return self._descriptor
 
     async def _wait(self, report: Callable[[str], None]) -> int:
@@ -74,3 +80,17 @@ class RunLock:
         if descriptor is not None:
             self._path.unlink(missing_ok=True)
             os.close(descriptor)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            os.close(folder)
+
+
+def _keep_from_cleaners(folder: Path) -> int | None:
+    """Lock a directory as systemd's tmpfiles.d(5) describes, and return its descriptor; None if that is impossible."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with suppress(OSError):  # not every network file system has such locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return descriptor

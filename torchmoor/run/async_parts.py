@@ -31,10 +31,13 @@ def make_async_inference(
     if not (is_asked or settings.control.is_on):
         return None
     objects = settings.objects
+    of_results = objects.replace(
+        input_directories=objects.output_directories, input_prefixes=(), max_input_bytes=objects.max_output_bytes
+    )
     parts = AsyncParts(
         queue=lambda: open_queue(settings.async_inference.queue, settings.async_queue),
         store=lambda: SchemeStore(objects),
-        results=lambda: SchemeStore(objects.replace(input_directories=objects.output_directories, input_prefixes=())),
+        results=lambda: SchemeStore(of_results),
         notifier=lambda: Notifier(settings.notices),
     )
     service = AsyncInference(settings.async_inference, parts, connect_timeout_s=settings.timeouts.connect_timeout_s)

@@ -58,9 +58,7 @@ def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, 
     names = join_names(options.endpoints, (checkpoint.name for checkpoint in checkpoints))
     adapters = adapter_environment(names, options.adapters)
     launch = options.launch.replace(model_store=str(find_model_store(options.launch)))
-    process_settings = make_process_settings(
-        launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
-    )
+    process_settings = make_process_settings(launch, run_dir)
     endpoints = _endpoints(options, names, {**environ, **adapters})
     keys = find_session_keys(run_dir, is_kept=outlives_fleet(options) and bool(options.launch.run_dir))
     settings = ProxySettings(

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchmoor.config.body_heap import DEFAULT_HEAP_MIB
-from torchmoor.config.launcher import DEFAULT_BODY_MIB, LaunchSettings
+from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
@@ -61,9 +60,7 @@ def find_archive(launch: LaunchSettings, name: str) -> ArchiveContents | None:
     return built_in(name)
 
 
-def make_process_settings(
-    launch: LaunchSettings, run_dir: Path, *, heap_mib: int = DEFAULT_HEAP_MIB, max_body_mib: int = DEFAULT_BODY_MIB
-) -> InstanceProcessSettings:
+def make_process_settings(launch: LaunchSettings, run_dir: Path) -> InstanceProcessSettings:
     """Return how instances are started in a run directory."""
     java_home = os.environ.get(JAVA_HOME_VARIABLE)
     return InstanceProcessSettings(
@@ -71,8 +68,8 @@ def make_process_settings(
             model_store=Path(launch.model_store).resolve(),
             java_home=Path(java_home) if java_home else None,
             python=Path(launch.python).absolute() if launch.python else Path(sys.executable),
-            heap_mib=heap_mib,
-            max_body_bytes=max_body_mib << 20,
+            heap_mib=launch.heap_mib,
+            max_body_bytes=launch.max_body_mib << 20,
         ),
         run_dir=run_dir,
         launch=launch,

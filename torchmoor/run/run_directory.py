@@ -55,11 +55,22 @@ def find_session_keys(run_dir: Path, *, is_kept: bool) -> str:
             with tempfile.NamedTemporaryFile("w", prefix=".", dir=run_dir) as file:  # only its owner may read it
                 file.write(new)
                 file.flush()
+                os.fsync(file.fileno())
                 with suppress(FileExistsError):
                     os.link(file.name, path)  # completely or not at all
+            _sync_folder(run_dir)
         kept = path.read_text().strip()
         parse_session_keys(kept)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"the session keys in {path} cannot be used: {reason}") from error
     return kept
+
+
+def _sync_folder(folder: Path) -> None:
+    """Sync a directory, without which a new name in it is not durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -25,6 +25,7 @@ from torchmoor.config.settings import GROUPS, Configuration
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.launching import make_process_settings
 from torchmoor.run.static_instances import make_instances
 
 ROOT_DOCS = Path(__file__).parents[3] / "docs"
@@ -162,12 +163,8 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         ("sessions", {"keys": {}}, "sessions: unknown key 'keys'"),
         ("sessions", {"are_journaled": "yes"}, "are_journaled must be true or false, not 'yes'"),
         ("account_id", 123, "account_id must be text"),
-        (
-            "launcher",
-            {"heap_mib": 512},
-            "unknown key 'heap_mib'; known are capacity, gpus_per_instance, model_store, progress_interval_s, python, ",
-        ),
-        ("launcher", {"max_body_mib": 64}, "launcher: unknown key 'max_body_mib'"),
+        ("launcher", {"heap_mib": 64}, "launcher.heap_mib must be 128 or more, not 64"),
+        ("launcher", {"max_body_mib": 2048}, "launcher.max_body_mib must be from 1 to 2047, not 2048"),
         ("launcher", {"cores": 4}, r"unknown key 'cores'; known are [a-z_, ]+$"),
         ("timeouts", {"model_timout_s": 60}, r"known are cancel_timeout_s, .*\. Did you mean 'model_timeout_s'\?"),
         ("launchers", {}, r"the file: unknown key 'launchers'; .*\. Did you mean 'launcher'\?"),
@@ -178,6 +175,15 @@ def test_error_names_the_key_and_the_value(path: str, value: object, message: st
     """Errors name the key and the value, and unknown keys are refused."""
     with pytest.raises(ConfigError, match=message):
         parse(changed(path, value))
+
+
+def test_instances_that_serve_starts_have_the_heap_of_the_file(tmp_path: Path) -> None:
+    """They hold bodies like the instances of torchmoor up, whose options set the same keys."""
+    launch = parse(changed("launcher", {"heap_mib": 1024, "max_body_mib": 128})).launch
+
+    torchserve = make_process_settings(launch, tmp_path).torchserve
+
+    assert (torchserve.heap_mib, torchserve.max_body_bytes) == (1024, 128 << 20)
 
 
 def test_a_key_that_is_a_number_is_unknown() -> None:

@@ -20,7 +20,7 @@ from torchmoor.async_inference.backoff import Backoff
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.sns import Sns, region_of
 from torchmoor.async_inference.notifications.webhooks import WebhookSender
-from torchmoor.async_inference.objects.outbound import Resolve, resolve
+from torchmoor.async_inference.objects.outbound import Resolve
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.notices import NotificationSettings, Webhook
 from torchmoor.errors import NotDelivered
@@ -35,7 +35,7 @@ Send = Callable[[], Awaitable[None]]
 class Notifier:
     """Sends notifications, a bounded number at a time to each receiver.
 
-    A receiver that is down gets each notification once, without a wait for its turn: one that would wait has failed.
+    A receiver that is down gets each notification once. While it is down, one that would have to wait fails at once.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Notifier:
         settings: NotificationSettings,
         *,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        resolver: Resolve = resolve,
+        resolver: Resolve | None = None,
     ) -> None:
         self._settings = settings
         self._sleep = sleep
@@ -68,26 +68,32 @@ class Notifier:
         await self._webhooks.send(webhook, notification.message_id, int(time.time()), text.encode())
 
     async def _deliver(self, receiver: str, send: Send, notification: Notification) -> bool:
-        """Try until the notification is delivered. Returns False after a permanent failure or the last try.
+        """Deliver when there is a turn. Returns False if that fails.
 
-        receiver: a topic, or a webhook's URL.
+        A turn includes the waits between tries, so that the first notifications, not those that wait behind them, find
+        out whether the receiver is down. receiver: a topic, or a webhook's URL.
         """
+        turns = self._turns[receiver]
+        if receiver in self._down and turns.locked():
+            shown = urlsplit(receiver).hostname or receiver
+            error = NotDelivered(f"{shown} is down, and as many deliveries as are allowed wait for it")
+            _log_failure(notification, 0, error, is_last=True)
+            return False
+        async with turns:
+            return await self._try_repeatedly(receiver, send, notification)
+
+    async def _try_repeatedly(self, receiver: str, send: Send, notification: Notification) -> bool:
+        """Try until the notification is delivered. Returns False after a permanent failure or the last try."""
         for attempt in range(1, self._settings.max_attempts + 1):
             try:
-                await self._try(receiver, send)
+                await send()
+                self._down.discard(receiver)
                 return True
             except NotDelivered as exc:
                 if attempt == self._settings.max_attempts and not exc.is_permanent:
                     self._down.add(receiver)
                 is_last = exc.is_permanent or receiver in self._down
-                logger.log(
-                    logging.ERROR if is_last else logging.WARNING,
-                    "notification not delivered inference_id=%s attempt=%d will_retry=%s error=%s",
-                    notification.request.inference_id,
-                    attempt,
-                    not is_last,
-                    exc,
-                )
+                _log_failure(notification, attempt, exc, is_last=is_last)
                 if is_last:
                     return False
                 await self._sleep(self._backoff.delay_s(attempt))
@@ -96,16 +102,19 @@ class Notifier:
                 return False
         raise AssertionError("unreachable")
 
-    async def _try(self, receiver: str, send: Send) -> None:
-        turns = self._turns[receiver]
-        if receiver in self._down and turns.locked():
-            shown = urlsplit(receiver).hostname or receiver
-            raise NotDelivered(f"{shown} is down, and as many deliveries as are allowed wait for it")
-        async with turns:
-            await send()
-        self._down.discard(receiver)
-
     async def close(self) -> None:
         """Wait for the running tries, then close the connections."""
         await self._sns.close()
         await self._webhooks.close()
+
+
+def _log_failure(notification: Notification, attempt: int, error: NotDelivered, *, is_last: bool) -> None:
+    """Log a failed delivery. attempt: from 1; 0: there was no try."""
+    logger.log(
+        logging.ERROR if is_last else logging.WARNING,
+        "notification not delivered inference_id=%s attempt=%d will_retry=%s error=%s",
+        notification.request.inference_id,
+        attempt,
+        not is_last,
+        error,
+    )

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
-from torchmoor.async_inference.objects.outbound import Outbound, Resolve, is_retryable, resolve
+from torchmoor.async_inference.objects.outbound import Outbound, Resolve, is_retryable
 from torchmoor.config.notices import NotificationSettings, Webhook
 from torchmoor.errors import NotDelivered
 from torchmoor.wire.connection_errors import failure_reason
@@ -32,7 +32,7 @@ def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
 class WebhookSender:
     """Sends each message with one try; the caller decides whether to retry."""
 
-    def __init__(self, settings: NotificationSettings, resolver: Resolve = resolve) -> None:
+    def __init__(self, settings: NotificationSettings, resolver: Resolve | None = None) -> None:
         self._timeout_s = settings.timeout_s
         self._outbound = Outbound(
             private_networks=settings.private_networks,

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-from uuid import uuid4
 
 from torchmoor.async_inference.objects.object_store import (
     NO_METADATA,
@@ -35,11 +34,12 @@ from torchmoor.async_inference.objects.object_store import (
     StagedObject,
     join_chunks,
 )
-from torchmoor.async_inference.objects.results_budget import TEMPORARY, ResultsBudget
+from torchmoor.async_inference.objects.results_budget import ResultsBudget, unfinished_name
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
 
+MAX_NAME_BYTES = 255  # of Linux's file systems
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NOT_A_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EOPNOTSUPP)  # the last: no hard links
@@ -117,6 +117,7 @@ class DirectoryStore(ObjectStore):
         await self._threads.run(_delete, self._output(url))
 
     async def close(self) -> None:
+        self._budget.stop()
         await self._threads.close()
 
 
@@ -175,6 +176,8 @@ def _parse(url: str, roots: tuple[str, ...], verb: str) -> _Location:
         or path.endswith("/")
     ):
         raise LocationRefused("a file's location must name a file, without /../ or unprintable characters")
+    if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in path.split("/")):
+        raise LocationRefused(f"each name in a file's location may have {MAX_NAME_BYTES} bytes at most")
     for root in roots:
         if Path(path).is_relative_to(root) and Path(path) != Path(root):
             return _Location(url, Path(path), Path(root))
@@ -251,7 +254,7 @@ class _FileWriter:
             if self._num_bytes > self._max_bytes:
                 raise ObjectTooLarge(f"the result has more than {self._max_bytes} bytes")
             if self._fd is None:
-                temporary = self._location.make_folder().with_name(f".{uuid4().hex}{TEMPORARY}")
+                temporary = self._location.make_folder().with_name(unfinished_name())
                 self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 self._temporary = temporary
             view = memoryview(data)
@@ -341,8 +344,6 @@ def _publish(staged: _Location, tag: str, final: _Location) -> None:
                 raise LocationRefused(f"{staged.url} and {final.url} must be on one file system") from exc
             raise
         _sync_folder(target.parent)
-        source.unlink(missing_ok=True)
-        _sync_folder(source.parent)
 
 
 def _check_published(final: _Location, target: Path, tag: str) -> None:

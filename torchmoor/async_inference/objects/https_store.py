@@ -20,7 +20,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectTooLarge,
     ObjectUnavailable,
 )
-from torchmoor.async_inference.objects.outbound import Outbound, Resolve, is_retryable, resolve
+from torchmoor.async_inference.objects.outbound import Outbound, Resolve, is_retryable
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.wire.connection_errors import failure_reason
@@ -29,7 +29,7 @@ from torchmoor.wire.connection_errors import failure_reason
 class HttpsStore(InputStore):
     """Reads https:// URLs of the configured hosts."""
 
-    def __init__(self, settings: ObjectSettings, resolver: Resolve = resolve) -> None:
+    def __init__(self, settings: ObjectSettings, resolver: Resolve | None = None) -> None:
         self._settings = settings
         self._outbound = Outbound(
             private_networks=settings.private_networks,

@@ -68,7 +68,7 @@ def locate_results(
 
 
 def locate_staged(output_path: str, identity: str, attempt: int) -> str:
-    """Return where an attempt's answer is staged: beside the results, so that publishing is a rename.
+    """Return where an attempt's answer is staged: beside the results, so that publishing is a link.
 
     identity: the request's, which no other request shares, even if it reuses the inference id.
     """

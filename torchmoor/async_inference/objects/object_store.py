@@ -170,7 +170,7 @@ class ObjectStore(InputStore, Protocol):
         """
 
     async def publish(self, staged: str, tag: str, final: str) -> None:
-        """Rename a staged object atomically, unless the final name is taken.
+        """Give a staged object its final name, too, unless that is taken. The staged name stays until `delete`.
 
         Both names must be in one bucket or file system. A final object with this tag counts as published, so that a
         repeat succeeds. Raises ObjectConflict for any other one, and ObjectMissing if neither object exists.

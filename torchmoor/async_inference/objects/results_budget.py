@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 from torchmoor.async_inference.objects.locations import STAGING
 from torchmoor.config.objects import ObjectSettings
 
-TEMPORARY = ".part"  # ends the name of an unfinished file
 STAGED_TTL_S = 2 * 86_400.0  # no request is published later: six hours to live at most, and MAX_LATE_S
+_UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.part")
+
+
+def unfinished_name() -> str:
+    """Return a new name for a file that is being written; results may have any other."""
+    return f".{uuid4().hex}.part"
 
 
 class ResultsBudget:
@@ -27,6 +34,7 @@ class ResultsBudget:
     def __init__(self, settings: ObjectSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
+        self._is_stopped = False
         self._used_bytes = dict.fromkeys(map(Path, settings.output_directories), 0)
 
     @property
@@ -49,26 +57,39 @@ class ResultsBudget:
         return None
 
     def sweep(self) -> None:
-        """Measure the directories, and delete the unfinished files and staged answers of processes that were killed."""
+        """Measure the directories, and delete the unfinished files and staged answers of processes that were killed.
+
+        `stop` ends it; the earlier sizes then stay.
+        """
         now = time.time()
         unfinished_before, staged_before = now - self._settings.unfinished_ttl_s, now - STAGED_TTL_S
         for root in self._used_bytes:
             files = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
-            num_bytes = sum(_size(file, unfinished_before, staged_before) for file in files)
+            num_bytes = 0
+            for file in files:
+                if self._is_stopped:
+                    return
+                num_bytes += _size(file, unfinished_before, staged_before)
             with self._lock:
                 self._used_bytes[root] = num_bytes
 
+    def stop(self) -> None:
+        """End a running sweep, which may take minutes on a slow disk."""
+        self._is_stopped = True
+
 
 def _size(path: Path, unfinished_before: float, staged_before: float) -> int:
-    """Return what a file takes on the disk; delete it first if it is abandoned."""
+    """Return what a file takes on the disk; delete it first if it is abandoned and may be deleted."""
     abandoned_before = -math.inf
-    if path.name.endswith(TEMPORARY) and path.name.startswith("."):
+    if _UNFINISHED.fullmatch(path.name):
         abandoned_before = unfinished_before
     elif path.parent.name == STAGING:
         abandoned_before = staged_before
     with suppress(FileNotFoundError):
         found = path.lstat()
-        if found.st_mtime >= abandoned_before:
-            return found.st_blocks * 512
-        path.unlink()
+        if found.st_mtime < abandoned_before:
+            with suppress(PermissionError):  # another user's
+                path.unlink()
+                return 0
+        return found.st_blocks * 512
     return 0

@@ -22,8 +22,12 @@ from torchmoor.async_inference.objects.object_store import (
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.wire.connection_errors import failure_reason
 
-# Despite their status of 4xx. The last: another conditional write of the key was running.
-RETRYABLE_CODES = {"RequestTimeTooSkewed", "ExpiredToken", "RequestTimeout", "SlowDown", "ConditionalRequestConflict"}
+# Despite their status of 4xx. The last three: another conditional write of the key was running; a body was damaged, or
+# ended, on its way.
+RETRYABLE_CODES = {
+    *("RequestTimeTooSkewed", "ExpiredToken", "RequestTimeout", "SlowDown"),
+    *("ConditionalRequestConflict", "BadDigest", "IncompleteBody"),
+}
 
 
 def open_session() -> boto3.session.Session:

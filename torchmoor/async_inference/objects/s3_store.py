@@ -27,6 +27,7 @@ from torchmoor.async_inference.objects.object_store import (
     Download,
     LocationRefused,
     ObjectConflict,
+    ObjectDenied,
     ObjectError,
     ObjectMetadata,
     ObjectMissing,
@@ -163,24 +164,21 @@ class S3Store(ObjectStore):
                     raise
                 if found["Metadata"].get(TAG) != tag:
                     raise ObjectConflict(final) from None
-        try:
-            self._delete(staged)
-        except ObjectError as error:
-            if not error.is_permanent:
-                raise
-            # The result is there, so the request must not end as a failure.
-            if source["Bucket"] not in self._undeletable:
-                self._undeletable.add(source["Bucket"])
-                logger.warning("staged objects stay, s3:DeleteObject is refused url=%s error=%s", staged, error)
 
     async def delete(self, url: str) -> None:
+        """Remove an object. Without the right to, it stays, and the log says so once for its bucket."""
         self.check_output(url)
         await self._threads.run(self._delete, url)
 
     def _delete(self, url: str) -> None:
-        client = self._connect()
-        with translated(url):
-            client.delete_object(**bucket_and_key(url))
+        client, place = self._connect(), bucket_and_key(url)
+        try:
+            with translated(url):
+                client.delete_object(**place)
+        except ObjectDenied as error:
+            if place["Bucket"] not in self._undeletable:
+                self._undeletable.add(place["Bucket"])
+                logger.warning("staged objects stay, s3:DeleteObject is refused url=%s error=%s", url, error)
 
     async def close(self) -> None:
         await self._threads.close()

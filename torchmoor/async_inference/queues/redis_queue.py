@@ -16,6 +16,7 @@ from redis import ReadOnlyError, RedisError
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.queues import redis_scripts
 from torchmoor.async_inference.queues.queue import CLOCK_TOLERANCE_S, Queue
 from torchmoor.async_inference.request import (
@@ -48,6 +49,7 @@ class RedisQueue(Queue):
         self._client: Any = client
         self._settings = settings
         self._clock = clock
+        self._faults = FaultLog(logger)
 
     async def submit(
         self, request: AsyncRequest, *, refusal: ApiError | None = None, share: CallerShare | None = None
@@ -176,7 +178,7 @@ class RedisQueue(Queue):
             if isinstance(exc, ReadOnlyError):  # a failover: the address may now be the new primary's
                 await self._client.connection_pool.disconnect(inuse_connections=False)
             reason = str(exc) or type(exc).__name__  # a time-out has no text
-            logger.error("asynchronous queue unavailable error=%s", reason)
+            self._faults.add("asynchronous queue unavailable", reason)
             raise QueueUnavailable(
                 "The queue of asynchronous requests cannot be used now: its server does not answer as it should. "
                 "Try again."

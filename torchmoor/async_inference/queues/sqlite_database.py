@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.queues import sqlite_schema
 from torchmoor.errors import ConfigError, QueueUnavailable
 
@@ -64,6 +65,7 @@ class SqliteDatabase:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
         self._connection: sqlite3.Connection | None = None
+        self._faults = FaultLog(logger)  # of the thread
         try:
             self._connect().close()
         except (OSError, sqlite3.Error) as exc:
@@ -147,7 +149,7 @@ class SqliteDatabase:
                 for job in jobs:
                     self._do([job], is_retry=True)
             else:
-                error = _translated(exc)
+                error = self._translate(exc)
                 for job in jobs:
                     job.error = error
 
@@ -183,27 +185,26 @@ class SqliteDatabase:
             if _code(exc) in _HARMLESS:
                 return
         except sqlite3.Error as error:
-            logger.warning("asynchronous queue reconnects error=%s", error)
+            self._faults.add("asynchronous queue reconnects", error)
         self._connection.close()
         self._connection = None
+
+    def _translate(self, exc: Exception) -> Exception:
+        """Return QueueUnavailable for a failure of the store. Any other exception is our own fault and stays."""
+        is_foreign = isinstance(exc, (sqlite3.OperationalError, OSError, ConfigError))
+        if not is_foreign and type(exc) is not sqlite3.DatabaseError:
+            return exc
+        reason = _REASONS.get(_code(exc) or 0, "its file cannot be read or written")
+        self._faults.add("asynchronous queue unavailable", exc)
+        error = QueueUnavailable(f"The queue of asynchronous requests cannot be used now: {reason}. Try again.")
+        error.__cause__ = exc
+        return error
 
 
 def _code(exc: Exception) -> int | None:
     """Return SQLite's primary result code."""
     code = getattr(exc, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
-
-
-def _translated(exc: Exception) -> Exception:
-    """Return QueueUnavailable for a failure of the store. Any other exception is our own fault and stays."""
-    is_foreign = isinstance(exc, (sqlite3.OperationalError, OSError, ConfigError)) or type(exc) is sqlite3.DatabaseError
-    if not is_foreign:
-        return exc
-    reason = _REASONS.get(_code(exc) or 0, "its file cannot be read or written")
-    logger.error("asynchronous queue unavailable error=%s", exc)
-    error = QueueUnavailable(f"The queue of asynchronous requests cannot be used now: {reason}. Try again.")
-    error.__cause__ = exc
-    return error
 
 
 def used_bytes(db: sqlite3.Connection) -> int:

@@ -20,7 +20,7 @@ TAKEABLE = f"wake_at IS NULL AND {UNDECIDED}"
 
 _SCHEMA = f"""
 CREATE TABLE requests (
-    seq INTEGER PRIMARY KEY, -- order of arrival, independent of the clock
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, -- order of arrival, independent of the clock; never used again
     inference_id TEXT NOT NULL UNIQUE,
     endpoint TEXT NOT NULL,
     invocation TEXT UNIQUE, -- makes a submit idempotent; NULL: not known

@@ -187,7 +187,7 @@ class Attempt:
         if not code and status == 413 and not text:  # of TorchServe itself
             text = (
                 f"The input's {self._input_bytes} bytes are more than the instance's limit: TorchServe's "
-                "max_request_size, which torchmoor up sets with --max-body-mib."
+                "max_request_size, which torchmoor up sets with --max-body-mib and the file with launcher.max_body_mib."
             )
         if code in REFUSED_UNCOUNTED:
             delay_s = self._bounded(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
@@ -216,7 +216,8 @@ async def _chain(begin: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
 
 
 def _failure(reason: str) -> AsyncOutcome:
-    return AsyncOutcome(state=AsyncState.FAILED, reason=reason)
+    """Return a failure. The model's JSON may have half a surrogate pair, which no queue and no object can have."""
+    return AsyncOutcome(state=AsyncState.FAILED, reason=reason.encode("utf-8", "replace").decode())
 
 
 def fail_exhausted(request: AsyncRequest, attempts: int, last: RetryableFailure) -> AsyncOutcome:
@@ -232,4 +233,4 @@ def _message_in(text: str) -> str:
         message = json.loads(text)["error"]["message"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return text
-    return str(message).encode("utf-8", "replace").decode()  # JSON may have half a surrogate pair; the queue may not
+    return str(message)

@@ -100,7 +100,7 @@ class InstanceAnswer:
         self.error_code = response.headers.get(headers.ERROR, "")
         self.retry_after = response.headers.get("Retry-After", "")
         self.content_type = _plain(response.headers.get("Content-Type", ""))
-        self.custom_attributes = response.headers.get(headers.CUSTOM_ATTRIBUTES, "")
+        self.custom_attributes = _plain(response.headers.get(headers.CUSTOM_ATTRIBUTES, ""))
         self._response = response
         self._timer = timer
 
@@ -135,7 +135,7 @@ class InstanceAnswer:
 
 
 def _plain(value: str) -> str:
-    """Return a header value, or "" if an object store would always refuse it as metadata."""
+    """Return a header value, or "" if an object store or a queue would always refuse it."""
     return value if value.isascii() and value.isprintable() else ""
 
 

@@ -53,8 +53,8 @@ class Publication:
         context, request, outcome, metrics = self.context, self.request, self.outcome, self._metrics
         if error is not None:
             logger.error("ends without a failure object inference_id=%s error=%s", request.inference_id, error)
-        await self._remove_staged()
         await self._notify()
+        await self._remove_staged()  # last: a client may delete what it has read, and this worker may end meanwhile
         if await context.queue.finish(self._claim):
             setattr(metrics, _COUNTERS[outcome.state], getattr(metrics, _COUNTERS[outcome.state]) + 1)
             metrics.async_total_time.observe(max(0.0, context.wall() - request.received_at))
@@ -101,11 +101,13 @@ class Publication:
             self._metrics.async_upload_latency.observe(monotonic() - began)
 
     async def _remove_staged(self) -> None:
-        """Remove what lost attempts may have staged. A success at the first attempt leaves nothing to remove."""
-        for attempt in range(1, self._claim.attempt + (0 if self.outcome.succeeded else 1)):
-            staged = locate_staged(self.context.output_path, self.request.identity, attempt)
-            if staged != self.outcome.staged:
-                try:
-                    await self.context.store.delete(staged)
-                except ObjectError as error:
-                    self.context.faults.add("staged object not removed", error, inference_id=self.request.inference_id)
+        """Remove the staged name of the result, and what lost attempts may have staged."""
+        attempts = range(1, self._claim.attempt + (0 if self.outcome.succeeded else 1))
+        stale = {locate_staged(self.context.output_path, self.request.identity, attempt) for attempt in attempts}
+        if self.outcome.staged is not None:
+            stale.add(self.outcome.staged)
+        for staged in stale:
+            try:
+                await self.context.store.delete(staged)
+            except ObjectError as error:
+                self.context.faults.add("staged object not removed", error, inference_id=self.request.inference_id)

@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState
-from torchmoor.async_inference.workers.fault_log import FaultLog
 from torchmoor.async_inference.workers.worker import Worker
 from torchmoor.errors import QueueUnavailable
 

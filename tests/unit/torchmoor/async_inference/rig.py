@@ -15,6 +15,7 @@ from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncRecord, AsyncRequest
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
@@ -209,6 +210,17 @@ class Rig:
         service = await self.start(**settings)
         await service.submit(self.request("one"))
         return await self.until_ended(service, "one")
+
+
+class UrlRig(Rig):
+    """A rig on any kind of queue."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        super().__init__(folder, QUICK.replace(output_root=(folder / "results").as_uri()))
+        self._url = url
+
+    def make_queue(self) -> Queue:
+        return open_queue(self._url, AsyncQueueSettings())
 
 
 def never_answering(gate: Gate) -> Behaviour:

@@ -60,6 +60,16 @@ def test_urls_that_name_no_file_below_the_directory_are_refused(tmp_path: Path, 
         store.check_input(url.format(tmp_path))
 
 
+def test_a_name_that_no_file_can_have_is_refused_as_text(tmp_path: Path) -> None:
+    """Otherwise a request would run, and its result would become a failure at its publication."""
+    store = DirectoryStore(ObjectSettings(output_directories=(str(tmp_path),)))
+
+    store.check_output(f"file://{tmp_path}/new/{'x' * 255}")
+    for name in ("x" * 256, "%C3%A9" * 128):
+        with pytest.raises(LocationRefused, match="255 bytes at most"):
+            store.check_output(f"file://{tmp_path}/new/{name}/x")
+
+
 async def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
     """A link out of the directory, as a file or a folder on the way, is refused for every operation."""
     secret = tmp_path / "secret"

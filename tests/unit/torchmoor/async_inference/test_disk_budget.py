@@ -1,8 +1,11 @@
 """Disks that fill with results or with the queue: new requests are refused, running ones end."""
 
+import asyncio
+import errno
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 from tests.unit.torchmoor.async_inference.rig import Rig, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
-from torchmoor.async_inference.objects.results_budget import STAGED_TTL_S
+from torchmoor.async_inference.objects.results_budget import STAGED_TTL_S, unfinished_name
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncState
@@ -88,24 +91,67 @@ async def test_sweep_deletes_what_killed_processes_left(tmp_path: Path, rig: Rig
     """A sweep deletes old unfinished files of killed processes; young ones, results and staged answers stay."""
     folder = tmp_path / "results/deep"
     folder.mkdir(parents=True)
-    names = (".old.part", ".young.part", "named.part", "result.out")
-    for name in names:
+    old, young = unfinished_name(), unfinished_name()
+    results = ("named.part", ".named.part", "result.out")  # clients choose these names
+    for name in (old, young, *results):
         (folder / name).write_bytes(b"x" * 5000)
         os.utime(folder / name, (time.time() - 8000,) * 2)
-    os.utime(folder / ".young.part")
+    os.utime(folder / young)
 
     store = DirectoryStore(rig.objects)
     num_bytes = await store.sweep()
     await store.close()
     assert num_bytes == 512 * sum(path.lstat().st_blocks for path in folder.iterdir()) > 0
 
-    assert {path.name for path in folder.iterdir()} == {".young.part", "named.part", "result.out"}
+    assert {path.name for path in folder.iterdir()} == {young, *results}
+
+
+async def test_a_file_that_may_not_be_deleted_is_measured(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget must hold although another user's file in a shared directory stays."""
+    folder = rig.folder / "results"
+    folder.mkdir(parents=True)
+    for name in (unfinished_name(), "result.out"):
+        (folder / name).write_bytes(b"x" * 5000)
+        os.utime(folder / name, (time.time() - 8000,) * 2)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    store = DirectoryStore(rig.objects)
+    with monkeypatch.context() as denied:
+        denied.setattr(Path, "unlink", refuse)
+        num_bytes = await store.sweep()
+    await store.close()
+
+    assert num_bytes == 512 * sum(path.lstat().st_blocks for path in folder.iterdir())
+    assert len(list(folder.iterdir())) == 2
+
+
+async def test_a_store_that_closes_measures_no_further(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of a million results on a slow disk would hold up the proxy's stop for minutes."""
+    (rig.folder / "results").mkdir(parents=True)
+    has_begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def walk_forever(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        while True:
+            loop.call_soon_threadsafe(has_begun.set)
+            yield str(root), [], ["a result"]
+
+    monkeypatch.setattr(os, "walk", walk_forever)
+    store = DirectoryStore(rig.objects)
+    sweeping = asyncio.create_task(store.sweep())
+    await has_begun.wait()
+
+    await store.close()
+
+    await sweeping
 
 
 async def test_service_sweeps_at_its_start(rig: Rig) -> None:
     """A service deletes unfinished files of a killed process at its start."""
     async with rig:
-        left = rig.folder / "results/.0123.part"
+        left = rig.folder / "results" / unfinished_name()
         left.write_bytes(b"x")
         os.utime(left, (0, 0))
         await rig.start()

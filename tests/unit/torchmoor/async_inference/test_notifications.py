@@ -4,9 +4,12 @@ import asyncio
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +32,7 @@ from torchmoor.config.notices import NotificationSettings, Webhook
 from torchmoor.errors import ConfigError
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
-LOOPBACK = ("127.0.0.0/8",)
+LOOPBACK = ("127.0.0.0/8", "::1/128")
 RECEIVED, ENDED = 1_643_150_760.455, 1_643_150_760.6089
 
 REQUEST = AsyncRequest(
@@ -464,6 +467,18 @@ def test_a_webhook_that_is_down_is_tried_once_until_it_answers() -> None:
     assert counts == [(1, 3), (1, 4), (1, 5), (0, 6), (0, 8)]
 
 
+def test_a_webhook_is_down_after_the_tries_of_one_notification_however_many_wait() -> None:
+    """A notification's tries are not queued behind those of others; each of the others is then tried once."""
+    listener = Listener(statuses=[500] * 99)
+
+    async def body() -> int:
+        async with listening(listener) as url, notifying(url, max_in_flight=1) as notify_all:
+            return sum(await asyncio.gather(*(notify_all() for _ in range(4))))
+
+    assert asyncio.run(body()) == 4
+    assert len(listener.ids) == 3 + 3
+
+
 def test_a_webhook_that_is_down_and_busy_gets_no_more(caplog: pytest.LogCaptureFixture) -> None:
     """Further notifications fail at once while as many deliveries as are allowed wait for its answer."""
     listener = Listener(statuses=[500] * 3)
@@ -502,6 +517,37 @@ def test_a_webhook_that_does_not_answer_delays_no_other() -> None:
             assert await both == 0
 
     asyncio.run(body())
+
+
+async def test_a_webhook_by_name_needs_none_of_the_loops_own_threads() -> None:
+    """Other parts use them, and a name server that does not answer would occupy them."""
+    loop, listener = asyncio.get_running_loop(), Listener()
+    occupied = ThreadPoolExecutor(1)
+    occupied.shutdown()
+    async with listening(listener) as url, notifying(url.replace("127.0.0.1", "localhost")) as notify_all:
+        loop.set_default_executor(occupied)
+        num_failed = await notify_all()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+
+    assert (num_failed, len(listener.heard)) == (0, 1)
+
+
+async def test_a_name_server_that_does_not_answer_holds_up_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can interrupt a look-up, and instances are stopped only after the proxy."""
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def look_up(*arguments: object, **more: object) -> list[object]:
+        is_asked.set()
+        may_answer.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    async with notifying("https://hook.example/") as notify_all:
+        waiting = asyncio.create_task(notify_all())
+        await until(is_asked.is_set, "the name server is asked")
+        waiting.cancel()
+
+    may_answer.set()  # only now
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 410])

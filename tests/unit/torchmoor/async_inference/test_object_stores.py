@@ -90,12 +90,14 @@ async def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> No
 
 
 async def test_publishing_may_be_repeated(place: Place) -> None:
-    """A second worker that publishes the same result succeeds, and no staged object is left."""
+    """A second worker that publishes the same result succeeds, also after the first has removed the staged name."""
     staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/deep/id.out"
 
     async with place.opened() as store:
         stored = await store.upload(staged, repeat(b"x" * MIB, 20), ObjectMetadata("text/plain"))
         await store.publish(staged, stored.tag, final)
+        await store.publish(staged, stored.tag, final)
+        await store.delete(staged)
         await store.publish(staged, stored.tag, final)
         assert await read_all(store, final) == b"x" * LARGE
 
@@ -156,6 +158,7 @@ async def test_several_workers_publish_at_once(place: Place) -> None:
     async with place.opened() as store:
         stored = await store.upload(staged, chunks_of(b"answer"))
         await asyncio.gather(*(store.publish(staged, stored.tag, final) for _ in range(5)))
+        await store.delete(staged)
         assert await read_all(store, final) == b"answer"
 
     assert place.list_all() == ["id.out"]

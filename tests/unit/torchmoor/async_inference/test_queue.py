@@ -482,6 +482,21 @@ def test_what_ended_is_remembered_for_its_time(store: Store) -> None:
     assert store.clock.now == store.do(queue.submit(request("r1", invocation_id="call"))).received_at
 
 
+def test_a_forgotten_place_in_the_order_is_not_used_again(store: Store) -> None:
+    """A later request arrives after all earlier ones, those that are forgotten included."""
+    queue = store.opened(remember_s=100)
+    store.do(queue.submit(request("r1")))
+    [first] = store.do(queue.list(ENDPOINT))
+    store.do(ended(queue))
+    store.clock.step(101)
+    assert store.do(queue.forget()) == 1
+
+    store.do(queue.submit(request("r2")))
+
+    [second] = store.do(queue.list(ENDPOINT))
+    assert second.arrival > first.arrival
+
+
 def test_of_too_many_ended_the_oldest_are_forgotten(store: Store) -> None:
     """Beyond a limit the oldest ended requests are forgotten, however young they are."""
     queue = store.opened(max_remembered=3)

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from tests.proxy.fake_instance import Received, Wire
 from tests.servers import LossyProxy, RedisServer, run_redis, run_silent_server
 from tests.unit.torchmoor.async_inference.conftest import make_redis
+from tests.unit.torchmoor.async_inference.rig import UrlRig
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, request, result
 from tests.waiting import wait_until
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.redis_queue import RedisQueue
+from torchmoor.async_inference.request import AsyncState
 from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import QueueUnavailable
 
@@ -46,6 +49,33 @@ def test_a_server_that_went_away_comes_back_with_everything(server: RedisServer)
         assert store.do(queue.finish(claim))
         assert store.do(claimed(queue)).request.inference_id == "r2"
         assert store.do(queue.get("r3")) is None
+
+
+def test_a_server_that_went_away_is_logged_rarely(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients could fill the log by their requests, which are refused meanwhile."""
+    with Store(server.url, partial(make_redis, server)) as store:
+        queue = store.opened_by_url()
+        server.kill()
+        for number in range(3):
+            with pytest.raises(QueueUnavailable):
+                store.do(queue.submit(request(f"r{number}")))
+        server.start()
+
+    assert len([each for each in caplog.messages if "asynchronous queue unavailable" in each]) == 1
+
+
+async def test_custom_attributes_that_are_not_text_are_left_out(server: RedisServer, tmp_path: Path) -> None:
+    """The server's scripts cannot read them: the request would never end, and be notified of again and again."""
+
+    async def behave(received: Received, wire: Wire) -> None:
+        attributes = b"X-Amzn-SageMaker-Custom-Attributes: caf\xe9\r\n"
+        await wire.send(b"HTTP/1.1 200 OK\r\n" + attributes + b"Content-Length: 2\r\n\r\nok")
+
+    async with UrlRig(tmp_path / "rig", server.url) as rig:
+        rig.instance.behave = behave
+
+        assert (await rig.run_one()).state is AsyncState.COMPLETED
+        assert len(rig.listener.notices) == 1
 
 
 def test_a_server_without_memory_refuses_and_goes_on_later(server: RedisServer) -> None:
@@ -109,7 +139,7 @@ def test_a_server_that_never_answers_costs_one_time_out(caplog: pytest.LogCaptur
         with pytest.raises(QueueUnavailable, match="does not answer"):
             store.do(queue.submit(request("r1")))
 
-    assert "asynchronous queue unavailable error=TimeoutError" in caplog.text
+    assert "asynchronous queue unavailable left_out=0 error=TimeoutError" in caplog.text
 
 
 async def test_a_cancellation_that_the_client_loses_is_not_lost() -> None:

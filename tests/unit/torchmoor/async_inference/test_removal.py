@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire
-from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, never_answering, until
+from tests.unit.torchmoor.async_inference.rig import UrlRig, never_answering, until
 from tests.unit.torchmoor.async_inference.stores import Store
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import NO_METADATA, ObjectMetadata, ObjectUnavailable
-from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference
 from torchmoor.config.async_inference import AsyncEndpointSettings
@@ -25,15 +23,8 @@ GONE = "The endpoint was deleted."
 TIMEOUT_S = 900.0
 
 
-class StoreRig(Rig):
-    """A rig on any kind of queue."""
-
-    def __init__(self, folder: Path, store: Store) -> None:
-        super().__init__(folder, QUICK.replace(output_root=(folder / "results").as_uri()))
-        self.url = store.url
-
-    def make_queue(self) -> Queue:
-        return open_queue(self.url, AsyncQueueSettings())
+class RemovalRig(UrlRig):
+    """A rig whose service may start without the endpoint."""
 
     async def start_without(self) -> tuple[AsyncInference, AsyncEndpointContext]:
         """Start a service without the endpoint, as after a restart that no longer has it."""
@@ -43,8 +34,8 @@ class StoreRig(Rig):
 
 
 @pytest.fixture
-def rig(tmp_path: Path, store: Store) -> StoreRig:
-    return StoreRig(tmp_path / "rig", store)
+def rig(tmp_path: Path, store: Store) -> RemovalRig:
+    return RemovalRig(tmp_path / "rig", store.url)
 
 
 async def states(service: AsyncInference, *ids: str) -> list[tuple[AsyncState, str]]:
@@ -52,7 +43,7 @@ async def states(service: AsyncInference, *ids: str) -> list[tuple[AsyncState, s
     return [(each.state, each.reason) for each in records if each is not None]
 
 
-async def test_what_runs_may_end_and_what_waits_is_cancelled(rig: StoreRig) -> None:
+async def test_what_runs_may_end_and_what_waits_is_cancelled(rig: RemovalRig) -> None:
     """Running requests may end, waiting ones are cancelled, and a new endpoint of the name has an empty queue."""
     gate = Gate()
 
@@ -87,7 +78,7 @@ async def test_what_runs_may_end_and_what_waits_is_cancelled(rig: StoreRig) -> N
         assert [each.headers["x-amzn-sagemaker-inference-id"] for each in rig.instance.received] == ["one", "five"]
 
 
-async def test_what_runs_for_too_long_is_cancelled(rig: StoreRig) -> None:
+async def test_what_runs_for_too_long_is_cancelled(rig: RemovalRig) -> None:
     """A request that runs too long is cancelled without waiting for the instance."""
     gate = Gate()
 
@@ -104,7 +95,7 @@ async def test_what_runs_for_too_long_is_cancelled(rig: StoreRig) -> None:
         assert rig.results() == {"one-error.out": GONE.encode()}
 
 
-async def test_a_restart_ends_what_a_killed_process_has_left(rig: StoreRig) -> None:
+async def test_a_restart_ends_what_a_killed_process_has_left(rig: RemovalRig) -> None:
     """A restart ends what a killed process left leased or waiting; a decided result is published, not cancelled."""
 
     async def leave() -> None:
@@ -134,7 +125,7 @@ async def test_a_restart_ends_what_a_killed_process_has_left(rig: StoreRig) -> N
         assert rig.instance.received == []
 
 
-async def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> None:
+async def test_a_store_or_queue_that_is_down_is_waited_for(rig: RemovalRig) -> None:
     """A removal waits for a store or queue that is down; if it is stopped meanwhile, the next process continues."""
     asked: list[str] = []
 
@@ -171,7 +162,7 @@ async def test_a_store_or_queue_that_is_down_is_waited_for(rig: StoreRig) -> Non
         assert rig.results() == {"one-error.out": GONE.encode()}
 
 
-async def test_a_store_that_stays_down_does_not_keep_the_endpoint(rig: StoreRig) -> None:
+async def test_a_store_that_stays_down_does_not_keep_the_endpoint(rig: RemovalRig) -> None:
     """If the store stays down for the allowed time, the remaining requests end without an object."""
     now = time.time()
     rig.now = lambda: now
@@ -204,7 +195,7 @@ async def test_a_store_that_stays_down_does_not_keep_the_endpoint(rig: StoreRig)
         assert rig.results() == {}
 
 
-async def test_requests_of_another_proxy_stay(rig: StoreRig) -> None:
+async def test_requests_of_another_proxy_stay(rig: RemovalRig) -> None:
     """Requests that another proxy of the queue accepts for an endpoint of the same name during the removal stay."""
     async with rig:
         rig.places.instances = []
@@ -223,7 +214,7 @@ async def test_requests_of_another_proxy_stay(rig: StoreRig) -> None:
         assert await states(service, "one", "two") == [(AsyncState.CANCELLED, GONE), (AsyncState.WAITING, "")]
 
 
-async def test_a_step_of_the_clock_changes_nothing(rig: StoreRig, store: Store) -> None:
+async def test_a_step_of_the_clock_changes_nothing(rig: RemovalRig, store: Store) -> None:
     """The order of arrival says which requests an endpoint has left, although the clock has gone back meanwhile."""
     async with rig:
         rig.places.instances = []
@@ -250,7 +241,7 @@ async def test_a_step_of_the_clock_changes_nothing(rig: StoreRig, store: Store) 
         await stepping.close()
 
 
-async def test_an_endpoint_that_accepts_requests_keeps_them(rig: StoreRig) -> None:
+async def test_an_endpoint_that_accepts_requests_keeps_them(rig: RemovalRig) -> None:
     """An endpoint that accepts requests, such as a new one of the name or an updated one, keeps its requests."""
     async with rig:
         rig.places.instances = []

@@ -222,10 +222,10 @@ async def test_credentials_that_may_only_read_are_denied_to_write(
                 await store.upload(f"{place}/y", repeat(b"x" * MIB, size))
 
 
-async def test_a_staged_object_that_may_not_be_deleted_is_published(
+async def test_a_staged_object_that_may_not_be_deleted_stays(
     place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Publishing succeeds without the right to delete: the object has its final name, and a failure must not follow.
+    """Its result has its final name, and a failure must not follow.
 
     The log names the missing right once, not for each result.
     """
@@ -244,8 +244,29 @@ async def test_a_staged_object_that_may_not_be_deleted_is_published(
             stored = await store.upload(f"{place}/staged-{name}", chunks_of(name.encode()))
             for _ in range(2):  # a repeat after a crash, too
                 await store.publish(f"{place}/staged-{name}", stored.tag, f"{place}/{name}")
+                await store.delete(f"{place}/staged-{name}")
             assert await read_all(store, f"{place}/{name}") == name.encode()
     assert ["s3:DeleteObject" in each for each in caplog.messages if "staged object" in each] == [True]
+
+
+@pytest.mark.parametrize("code", ["BadDigest", "IncompleteBody"])
+async def test_a_body_that_was_damaged_on_its_way_is_sent_later(
+    place: str, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """The store answers 400, and a repeat may succeed: a result must not become a failure for it."""
+
+    def make_client_with_damages(settings: ObjectSettings) -> Any:
+        client = s3_client.make_client(settings)
+        refusal = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+        refused = (SimpleNamespace(status_code=400), refusal)
+        client.meta.events.register("before-call.s3.PutObject", lambda **call: refused)
+        return client
+
+    monkeypatch.setattr(s3_store, "make_client", make_client_with_damages)
+
+    async with opened() as store:
+        with pytest.raises(ObjectUnavailable, match=code):
+            await store.put(f"{place}/x", b"x")
 
 
 async def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -101,6 +101,19 @@ def test_a_file_that_is_locked_for_long_refuses(store: Store) -> None:
     assert store.do(queue.submit(request("r1"))).received_at
 
 
+def test_a_file_that_is_locked_for_long_is_logged_rarely(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients could fill the log by their requests, which are refused meanwhile."""
+    queue = sqlite_queue(store, timeout_s=0.1)
+
+    with closing(sqlite3.connect(file_of(store), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for number in range(3):
+            with pytest.raises(QueueUnavailable):
+                store.do(queue.submit(request(f"r{number}")))
+
+    assert len([each for each in caplog.messages if "asynchronous queue unavailable" in each]) == 1
+
+
 def test_what_fails_is_undone_alone(store: Store) -> None:
     """If one operation of a shared transaction fails, the others succeed."""
     database = SqliteDatabase(file_of(store), timeout_s=60)

@@ -254,6 +254,17 @@ async def test_late_error_in_a_text_is_a_failure(rig: Rig) -> None:
         assert b"OutOfMemory: no room" in rig.results()["one-error.out"]
 
 
+async def test_late_error_with_half_a_surrogate_pair_is_a_failure(rig: Rig) -> None:
+    """JSON may have it, and a queue or an object may not: the request ends at its first attempt all the same."""
+    async with rig:
+        mark = b'\x1e{"error": {"code": "OutOfMemory", "message": "no room \\ud83d"}}'
+        rig.instance.behave = streaming([b"Once ", b"upon", mark])
+        record = await rig.run_one()
+
+        assert (record.state, record.attempts) == (AsyncState.FAILED, 1)
+        assert b"OutOfMemory: no room ?" in rig.results()["one-error.out"]
+
+
 async def test_missing_input_is_a_failure(rig: Rig) -> None:
     """A missing input is a failure without a retry."""
     async with rig:

@@ -7,12 +7,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from tests.unit.torchmoor.async_inference.rig import Rig, never_answering, until
+from tests.unit.torchmoor.async_inference.rig import Listener, Rig, never_answering, until
 from tests.unit.torchmoor.movable_loop import pass_time
+from torchmoor.async_inference import service as service_module
+from torchmoor.async_inference.fault_log import FaultLog
+from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     NO_METADATA,
@@ -23,8 +27,9 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectUnavailable,
     StagedObject,
 )
-from torchmoor.async_inference.request import AsyncState, Claim
-from torchmoor.async_inference.workers.fault_log import FaultLog
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.request import AsyncState, Backlog, Claim
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.errors import QueueUnavailable
 
 LARGE = b"x" * 5000  # too large for the queue's row
@@ -201,6 +206,30 @@ async def test_result_that_was_published_before_a_crash_is_its_own(rig: Rig, ans
         assert rig.results() == {"one.out": answer}
 
 
+@pytest.mark.parametrize("answer", [b"small", LARGE])
+async def test_result_that_a_client_has_read_and_deleted_is_no_failure_after_a_crash(rig: Rig, answer: bytes) -> None:
+    """A worker that stops during its notifications leaves a result that the next one can publish again."""
+
+    class Silent(Listener):
+        async def notify(self, notice: Notification, endpoint: AsyncEndpointSettings) -> int:
+            await super().notify(notice, endpoint)
+            await asyncio.Event().wait()
+            return 0
+
+    async with rig:
+        rig.instance.behave = answering(body=answer)
+        rig.listener, usual = Silent(), rig.listener
+        async with rig.make_service() as first:
+            sent = await first.submit(rig.request("one"))
+            await until(lambda: len(rig.listener.notices) == 1, "the webhook has the notification")
+            await asyncio.to_thread(Path(urlsplit(sent.output_location).path).unlink)
+        rig.listener = usual
+        second = await rig.start()
+
+        assert (await rig.until_ended(second, "one")).state is AsyncState.COMPLETED
+        assert rig.results() == {"one.out": answer}
+
+
 async def test_repeated_fault_is_logged_once_and_waits_longer_each_time(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,6 +262,30 @@ async def test_repeated_fault_is_logged_once_and_waits_longer_each_time(
         assert len(lines) == 1
         assert "result not published yet endpoint=llava inference_id=one" in lines[0]
         assert not any(each.exc_info for each in caplog.records)
+
+
+async def test_backlog_that_cannot_be_read_is_logged_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A record that this version cannot read, as after a downgrade, would fill the log with traces."""
+    monkeypatch.setattr(service_module, "BACKLOG_INTERVAL_S", 0.01)
+    num_asked = 0
+
+    def wrap(queue: Queue) -> Queue:
+        async def backlog(endpoint: str) -> Backlog:
+            nonlocal num_asked
+            num_asked += 1
+            raise TypeError("an unknown field")
+
+        monkeypatch.setattr(queue, "backlog", backlog)
+        return queue
+
+    rig.wrap_queue = wrap
+    async with rig:
+        await rig.start()
+        await until(lambda: num_asked >= 3, "the backlog is read again")
+
+    assert len([each for each in caplog.messages if "an unknown field" in each]) == 1
 
 
 def test_fault_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:

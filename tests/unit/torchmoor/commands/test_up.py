@@ -377,6 +377,7 @@ def test_a_checkpoint_packaged_for_many_models_is_refused(tmp_path: Path) -> Non
 def test_limits_of_created_endpoints_have_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits of created endpoints are options, since only torchmoor up has a control plane, and it reads no file."""
     arguments = ("--control-plane", "--removal-timeout", "60", "--drain-timeout", "5.5", "--max-model-bytes", "9")
-    control = settings_of(monkeypatch, *arguments).control
+    control = settings_of(monkeypatch, *arguments, "--max-created-resources", "2000").control
 
     assert (control.removal_timeout_s, control.drain_timeout_s, control.max_model_bytes) == (60.0, 5.5, 9)
+    assert control.max_resources == 2000

@@ -103,12 +103,12 @@ def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) ->
 
 
 def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> None:
-    """After SIGKILL to `torchmoor up`, only the asynchronous requests' files and the session keys remain."""
+    """After SIGKILL to `torchmoor up`, only asynchronous requests' files, created resources and session keys remain."""
     run_dir = layout.folder.parent
-    for name in (instance_guard.JOURNAL_FOLDER, instance_guard.ASYNC_FOLDER):
-        (run_dir / name).mkdir()
+    for name in (instance_guard.JOURNAL_FOLDER, instance_guard.ASYNC_FOLDER, instance_guard.MODELS_FOLDER):
+        (run_dir / name).mkdir(parents=True)
     (run_dir / instance_guard.SESSION_KEYS_FILE).touch()  # of an earlier fleet
-    kept = {instance_guard.ASYNC_FOLDER, instance_guard.SESSION_KEYS_FILE}
+    kept = {instance_guard.ASYNC_FOLDER, instance_guard.SESSION_KEYS_FILE, instance_guard.CONTROL_FOLDER}
     code = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(60)"
     launcher = subprocess.Popen([sys.executable, "-c", code, *layout.command()])
     pids = layout.wait_for_pids()
@@ -118,6 +118,7 @@ def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> N
 
     wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
     wait_until(lambda: {path.name for path in run_dir.iterdir()} == kept, "the folders are gone")
+    wait_until(lambda: not (run_dir / instance_guard.MODELS_FOLDER).exists(), "and downloaded models")
 
 
 def test_signals_that_reach_the_whole_terminal_are_the_launchers_business(layout: Layout) -> None:

@@ -143,7 +143,10 @@ def test_every_exit_status_is_described(status: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("heap", "reason"),
     [
-        ("-Xmx8m", "has ended: the heap of its JVM was too small; set a larger --heap-mib"),
+        (
+            "-Xmx8m",
+            "has ended: the heap of its JVM was too small; set a larger --heap-mib, or launcher.heap_mib of the file",
+        ),
         ("-Xmx512m", "has ended"),
     ],
 )

@@ -26,7 +26,7 @@ from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.archives import ArchiveContents
 from torchmoor.fleet.folder_removal import remove_folder
-from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
+from torchmoor.fleet.instance_guard import CONTROL_FOLDER, JOURNAL_FOLDER, MODELS_FOLDER
 from torchmoor.fleet.launcher import InstanceProcessSettings, Launcher
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
@@ -169,6 +169,17 @@ async def test_a_second_fleet_in_the_same_directory_changes_nothing(
         assert is_running(host.jvm("llava-0"))
 
     assert not host.run_dir.exists()
+
+
+async def test_downloaded_models_end_with_the_fleet(host: Host) -> None:
+    """The next fleet downloads them again; the control plane's resources stay."""
+    resources = host.run_dir / CONTROL_FOLDER / "resources.json"
+    async with host.launcher() as (launcher, _):
+        await launcher.start(launches(1))
+        (host.run_dir / MODELS_FOLDER / "chat-1").mkdir(parents=True)
+        resources.touch()
+
+    assert list(resources.parent.iterdir()) == [resources]
 
 
 async def test_one_instance_ends_and_another_begins_under_its_name(host: Host) -> None:

@@ -1,6 +1,7 @@
 """One fleet at a time in a run directory."""
 
 import asyncio
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -26,6 +27,22 @@ async def test_second_fleet_is_refused_with_what_to_do(tmp_path: Path) -> None:
     await second.take(said.append)
     second.release()
     assert not (tmp_path / LOCK_FILE).exists()
+
+
+async def test_the_directory_is_locked_against_cleaners(tmp_path: Path) -> None:
+    """systemd-tmpfiles deletes files of /tmp that are ten days old, but locks each directory first."""
+    lock = RunLock(tmp_path, timeout_s=5)
+    await lock.take(print)
+    cleaner = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+        lock.release()
+
+        fcntl.flock(cleaner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(cleaner)
 
 
 async def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:

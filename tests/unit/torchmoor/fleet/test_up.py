@@ -31,6 +31,7 @@ from torchmoor.run.checkpoints import Checkpoint
 from torchmoor.run.gpus import find_gpus, share_gpus, usable_gpus
 from torchmoor.run.host_plan import equip
 from torchmoor.run.launching import plan_instances
+from torchmoor.run.run_directory import find_session_keys
 from torchmoor.run.up import run
 from torchmoor.wire.handler_variables import ALLOWED_HOSTS, DEVICE_FRACTION, MODEL_PATH
 from torchmoor.wire.session_ids import KEYS_VARIABLE
@@ -455,3 +456,14 @@ def test_fewer_gpus_than_an_instance_needs_are_reported(
     assert usable_gpus({"CUDA_VISIBLE_DEVICES": "0"}, LaunchSettings(gpus_per_instance=2)) == []
 
     assert "gpus_per_instance is 2, and 1 GPU can be used: instances run without one" in caplog.text
+
+
+def test_kept_keys_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is on the disk before it gets its name, as no fleet starts with an empty one, and then the name."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+
+    find_session_keys(tmp_path, is_kept=True)
+
+    assert synced == [(tmp_path / "session-keys").stat().st_ino, tmp_path.stat().st_ino]
