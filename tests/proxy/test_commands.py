@@ -505,7 +505,7 @@ def test_a_load_on_nobody_is_told_before_it_begins() -> None:
     result = CliRunner().invoke(main, ["bench", "--url", "http://127.0.0.1:9"])
 
     assert result.exit_code == 3
-    assert "torchmoor up" in result.stderr
+    assert "no answer from http://127.0.0.1:9: Connection refused (is `torchmoor up` running?)" in result.stderr
 
 
 def test_a_load_on_an_unknown_endpoint_is_told(stage: Stage) -> None:

@@ -70,6 +70,12 @@ class ListenSettings(SettingsGroup, title="listen"):
         return self
 
     @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        if self.port and (self.host, self.port) == (self.admin_host, self.admin_port):
+            raise refusal("admin_port", f"and listen.port are both {self.port}: each plane needs a port of its own")
+        return self
+
+    @model_validator(mode="after")
     def _check_pairs(self) -> Self:
         for prefix in ("", "admin_"):
             pair = f"{prefix}tls_certificate", f"{prefix}tls_key"

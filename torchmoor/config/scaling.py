@@ -22,7 +22,7 @@ class TrackedMetric(StrEnum):
 
     BACKLOG = "ApproximateBacklogSizePerInstance"
     CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"  # here it is the backlog, too
-    INVOCATIONS = "SageMakerVariantInvocationsPerInstance"
+    INVOCATIONS = "SageMakerVariantInvocationsPerInstance"  # requests of the last minute
 
 
 class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=True, validate_by_alias=True):
@@ -30,9 +30,7 @@ class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=Tru
 
     metric: TrackedMetric = TrackedMetric.BACKLOG
     target: Positive = Field(
-        5.0,
-        alias="TargetValue",
-        description="Requests per instance that wait or run, or of the last minute; with more, instances are added.",
+        5.0, alias="TargetValue", description="Requests per instance that wait or run; with more, instances are added."
     )
     scale_in_cooldown_s: NotNegative = Field(
         600.0,

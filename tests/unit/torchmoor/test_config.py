@@ -545,7 +545,7 @@ def test_initial_instance_count_may_be_none(given: int | None, least: int, count
             "SageMakerVariantInvocationsPerInstance, not 'SageMakerInferenceComponentInvocationsPerCopy'",
         ),
         (
-            {"ScalingPolicies": [tracking({"CustomizedMetricSpecification": {}, **predefined(TrackedMetric.INVOCATIONS)})]},
+            {"ScalingPolicies": [tracking(predefined("any") | {"CustomizedMetricSpecification": {}})]},
             "give CustomizedMetricSpecification or PredefinedMetricSpecification, not both",
         ),
     ],
