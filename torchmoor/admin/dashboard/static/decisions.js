@@ -11,6 +11,7 @@ const MAX_CODES = 100;
 let isPaused = false;
 
 const codes = new Set(); // error codes that requests have had, offered as filters
+let places = new Map(); // the filter's names of endpoints, and of the variants of those that have several
 
 const table = new Table($("decisions-table"), {
   noun: "request",
@@ -21,7 +22,7 @@ const table = new Table($("decisions-table"), {
   holdsOrder: false,
   columns: [
     { title: "Time", is: "figure", value: (row) => row.time, fill: showTime },
-    { title: "Endpoint", value: (row) => row.endpoint, fill: text((row) => row.endpoint) },
+    { title: "Endpoint", value: nameOfPlace, fill: text(nameOfPlace) },
     { title: "Instance", value: (row) => row.instance ?? "", fill: text((row) => row.instance ?? "–") },
     {
       title: "Why",
@@ -34,6 +35,20 @@ const table = new Table($("decisions-table"), {
     { title: "Session", value: (row) => row.session ?? "", fill: showSession },
   ],
 });
+
+function findPlaces(variants) {
+  const found = new Map();
+  for (const { endpoint, name } of variants) {
+    found.set(endpoint, { endpoint });
+    if (variants.filter((each) => each.endpoint === endpoint).length > 1) found.set(`${endpoint} / ${name}`, { endpoint, variant: name });
+  }
+  return found;
+}
+
+function nameOfPlace({ endpoint, variant }) {
+  const name = `${endpoint} / ${variant}`;
+  return places.has(name) ? name : endpoint;
+}
 
 // The time links to the request's own page.
 function showTime(cell, row) {
@@ -73,7 +88,7 @@ function show(data) {
 
 const find = () =>
   get("decisions", {
-    endpoint: $("decisions-endpoint").value,
+    ...places.get($("decisions-endpoint").value),
     instance: $("decisions-instance").value,
     error: $("decisions-error").value,
     session: $("decisions-session").value.trim().toLowerCase(),
@@ -82,7 +97,8 @@ const find = () =>
 const feed = new Feed(find, show, $("decisions-facts"));
 
 export function pollDecisions(data) {
-  offer($("decisions-endpoint"), "all", [...new Set(data.variants.map((each) => each.endpoint))]);
+  places = findPlaces(data.variants);
+  offer($("decisions-endpoint"), "all", [...places.keys()]);
   offer($("decisions-instance"), "all", data.instances.map((each) => each.name));
   if (!isPaused) feed.poll();
 }

@@ -43,7 +43,8 @@ function problems(data) {
     if (isFull && !sessions.is_durable) add(`holds ${number(sessions.open)} of ${number(sessions.max)} sessions: new ones are refused soon.`, "warn");
   }
   for (const group of data.autoscaling) {
-    if (group.backlog && group.desired === group.max_capacity && group.why.includes("MaxCapacity")) {
+    const isShort = group.backlog && group.desired === group.max_capacity && group.why.includes("MaxCapacity");
+    if (isShort || group.why.includes(" asks for ")) {
       found.push({ text: `${group.endpoint} / ${group.variant}: ${group.why}.`, kind: "warn", to: "scaling-title" });
     }
   }
