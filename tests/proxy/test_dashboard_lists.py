@@ -258,6 +258,9 @@ def test_decisions_are_filtered_by_variant(make_stage: Callable[..., Stage], bro
             page.locator("#decisions-endpoint").select_option(place)
             expect(rows).to_have_count(count)
             expect(page.locator("#decisions-endpoint")).to_have_value(place)
+        expect(page.locator("#health")).to_have_text("2 of 2 instances ready")
+        stage.set_state(InstanceState.DOWN, "a")
+        expect(page.locator("#health")).to_have_text("no instance ready for llava / blue")
 
 
 def requests_to(client: Any, **members: Any) -> None:

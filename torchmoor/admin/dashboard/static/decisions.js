@@ -3,7 +3,7 @@
 import { $, make, only, say, setAttribute } from "./dom.js";
 import { Feed, get } from "./feed.js";
 import { Table, badge, offer, text } from "./table.js";
-import { clock, duration, errorOf, number, outcomeOf, reason } from "./words.js";
+import { clock, duration, errorOf, nameOfVariant, number, outcomeOf, reason } from "./words.js";
 
 const LIMIT = 300;
 const ANY_ERROR = "any"; // a value of GET /decisions
@@ -11,6 +11,7 @@ const MAX_CODES = 100;
 let isPaused = false;
 
 const codes = new Set(); // error codes that requests have had, offered as filters
+let variants = [];
 let places = new Map(); // the filter's names of endpoints, and of the variants of those that have several
 
 const table = new Table($("decisions-table"), {
@@ -36,18 +37,19 @@ const table = new Table($("decisions-table"), {
   ],
 });
 
-function findPlaces(variants) {
+function findPlaces() {
   const found = new Map();
-  for (const { endpoint, name } of variants) {
+  for (const variant of variants) {
+    const { endpoint, name } = variant;
     found.set(endpoint, { endpoint });
-    if (variants.filter((each) => each.endpoint === endpoint).length > 1) found.set(`${endpoint} / ${name}`, { endpoint, variant: name });
+    const own = nameOfVariant(variant, variants);
+    if (own !== endpoint) found.set(own, { endpoint, variant: name });
   }
   return found;
 }
 
 function nameOfPlace({ endpoint, variant }) {
-  const name = `${endpoint} / ${variant}`;
-  return places.has(name) ? name : endpoint;
+  return nameOfVariant({ endpoint, name: variant }, variants);
 }
 
 // The time links to the request's own page.
@@ -97,7 +99,8 @@ const find = () =>
 const feed = new Feed(find, show, $("decisions-facts"));
 
 export function pollDecisions(data) {
-  places = findPlaces(data.variants);
+  variants = data.variants;
+  places = findPlaces();
   offer($("decisions-endpoint"), "all", [...places.keys()]);
   offer($("decisions-instance"), "all", data.instances.map((each) => each.name));
   if (!isPaused) feed.poll();

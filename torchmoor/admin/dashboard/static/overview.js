@@ -3,7 +3,7 @@
 import { $, keep, make, say, setAttribute, setClass } from "./dom.js";
 import { describeBacklog } from "./queue.js";
 import { describeOpen } from "./sessions.js";
-import { count, number, span } from "./words.js";
+import { count, nameOfVariant, number, span } from "./words.js";
 
 const isWell = (instance) => instance.state === "ready" && instance.breaker === "closed";
 
@@ -55,7 +55,8 @@ export function showOverview(data) {
   const ready = data.instances.filter(isWell).length;
   const dead = data.variants.filter((variant) => !variant.ready && variant.desired !== 0);
   const { length } = data.instances;
-  say($("health"), dead.length ? `no instance ready for ${dead.map((each) => each.endpoint).join(", ")}` : `${ready} of ${length} instances ready`);
+  const lost = dead.map((each) => nameOfVariant(each, data.variants)).join(", ");
+  say($("health"), dead.length ? `no instance ready for ${lost}` : `${number(ready)} of ${count(length, "instance")} ready`);
   setClass($("health"), `badge ${dead.length ? "bad" : ready < length ? "warn" : "good"}`);
   say($("about"), `version ${data.version} · up for ${span(data.uptime_s)} · ${new Date(data.time * 1000).toLocaleTimeString("en-GB")}`);
   say($("overview"), sentence(data, ready));
