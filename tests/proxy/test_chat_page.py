@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,16 @@ def ask(page: Page, question: str) -> Locator:
 def images_of(body: dict[str, Any]) -> list[Image.Image]:
     """Return the pictures in a request's body."""
     return [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in body["images"]]
+
+
+def test_every_tier_of_a_receipt_has_words() -> None:
+    """The page has a text for each tier that docs/runtime-api.md lists; it would show another one by its name."""
+    page = (Path(__file__).parents[2] / "docs" / "runtime-api.md").read_text()
+    [row] = re.findall(r"^\| `X-Torchmoor-Cache-Tier` \|(.*)", page, re.MULTILINE)
+    words = files("torchmoor.proxy.api.chat_page").joinpath("words.js").read_text()
+    [tiers] = re.findall(r"const TIERS = \{(.*?)\};", words, re.DOTALL)
+
+    assert set(re.findall(r"`([a-z-]+)`", row)) == set(re.findall(r'^  "?([a-z-]+)"?: ', tiers, re.MULTILINE))
 
 
 # Without a browser
