@@ -551,6 +551,32 @@ def test_a_turn_is_copied_edited_and_asked_again_in_branches(chat: FakeChat, tab
 
 
 @pytest.mark.browser
+def test_closed_sessions_release_their_pictures(chat: FakeChat, tab: Tab) -> None:
+    """No picture stays in the page's memory when the session and its branch, which has copies of it, are closed."""
+    page = tab.page
+    page.evaluate(
+        """() => {
+          const [make, release] = [URL.createObjectURL, URL.revokeObjectURL];
+          window.held = new Set();
+          URL.createObjectURL = (blob) => { const url = make(blob); held.add(url); return url; };
+          URL.revokeObjectURL = (url) => { held.delete(url); release(url); };
+        }"""
+    )
+    give_files(page, picture_file("first.png"))
+    for question in ("one", "two"):
+        expect(ask(page, question).locator(".tools")).to_be_visible()
+    page.get_by_role("button", name="Edit the question").nth(1).click()
+    expect(page.locator(".switch")).to_have_count(2)
+    assert page.evaluate("held.size") > 1
+
+    for _ in range(2):
+        page.get_by_role("button", name=re.compile("^Close session")).first.click()
+    expect(page.locator(".switch")).to_have_text([re.compile("New session")])
+
+    assert page.evaluate("held.size") == 0
+
+
+@pytest.mark.browser
 def test_an_answers_markdown_is_shown_as_elements(chat: FakeChat, tab: Tab) -> None:
     """Lists, tables, code and links become elements; none loads a resource, and javascript: addresses become text."""
     page = tab.page
