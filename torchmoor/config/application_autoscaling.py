@@ -125,11 +125,10 @@ def _read_metric(values: Mapping[str, Any], where: str) -> TrackedMetric:
     """Return the metric that a target tracking policy names."""
     if _CUSTOMIZED in values and _PREDEFINED in values:
         raise ConfigError(f"{where}: give {_CUSTOMIZED} or {_PREDEFINED}, not both")
+    key, known = _CUSTOMIZED, [TrackedMetric.BACKLOG]
+    name = values.get(_CUSTOMIZED, {}).get("MetricName", TrackedMetric.BACKLOG)
     if _PREDEFINED in values:
-        key, name, known = _PREDEFINED, values[_PREDEFINED]["PredefinedMetricType"], PREDEFINED_METRICS
-    else:
-        key, known = _CUSTOMIZED, (TrackedMetric.BACKLOG,)
-        name = values.get(_CUSTOMIZED, {}).get("MetricName", TrackedMetric.BACKLOG)
+        key, known, name = _PREDEFINED, [*PREDEFINED_METRICS], values[_PREDEFINED]["PredefinedMetricType"]
     if name not in known:
         raise ConfigError(f"{where}.{key}: the metric must be {' or '.join(known)}, not {name!r}")
     return TrackedMetric(name)

@@ -201,7 +201,7 @@ def test_a_client_of_an_endpoint_learns_how_to_name_an_authority(
 def test_the_doctor_does_not_take_an_untrusted_fleet_for_another_program(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the admin plane's certificate is refused, the finding names the variable, and its port is no problem."""
+    """If the admin plane's certificate is refused, the finding names the variable, and the port is the fleet's own."""
     port = serve("IP:127.0.0.1", days=1)
     url = f"https://127.0.0.1:{port}"
     monkeypatch.delenv("SSL_CERT_FILE")
