@@ -42,6 +42,11 @@ def total(metric: str, by: str) -> str:
     return f"sum by ({by}) ({metric}{{{BY_ENDPOINT}}})"
 
 
+def seen(metric: str, by: str) -> str:
+    """Return a gauge that each proxy reports whole, such as the backlog: a sum over two proxies would double it."""
+    return f"max by ({by}) ({metric}{{{BY_ENDPOINT}}})"
+
+
 def share(used: str, capacity: str) -> str:
     """Return one gauge divided by another, by instance."""
     return f"{total(used, 'instance')} / {total(capacity, 'instance')}"
@@ -98,7 +103,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Instances",
         (
-            Panel("Ready", "short", ((total("InstanceReady", "endpoint"), "{{endpoint}}"),)),
+            Panel(
+                "Ready",
+                "short",
+                ((f"sum by (endpoint) ({seen('InstanceReady', 'endpoint, instance')})", "{{endpoint}}"),),
+            ),
             Panel(
                 "Outstanding and waiting requests",
                 "short",
@@ -107,7 +116,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     (total("WaitingInvocations", "endpoint"), "{{endpoint}} waiting"),
                 ),
             ),
-            Panel("Breakers", "short", ((total("InstanceBreaker", "instance"), "{{instance}}"),), "2 is open."),
+            Panel("Breakers", "short", ((seen("InstanceBreaker", "instance"), "{{instance}}"),), "2 is open."),
             Panel("Bodies in flight", "bytes", ((total("InflightBodyBytes", "instance"), "{{instance}}"),)),
             Panel(
                 "Retries per second",
@@ -173,11 +182,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Asynchronous requests",
         (
-            Panel("Backlog", "short", ((total("ApproximateBacklogSize", "endpoint"), "{{endpoint}}"),)),
+            Panel("Backlog", "short", ((seen("ApproximateBacklogSize", "endpoint"), "{{endpoint}}"),)),
             Panel(
                 "Age of the oldest request",
                 "s",
-                ((total("ApproximateAgeOfOldestRequest", "endpoint"), "{{endpoint}}"),),
+                ((seen("ApproximateAgeOfOldestRequest", "endpoint"), "{{endpoint}}"),),
             ),
             Panel(
                 "Ended per second",
@@ -192,7 +201,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Many models",
         (
-            Panel("Models in memory", "short", ((total("LoadedModelCount", "instance"), "{{instance}}"),)),
+            Panel("Models in memory", "short", ((seen("LoadedModelCount", "instance"), "{{instance}}"),)),
             Panel(
                 "Found in memory",
                 "percentunit",

@@ -67,8 +67,7 @@ _SESSION = re.compile(rb"ts-seq-[a-z2-7]{16}-[0-9a-f]{8}-[ab]-k1[a-z2-7]+")
 # interim answers to a half-closed client, which are sent at intervals.
 PASSING = re.compile(
     rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}(?=-[0-9a-f]{12})|(?<=%b: )[0-9]+|HTTP/1\.1 100 Continue\r\n\r\n"
-    rb"|(?<=\r\ndate: )[^\r]{25} GMT(?=\r)"
-    % headers.TIMEOUT_MS.encode()
+    rb"|(?<=\r\ndate: )[^\r]{25} GMT(?=\r)" % headers.TIMEOUT_MS.encode()
 )
 TOKEN = re.compile(rb"<[0-9a-f]{32}>")
 # Fields of a decision; the others are times and ids.
