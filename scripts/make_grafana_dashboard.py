@@ -15,6 +15,7 @@ PAGE = Path(__file__).resolve().parents[1] / "deploy" / "observability" / "grafa
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 WIDTH, HEIGHT, COLUMNS = 8, 7, 24
 BY_ENDPOINT = 'endpoint=~"$endpoint"'
+PROXIES = "{job=~'torchmoor.*|.+/torchmoor-proxies'}"  # the second one in Kubernetes, in any namespace
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "The proxy's process",
                 "short",
                 (
-                    ("rate(process_cpu_seconds_total{job=~'torchmoor.*'}[$__rate_interval])", "CPU cores"),
-                    ("process_open_fds{job=~'torchmoor.*'}", "open files"),
-                    ("WebSocketConnections{job=~'torchmoor.*'}", "WebSocket connections"),
+                    (f"rate(process_cpu_seconds_total{PROXIES}[$__rate_interval])", "CPU cores"),
+                    (f"process_open_fds{PROXIES}", "open files"),
+                    (f"WebSocketConnections{PROXIES}", "WebSocket connections"),
                 ),
             ),
         ),
