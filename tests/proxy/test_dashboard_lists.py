@@ -89,6 +89,7 @@ def test_sessions_are_found_sorted_pinned_and_closed(
         expect(rows).to_have_count(2)
         expect(row_of(page, "sessions", HASHES[59])).to_contain_text("2 waiting")
 
+        expect(page.locator("#done")).to_have_css("display", "block")  # so that a screen reader hears its first text
         press(page, f"Close session {HASHES[59]}", "Cancel")
         press(page, f"Pin session {HASHES[59]}", "Pin")
         expect(page.locator("#done")).to_have_text(f"Session {HASHES[59]} is pinned.")
