@@ -125,6 +125,7 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
         ({"listen": {"host": "0.0.0.0"}}, "--no-auth"),
         ({"listen": {"admin_host": "0.0.0.0"}}, "TORCHMOOR_ADMIN_TOKEN"),
         ({"listen": {"port": 9080}}, "listen.admin_port and listen.port are both 9080"),
+        ({"listen": {"port": 9080, "host": "0.0.0.0"}}, "listen.admin_port and listen.port are both 9080"),
         ({"access": {"keys_file": "/nowhere/keys"}}, "cannot read /nowhere/keys"),
         ({"access": {"allows_unsigned_payload": 1}}, "access.allows_unsigned_payload must be true or false"),
         ({"observe": {"access_log": "/nowhere/log"}}, "cannot append to /nowhere/log"),
