@@ -166,11 +166,11 @@ def _call(given: Any, where: str) -> ToolCall:
         raise InvalidRequest(f"{where} must be an object with 'id' and 'function'", param=where)
     name, arguments = function.get("name"), function.get("arguments") or ""
     check_texts([given["id"], name, arguments], where, where)
-    if isinstance(arguments, dict):  # not as a text, which OpenAI's clients send
+    if isinstance(arguments, dict):  # OpenAI's clients send a text
         arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(name, str) or not isinstance(arguments, str):
         where += ".function"
-        raise InvalidRequest(f"{where} must have a name, and arguments as a text", param=where)
+        raise InvalidRequest(f"{where} must have a name, and arguments as a text or an object", param=where)
     return read_call(given["id"], name, arguments)
 
 

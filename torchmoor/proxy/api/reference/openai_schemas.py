@@ -18,17 +18,18 @@ from torchmoor.wire import sampling_parameters
 
 _CONTENT: Schema = {"oneOf": [TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
 FUNCTION = record(("name",), name=TEXT, description=TEXT, parameters={"type": "object"}, strict=FLAG)
-_CALL = record(
-    ("id", "type", "function"),
-    id=TEXT,
-    type={"const": "function"},
-    function=record(("name", "arguments"), name=TEXT, arguments=TEXT),
-)
+
+
+def _call(arguments: Schema) -> Schema:
+    function = record(("name", "arguments"), name=TEXT, arguments=arguments)
+    return record(("id", "type", "function"), id=TEXT, type={"const": "function"}, function=function)
+
+
 _MESSAGE = record(
     ("role",),
     role={"enum": ["system", "developer", "user", "assistant", "tool"]},
     content={"oneOf": [*_CONTENT["oneOf"], {"type": "null"}]},
-    tool_calls={"type": "array", "items": _CALL},
+    tool_calls={"type": "array", "items": _call({"oneOf": [TEXT, {"type": "object"}]})},
     tool_call_id=TEXT,
     reasoning_content=TEXT,
     reasoning=TEXT,
@@ -119,7 +120,7 @@ CHAT_ANSWER = _completion(
         ("role", "content"),
         role={"const": "assistant"},
         content=or_null(TEXT),
-        tool_calls={"type": "array", "items": _CALL},
+        tool_calls={"type": "array", "items": _call(TEXT)},
         reasoning_content=TEXT,
     ),
 )
