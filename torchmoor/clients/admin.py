@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from http.client import HTTPException, HTTPResponse
-from ssl import SSLError
+from ssl import SSLCertVerificationError, SSLError
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
@@ -70,11 +70,13 @@ class AdminClient:
                 raise self._refusal(error) from error
         except (URLError, OSError, HTTPException, ValueError) as error:
             reason = error.reason if isinstance(error, URLError) else error
-            if isinstance(reason, SSLError):
+            if isinstance(reason, SSLCertVerificationError):
                 raise AdminUntrusted(
                     f"no TLS connection to the admin plane at {self._url}: {failure_reason(error)} (SSL_CERT_FILE "
                     "names the certificate of a private authority)"
                 ) from error
+            if isinstance(reason, SSLError):
+                reason = failure_reason(reason)
             raise AdminUnreachable(
                 f"no answer from the admin plane at {self._url}: {reason} (does the fleet run, and is this its "
                 "--admin-url?)"

@@ -7,6 +7,8 @@ from click.testing import CliRunner
 
 from tests.http_servers import QuietHandler, serve_http
 from torchmoor.cli.main import main
+from torchmoor.clients.admin import AdminClient
+from torchmoor.clients.errors import AdminUnreachable, AdminUntrusted
 
 COMMANDS = (
     ["instances"],
@@ -54,3 +56,11 @@ def test_a_refusal_of_another_service_is_not_taken_for_the_admin_planes() -> Non
 
     problem = f"{url} does not answer as an admin plane does: is it the runtime's port? (status 404)"
     assert (done.exit_code, done.stderr) == (1, f"Error: {problem}\n")
+
+
+def test_a_port_without_tls_is_not_taken_for_an_untrusted_admin_plane(other_url: str) -> None:
+    """Its certificate is not the problem: the error asks for the address."""
+    with pytest.raises(AdminUnreachable, match="TLS failed: .*--admin-url") as failed:
+        AdminClient(other_url.replace("http:", "https:")).get("/livez")
+
+    assert not isinstance(failed.value, AdminUntrusted)
