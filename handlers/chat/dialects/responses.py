@@ -161,7 +161,7 @@ def queue_response(ask: Ask, given: dict[str, Any], previous: str, conversation:
             api_code="mutually_exclusive_parameters",
         )
     assert ask.draft is not None
-    request = {name: value for name, value in given.items() if name not in ("input", "metadata")}
+    request = {name: value for name, value in given.items() if name not in {"input", "metadata", *_UNUSED}}
     if ask.parameters.is_sampling and ask.parameters.seed is None:
         request["seed"] = draw_seed()
     kept = {"request": request, "may_drop": ask.draft.may_drop}

@@ -3,15 +3,20 @@
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 
+from handlers.chat.commands import QueueResponse
 from handlers.chat.dialects.reasoning_fields import is_reasoning, read_reasoning
+from handlers.chat.dialects.table import parse
 from handlers.chat.parameters import parse_parameters
 from handlers.errors import InvalidRequest
+from handlers.requests.incoming import Incoming
 from tests.unit.handlers.conftest import EndlessModel, ServiceFactory
 from tests.unit.handlers.test_chat_completion import chat, events, user
 from tests.unit.handlers.test_response_form import read
+from torchmoor.proxy.api.reference import openai_schemas
 from torchmoor.wire import headers as wire
 
 PAINT = {"name": "paint", "parameters": {"type": "object", "properties": {"colour": {"type": "string"}}}}
@@ -79,7 +84,7 @@ def test_the_tokens_of_tgis_stream_are_numbered(make_client: ServiceFactory, end
 
 
 @pytest.mark.parametrize(
-    "body", [chat(user("Hello")), {"prompt": "Hello", "max_tokens": 16, "n": 2, "temperature": 1.0}]
+    "body", [chat(user("Hello")), {"prompt": "Hello", "max_tokens": 16, "n": 2, "temperature": 1.0, "seed": 1}]
 )
 def test_each_chunk_has_the_usage_so_far(
     make_client: ServiceFactory, endless_llava: EndlessModel, body: dict[str, Any]
@@ -145,11 +150,14 @@ def test_arguments_of_a_repeated_call_may_be_an_object(client: Any) -> None:
         call = {"id": "a", "type": "function", "function": {"name": "paint", "arguments": arguments}}
         said = {"role": "assistant", "content": None, "tool_calls": [call]}
         messages = [user("Paint!"), said, {"role": "tool", "tool_call_id": "a", "content": "Done"}]
+        jsonschema.validate(messages, openai_schemas.CHAT["properties"]["messages"])
         answer = client.call({"messages": messages}, {wire.RESOURCE: "POST tokenize"})
         assert answer.status == 200, answer.body
         prompts.append(answer.json["tokens"])
 
     assert prompts[0] == prompts[1]
+    call["function"]["arguments"] = ["red"]
+    assert "arguments as a text or an object" in client.call(chat(said)).json["error"]["message"]
 
 
 def test_a_message_may_have_labels_of_its_client(client: Any) -> None:
@@ -241,6 +249,16 @@ def test_a_response_takes_what_the_codex_cli_sends(client: Any) -> None:
     assert [item["type"] for item in listed["data"]] == [item["type"] for item in items]
     assert not any(own.keys() & item.keys() for item in listed["data"])
     assert "client_metadata" not in response.json
+
+
+def test_a_response_in_the_background_does_not_store_what_has_no_effect() -> None:
+    """Its other fields wait in the journal until a worker takes it."""
+    body = {"model": "llava", "input": "Hello", "background": True, "temperature": 0.5, "client_metadata": {"a": "b"}}
+
+    queued = parse(Incoming({wire.RESOURCE: "POST responses"}, body))
+
+    assert isinstance(queued, QueueResponse)
+    assert json.loads(queued.request)["request"].keys() == {"model", "background", "temperature", "seed"}
 
 
 def test_a_response_repeats_its_reasoning(client: Any) -> None:
