@@ -13,7 +13,7 @@ from typing import Any
 class NumberRange:
     """The numbers from `least` to `most`. is_whole: integers only. excludes_least: only those above `least`.
 
-    words: the range in other words, for errors. most_off: numbers up to this one mean the same as none.
+    words: the range in other words, for errors. most_off: a number up to this one has the effect of none.
     """
 
     least: float
@@ -28,6 +28,7 @@ class NumberRange:
         return is_enough and (self.most is None or number <= self.most)
 
     def is_off(self, number: float) -> bool:
+        """Return whether a request with this number is one without it."""
         return self.most_off is not None and number <= self.most_off
 
     @property
@@ -96,8 +97,8 @@ class SamplingNumbers:
         is_option=True,
     )
     top_k: int | None = _row(
-        NumberRange(-1, is_whole=True, words="a whole number; 0 and -1 are the same as none", most_off=0),
-        "Sample only among this number of likeliest tokens. 0 and -1 are the same as none.",
+        NumberRange(-1, is_whole=True, words="a whole number, 1 or more, or 0 or -1 for no limit", most_off=0),
+        "Sample only among this number of likeliest tokens. 0 and -1: no limit.",
         starts_sampling=True,
         is_openai=True,
         is_option=True,
