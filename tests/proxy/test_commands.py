@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -404,8 +405,9 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(stage: Stage) -> No
     assert talk.bodies[-1] == {"type": "close_session"}
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_terminal_obeys_no_answer(stage: Stage, is_terminal: bool) -> None:
+def test_a_terminal_obeys_no_answer(stage: Stage, is_terminal: bool, options: tuple[str, ...]) -> None:
     """On a terminal an answer has no control characters beside line breaks and tabs; in a pipe it is unchanged."""
     said = b"The \x1b]52;c;cm0=\x07circle\r\n\tis \xc2\x9b31mred."
 
@@ -414,14 +416,21 @@ def test_a_terminal_obeys_no_answer(stage: Stage, is_terminal: bool) -> None:
         await (streaming([said[:6], said[6:]]) if is_question else converse)(request, wire)
 
     stage.a.behave = stage.b.behave = behave
-    program = [sys.executable, "-m", "torchmoor", "ask", "?", "--url", stage.proxy.runtime_url]
+    program = [sys.executable, "-m", "torchmoor", "ask", "?", *options, "--url", stage.proxy.runtime_url]
     reading, writing = os.openpty() if is_terminal else os.pipe()
     subprocess.run(program, stdout=writing, check=True, timeout=DEADLINE_S)
     os.close(writing)
-    shown = os.read(reading, 4096)
-    os.close(reading)
+    with open(reading, "rb", buffering=0) as output:
+        shown = b""
+        with suppress(OSError):  # a terminal's end is an error
+            while piece := output.read(4096):
+                shown += piece
 
-    assert shown == (b"The ]52;c;cm0=circle\r\n\tis 31mred.\r\n" if is_terminal else said + b"\n")
+    if options:  # JSON escapes the others itself
+        answer = said.decode().replace("\x9b", "") if is_terminal else said.decode()
+        assert (json.loads(shown)["answer"], b"\xc2\x9b" in shown) == (answer, not is_terminal)
+    else:
+        assert shown == (b"The ]52;c;cm0=circle\r\n\tis 31mred.\r\n" if is_terminal else said + b"\n")
 
 
 def test_a_terminal_obeys_no_error(stage: Stage) -> None:

@@ -145,13 +145,13 @@ def _show(conversation: SessionConversation, question: str, images: Sequence[str
 
     A terminal gets no control characters: the model may have read them in an image.
     """
-    is_terminal = sys.stdout.isatty()
+    shown = without_controls if sys.stdout.isatty() else str
     began, first_s, text = time.monotonic(), 0.0, ""
     for piece in conversation.ask(question, images):
         first_s = first_s or time.monotonic() - began
         text += piece
         if not options.as_json:
-            click.echo(without_controls(piece) if is_terminal else piece, nl=False)
+            click.echo(shown(piece), nl=False)
     if options.as_json:
         whole = {
             "question": question,
@@ -161,6 +161,6 @@ def _show(conversation: SessionConversation, question: str, images: Sequence[str
             "session_id": conversation.id if options.is_kept else None,
             "receipt": conversation.receipt,
         }
-        click.echo(json.dumps(whole, ensure_ascii=False))
+        click.echo(shown(json.dumps(whole, ensure_ascii=False)))
     elif not text.endswith("\n"):
         click.echo()
