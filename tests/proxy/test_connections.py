@@ -245,6 +245,26 @@ def test_stale_connection_is_replaced_before_any_byte(stage: Stage) -> None:
     assert stage.instance("a").is_ready
 
 
+@pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\nContent", b"HTTP/1.1 100 Continue\r\n\r\n", b"no HTTP\r\n\r\n"])
+def test_a_turn_whose_answer_has_begun_is_not_sent_again(stage: Stage, beginning: bytes) -> None:
+    """A pooled connection that is lost after the first byte of an answer was not stale: the turn may be done."""
+    session = {"X-Amzn-SageMaker-Session-Id": make_session_id("a")}
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/invocations", b"1", session)
+    connection.getresponse().read()
+
+    async def begin_and_reset(request: Received, wire: Wire) -> None:
+        await wire.send(beginning)
+        wire.writer.close()
+
+    stage.a.behave = begin_and_reset
+    connection.request("POST", "/endpoints/llava/invocations", b"2", session)
+    answer = connection.getresponse()
+
+    assert answer.status == 503
+    assert [(seen.connection, seen.body) for seen in stage.a.received] == [(1, b"1"), (1, b"2")]
+
+
 def test_idle_connection_that_the_instance_closes_leaves_the_pool(stage: Stage) -> None:
     async def answer_and_close(request: Received, wire: Wire) -> None:
         await wire.answer()
