@@ -19,6 +19,7 @@ from torchmoor.proxy.http.message import CONTINUE, Reply, Request
 from torchmoor.proxy.http.message_exchange import SocketServer
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 from torchmoor.proxy.http.sweeper import LINGER_S, NEVER
+from torchmoor.proxy.http.unsent import has_unsent
 from torchmoor.proxy.http.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)
@@ -319,7 +320,8 @@ class ClientConnection(asyncio.Protocol):
             return
         has_tls = not self.transport.can_write_eof()
         # With TLS, the size does not count encrypted bytes.
-        may_have_more = has_tls and (self._is_lingering or monotonic() - self._answered_at < LINGER_S)
+        is_recent = self._is_lingering or monotonic() - self._answered_at < LINGER_S
+        may_have_more = has_tls and (is_recent or has_unsent(self.transport))
         if not (self.transport.get_write_buffer_size() or may_have_more):
             self.transport.abort()
         elif has_tls:
