@@ -429,7 +429,9 @@ def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -
             assert idle.recv(1) == b""
             gate.open()
 
-            assert read_answer(busy).startswith(b"HTTP/1.1 200")
+            answer = read_answer(busy)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"\r\nconnection: close\r\n" in answer
 
 
 def test_stopping_cuts_no_answer_that_is_written() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from time import monotonic
 from typing import Protocol, cast
 
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_DRAINED_BYTES = 65_536  # a refused request's body up to this size is read, and the connection kept
 MAX_LINGER_BYTES = 128 << 20
 MAX_LINGERING_REFUSED = 64  # further refused connections close at once, without descriptors for their answers
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a reset ends the connection
 
 
 class ClientServer(SocketServer, Protocol):
@@ -275,6 +278,10 @@ class ClientConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Break the connection, so that the client sees that the answer is incomplete."""
+        own: socket.socket | None = self.transport.get_extra_info("socket")
+        if self.is_http10 and own is not None and not self.transport.is_closing():
+            # Without chunks, the usual end of the connection is the end of the answer.
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
     def exchange_over(self, *, is_request_complete: bool) -> None:
@@ -314,9 +321,10 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write_eof()
 
     def stop(self) -> None:
-        """Close, unless a request is being answered; what was written is still sent, within LINGER_S."""
+        """Close, after the request that is being answered; what was written is still sent, within LINGER_S."""
         self.begin_awaited()
         if self.exchange is not None:
+            self.keep_alive = False
             return
         has_tls = not self.transport.can_write_eof()
         # With TLS, the size does not count encrypted bytes.

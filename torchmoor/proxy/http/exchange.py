@@ -332,8 +332,8 @@ class Exchange:
         self._finish(outcome)
 
     def _abort(self, outcome: Outcome) -> None:
-        self._finish(outcome)
         self.client.abort()
+        self._finish(outcome)
 
     def expire(self, refusal: Reply) -> None:
         """Handle a passed deadline. refusal: the answer if the client was too slow."""
