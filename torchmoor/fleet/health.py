@@ -129,7 +129,7 @@ class HealthChecker:
             is_ready = await self.ask(instance)
             if is_ready and self._registry.has(instance):
                 is_ready = await self._ask_worker(instance)
-        except OSError as error:  # a shortage of descriptors, which says nothing about the instance
+        except OSError as error:  # a shortage, which says nothing about the instance
             logger.warning("probe not sent instance=%s error=%s", instance.name, error)
             return
         finally:
@@ -153,7 +153,7 @@ class HealthChecker:
     async def ask(self, instance: Instance) -> bool | None:
         """Probe once; return whether the instance is ready, None without an answer.
 
-        Raises OSError if the proxy has no descriptor for the probe.
+        Raises OSError if the proxy has no descriptor or port for the probe.
         """
         assert self._client is not None
         try:

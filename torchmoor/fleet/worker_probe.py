@@ -37,7 +37,7 @@ class WorkerProbe:
     async def answers(self, client: aiohttp.ClientSession) -> bool:
         """Return False if the worker has answered before and does not now. Never raises for an instance's failure.
 
-        Raises OSError if the proxy has no descriptor for the probe.
+        Raises OSError if the proxy has no descriptor or port for the probe.
         """
         if not self.instance.can_be_operated:
             return True
