@@ -1,9 +1,12 @@
 """HTTP strictness: a malformed request gets one answer, and none of its bytes reach an instance."""
 
 import itertools
+import re
 import socket
 import struct
+import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -236,7 +239,23 @@ def test_head_is_answered_without_a_body(stage: Stage, path: bytes, status: int)
             answer += sock.recv(65536)
 
     assert answer.startswith(b"HTTP/1.1 %d" % status)
-    assert answer.partition(b"\r\n\r\n")[2] == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    second = answer.partition(b"\r\n\r\n")[2]
+    assert re.fullmatch(rb"HTTP/1\.1 200 OK\r\ndate: [^\r]+\r\ncontent-length: 0\r\n\r\n", second)
+
+
+@pytest.mark.parametrize("own", ["", "Tue, 15 Nov 1994 08:12:31 GMT"])
+def test_every_answer_has_one_date(stage: Stage, own: str) -> None:
+    """The proxy adds the time to its own answers, and to those of an instance that sends none."""
+    stage.a.behave = stage.b.behave = answering(headers={"Date": own} if own else {})
+    began = int(time.time())
+
+    for path in (*["/endpoints/llava/invocations"] * 3, "/endpoints/llava/invocations-response-stream", "/nothing"):
+        answer = stage.ask("POST", path, b"{}")
+        [date] = answer.headers.get_all("date")
+        if answer.status == 200 and own:
+            assert date == own
+        else:
+            assert began <= parsedate_to_datetime(date).timestamp() <= time.time()
 
 
 def test_keep_alive_serves_many_requests_on_one_connection(stage: Stage) -> None:

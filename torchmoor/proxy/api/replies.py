@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from email.utils import formatdate
 from http import HTTPStatus
 
 from torchmoor.errors import (
@@ -46,8 +45,7 @@ def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error that boto3 raises as the exception named by `error.kind`."""
     headers = ((b"x-amzn-errortype", error.kind.encode()), (AWS_REQUEST_ID, request_id))
     if isinstance(error, AccessDenied):  # so spelled by AWS's front end, which denies access
-        date = (b"date", formatdate(usegmt=True).encode())  # AWS's SDK for JavaScript corrects a wrong clock by it
-        return error_reply(error, {"message": error.message}, (*headers, date))
+        return error_reply(error, {"message": error.message}, headers)
     body: dict[str, object] = {"Message": error.message}
     if isinstance(error, ModelError):
         body["OriginalStatusCode"] = error.original_status

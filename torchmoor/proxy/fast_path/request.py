@@ -22,7 +22,7 @@ from torchmoor.proxy.http.call import FastClient, Outcome, Target
 from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.field_names import CLOSED_SESSION_ID, CONTINUABLE, INVOCATION_ID, NEW_SESSION_ID
-from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.http.message import DATE, AnswerHead, Reply, Request, date_line
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.wire.session_ids import SessionId
@@ -139,8 +139,9 @@ class FastRequest:
         if not shared.dispatchers.decisions.try_leave_out(now):  # else the general path records the decision
             return False
         lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, self._request_id)
+        date = b"" if DATE in layout.places else date_line()
         framing = head.fields[layout.length].line
-        data = b"".join((*lines, choice.runtime_lines, request.answer_lines, framing, b"\r\n", piece))
+        data = b"".join((*lines, choice.runtime_lines, date, request.answer_lines, framing, b"\r\n", piece))
         client.write(data)
         observer = shared.dispatchers.observer
         if observer is not None:

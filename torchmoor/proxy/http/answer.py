@@ -7,7 +7,7 @@ from enum import Enum
 from time import monotonic
 from typing import Any, Protocol
 
-from torchmoor.proxy.http.message import AnswerHead, Reply
+from torchmoor.proxy.http.message import DATE, AnswerHead, Reply, date_line
 
 
 class Loss(Enum):
@@ -86,7 +86,10 @@ class Answer:
         return self.encoder is not None and self.encoder.has_failed
 
     def begin(self, head: AnswerHead, client: ClientSide, added_lines: bytes) -> None:
-        """Complete the head for this client; may end its keep-alive. added_lines: of the request that it answers."""
+        """Complete the head for this client; may end its keep-alive. added_lines: of the request that it answers.
+
+        TorchServe sends no Date.
+        """
         length = head.layout.length
         framing = b""
         if head.line.is_bodiless:
@@ -99,7 +102,8 @@ class Answer:
             framing = b"transfer-encoding: chunked\r\n"
             self._is_chunked = True
         close = b"\r\n" if client.keep_alive else b"connection: close\r\n\r\n"
-        self.lines = (*self.lines, added_lines, framing, close)
+        date = b"" if DATE in head.layout.places else date_line()
+        self.lines = (*self.lines, date, added_lines, framing, close)
 
     def render(self, piece: bytes) -> bytes:
         """Encode and frame a piece for the client, behind the head if that is not written yet."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
+from time import time
 from typing import Any, Protocol
 
 from torchmoor.proxy.http.fields import Field
 from torchmoor.proxy.http.head import Head, Layout
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"  # an interim answer
+DATE = b"date"
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -152,10 +156,20 @@ class Reply:
         lines = b"".join(b"%b: %b\r\n" % pair for pair in self.headers)
         length = b"content-length: %d\r\n" % len(self.body)
         close = b"" if keep_alive else b"connection: close\r\n"
-        head = b"".join((status_line(self.status), lines, added_lines, length, close, b"\r\n"))
+        head = b"".join((status_line(self.status), date_line(), lines, added_lines, length, close, b"\r\n"))
         return head if without_body or self.status == 304 else head + self.body
 
 
 def status_line(status: int, reason: bytes = b"") -> bytes:
     """Render the first line of an answer, with the usual phrase by default."""
     return b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b"Unknown"))
+
+
+def date_line() -> bytes:
+    """Render the header line with the time, which every final answer has (RFC 9110 6.6.1)."""
+    return _date_line(int(time()))
+
+
+@lru_cache(maxsize=1)
+def _date_line(second: int) -> bytes:
+    return b"%b: %b\r\n" % (DATE, formatdate(second, usegmt=True).encode())
