@@ -78,7 +78,10 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.deadline = monotonic() + self._server.parts.limits.header_timeout_s
-        if not self._server.try_admit(self):
+        is_admitted = self._server.try_admit(self)
+        if self._server.is_stopping:  # accepted just before the listener was closed
+            self.transport.abort()
+        elif not is_admitted:
             self._refuse(503, "Too many connections.")
             if self._server.num_above_limit > MAX_LINGERING_REFUSED:
                 self.transport.abort()
