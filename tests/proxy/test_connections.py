@@ -249,7 +249,9 @@ def test_stale_connection_is_replaced_before_any_byte(stage: Stage) -> None:
     assert stage.instance("a").is_ready
 
 
-@pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\nContent", b"HTTP/1.1 100 Continue\r\n\r\n", b"no HTTP\r\n\r\n"])
+@pytest.mark.parametrize(
+    "beginning", [b"HTTP/1.1 200 OK\r\nContent", b"HTTP/1.1 100 Continue\r\n\r\n", b"no HTTP\r\n\r\n"]
+)
 def test_a_turn_whose_answer_has_begun_is_not_sent_again(stage: Stage, beginning: bytes) -> None:
     """A pooled connection that is lost after the first byte of an answer was not stale: the turn may be done."""
     session = {"X-Amzn-SageMaker-Session-Id": make_session_id("a")}

@@ -15,7 +15,7 @@ class Loss(Enum):
 
     UNREACHABLE = "unreachable"  # no connection: the request was never sent
     UNANSWERED = "unanswered"  # no connection in time, so not sent either; one lost packet can cause this
-    SHORTAGE = "shortage"  # the proxy had no descriptor or port for a connection: not sent, and not the instance's fault
+    SHORTAGE = "shortage"  # no connection, for lack of a descriptor or port: not the instance's fault
     RESET = "reset"  # the connection ended, or its bytes were not HTTP
     TIMEOUT = "timeout"
     REFUSED = "refused"  # the instance does not continue an answer that another one began
