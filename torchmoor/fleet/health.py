@@ -91,8 +91,11 @@ class HealthChecker:
         while True:
             self._look_for_delay()
             self._last_round = loop.time()
-            self._on_tick()
-            self.start_due_probes(self._last_round)
+            try:
+                self.start_due_probes(self._last_round)
+                self._on_tick()
+            except Exception:  # the next round may succeed; without probes no instance comes back
+                logger.exception("a round of probes failed")
             await asyncio.sleep(self._settings.starting_interval_s)
 
     def _look_for_delay(self) -> None:

@@ -1,11 +1,13 @@
 """Health checks of many instances at a time."""
 
 import asyncio
+import itertools
 
 import pytest
 from aiohttp import ClientSession
 
 from tests.unit.torchmoor.stream_server import stream_server
+from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.fleet.health import HealthChecker
@@ -62,3 +64,18 @@ async def test_silent_instances_keep_nobody_from_being_asked() -> None:
         settings = HealthSettings(probe_timeout_s=600)
         async with HealthChecker(registry, settings, lambda: None):
             await has_ready.wait()
+
+
+async def test_a_failed_round_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    """The fault is logged, and instances are probed and breakers advanced at the next interval, too."""
+    rounds, has_third = itertools.count(1), asyncio.Event()
+
+    def fail() -> None:
+        if next(rounds) == 3:
+            has_third.set()
+        raise ZeroDivisionError
+
+    async with HealthChecker(Registry([]), HealthSettings(starting_interval_s=0.01), fail):
+        await asyncio.wait_for(has_third.wait(), DEADLINE_S)
+
+    assert [record.getMessage() for record in caplog.records[:2]] == ["a round of probes failed"] * 2
