@@ -23,6 +23,7 @@ from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.http.sweeper import LINGER_S
 from torchmoor.proxy.http.unsent import has_unsent
+from torchmoor.proxy.instances.instance import InstanceState
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -160,6 +161,24 @@ def test_slow_reader_holds_the_instance_back(stage: Stage) -> None:
     assert answer.endswith(b"0\r\n\r\n")
     assert len(answer) > num_pieces * len(piece)
     assert num_pieces == progress[0]
+
+
+def test_slow_reader_of_a_broken_answer_is_cut_off(stage: Stage) -> None:
+    """The connection ends, although the client could send another request once it has read."""
+
+    async def endless(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("application/octet-stream")
+        while True:
+            await wire.chunk(bytes(65536))
+
+    stage.a.behave = stage.b.behave = endless
+    with stage.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        sock.sendall(POST)
+        stage.until(lambda: any(c.is_write_paused for c in stage.proxy.data.server.connections), "back-pressure")
+        stage.set_state(InstanceState.DOWN)
+        stage.until(lambda: not stage.proxy.data.server.connections, "the connection ended")
+    assert stage.faults == []
 
 
 def test_reader_that_stops_for_good_is_cut_off(make_stage: Callable[..., Stage]) -> None:
