@@ -26,7 +26,7 @@ from torchmoor.fleet.worker_probe import WorkerProbe
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import BackgroundTasks, cancel_all
-from torchmoor.wire.connection_errors import is_shortage
+from torchmoor.wire.connection_errors import shows_nothing
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class HealthChecker:
             is_ready = await self.ask(instance)
             if is_ready and self._registry.has(instance):
                 is_ready = await self._ask_worker(instance)
-        except OSError as error:  # a shortage, which says nothing about the instance
+        except OSError as error:  # says nothing about the instance
             logger.warning("probe not sent instance=%s error=%s", instance.name, error)
             return
         finally:
@@ -156,7 +156,7 @@ class HealthChecker:
     async def ask(self, instance: Instance) -> bool | None:
         """Probe once; return whether the instance is ready, None without an answer.
 
-        Raises OSError if the proxy has no descriptor or port for the probe.
+        Raises OSError if the probe is not sent, for lack of a descriptor, of a port, or of an answer by DNS.
         """
         assert self._client is not None
         try:
@@ -171,7 +171,7 @@ class HealthChecker:
             instance.batches_sequences = any(model.get("stateful") is True for model in models)
             return any(_has_ready_worker(model) for model in models)
         except aiohttp.ClientConnectorError as error:
-            if is_shortage(error):
+            if shows_nothing(error):
                 raise
             return False if isinstance(error.os_error, ConnectionRefusedError) else None
         except (aiohttp.ClientError, OSError, TimeoutError):

@@ -27,6 +27,11 @@ def is_shortage(error: OSError) -> bool:
     return error.errno in _SHORTAGES
 
 
+def shows_nothing(error: OSError) -> bool:
+    """Return True if the error says nothing about the peer: a shortage, or no answer from the name servers."""
+    return is_shortage(error) or error.errno == socket.EAI_AGAIN
+
+
 def _own_reason(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):  # its strerror names a line of OpenSSL's source
         if found := getattr(error, "verify_message", ""):  # aiohttp's class has neither

@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
+import socket
 
 import pytest
 from aiohttp import ClientSession
+from aiohttp.resolver import DefaultResolver
 
 from tests.unit.torchmoor.stream_server import stream_server
 from tests.waiting import DEADLINE_S
@@ -79,3 +81,23 @@ async def test_a_failed_round_is_not_the_last(caplog: pytest.LogCaptureFixture) 
         await asyncio.wait_for(has_third.wait(), DEADLINE_S)
 
     assert [record.getMessage() for record in caplog.records[:2]] == ["a round of probes failed"] * 2
+
+
+@pytest.mark.parametrize(("number", "is_sent"), [(socket.EAI_AGAIN, False), (socket.EAI_NONAME, True)])
+async def test_a_probe_without_an_answer_by_dns_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, number: int, is_sent: bool
+) -> None:
+    """A name that is unknown counts as a missing answer of its instance."""
+
+    async def resolve(*_: object, **__: object) -> None:
+        raise socket.gaierror(number, "no address")
+
+    monkeypatch.setattr(DefaultResolver, "resolve", resolve)
+    instance = Instance(name="a", endpoint="e", model="m", host="a.example", port=1, management_port=1)
+
+    async with HealthChecker(Registry([]), HealthSettings(), lambda: None) as checker:
+        if is_sent:
+            assert await checker.ask(instance) is None
+        else:
+            with pytest.raises(OSError, match="no address"):
+                await checker.ask(instance)
