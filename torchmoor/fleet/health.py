@@ -31,6 +31,7 @@ from torchmoor.wire.connection_errors import shows_nothing
 logger = logging.getLogger(__name__)
 
 HELD_UP_S = 0.5  # of a round's delay; with less, a probe has time enough
+WARNING_INTERVAL_S = 10.0  # between log lines of probes that are not sent
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class HealthChecker:
         self._probed: defaultdict[str, _Probed] = defaultdict(_Probed)  # by instance
         self._probes = BackgroundTasks()
         self._probing: set[str] = set()
-        self._last_round = self._held_up_at = 0.0
+        self._last_round = self._held_up_at = self._warns_after = 0.0
         self._loop_task: asyncio.Task[None] | None = None
         self._client: aiohttp.ClientSession | None = None
 
@@ -133,7 +134,9 @@ class HealthChecker:
             if is_ready and self._registry.has(instance):
                 is_ready = await self._ask_worker(instance)
         except OSError as error:  # says nothing about the instance
-            logger.warning("probe not sent instance=%s error=%s", instance.name, error)
+            if began >= self._warns_after:
+                self._warns_after = began + WARNING_INTERVAL_S
+                logger.warning("probe not sent instance=%s error=%s", instance.name, error)
             return
         finally:
             self._probing.discard(instance.name)
