@@ -60,7 +60,7 @@ def test_a_refusal_of_another_service_is_not_taken_for_the_admin_planes() -> Non
 
 def test_a_port_without_tls_is_not_taken_for_an_untrusted_admin_plane(other_url: str) -> None:
     """Its certificate is not the problem: the error asks for the address."""
-    with pytest.raises(AdminUnreachable, match="TLS failed: .*--admin-url") as failed:
+    with pytest.raises(AdminUnreachable, match=r"TLS failed: .*--admin-url") as failed:
         AdminClient(other_url.replace("http:", "https:")).get("/livez")
 
     assert not isinstance(failed.value, AdminUntrusted)
