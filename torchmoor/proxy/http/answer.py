@@ -87,10 +87,7 @@ class Answer:
         return self.encoder is not None and self.encoder.has_failed
 
     def begin(self, head: AnswerHead, client: ClientSide, added_lines: bytes) -> None:
-        """Complete the head for this client; may end its keep-alive. added_lines: of the request that it answers.
-
-        TorchServe sends no Date.
-        """
+        """Complete the head for this client; may end its keep-alive. added_lines: of the request that it answers."""
         length = head.layout.length
         framing = b""
         if head.line.is_bodiless:
