@@ -350,7 +350,7 @@ async def test_names_are_resolved_to_each_of_their_addresses_once() -> None:
 
 
 async def test_look_ups_wait_for_a_free_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose caller has left keeps its thread until it ends, as nothing can interrupt it; errors reach the caller."""
+    """A look-up whose caller has left keeps its thread until it ends, as nothing can interrupt it."""
     asked: list[str] = []
     may_answer = threading.Event()
 
