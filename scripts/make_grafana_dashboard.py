@@ -15,6 +15,7 @@ PAGE = Path(__file__).resolve().parents[1] / "deploy" / "observability" / "grafa
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 WIDTH, HEIGHT, COLUMNS = 8, 7, 24
 BY_ENDPOINT = 'endpoint=~"$endpoint"'
+PROXIES = "{job=~'torchmoor.*|.+/torchmoor-proxies'}"  # the second one in Kubernetes, in any namespace
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ def quantile(share: float, histogram: str) -> str:
 
 def total(metric: str, by: str) -> str:
     return f"sum by ({by}) ({metric}{{{BY_ENDPOINT}}})"
+
+
+def seen(metric: str, by: str) -> str:
+    """Return a gauge that each proxy reports whole, such as the backlog: a sum over two proxies would double it."""
+    return f"max by ({by}) ({metric}{{{BY_ENDPOINT}}})"
 
 
 def share(used: str, capacity: str) -> str:
@@ -98,7 +104,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Instances",
         (
-            Panel("Ready", "short", ((total("InstanceReady", "endpoint"), "{{endpoint}}"),)),
+            Panel(
+                "Ready",
+                "short",
+                ((f"sum by (endpoint) ({seen('InstanceReady', 'endpoint, instance')})", "{{endpoint}}"),),
+            ),
             Panel(
                 "Outstanding and waiting requests",
                 "short",
@@ -107,7 +117,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     (total("WaitingInvocations", "endpoint"), "{{endpoint}} waiting"),
                 ),
             ),
-            Panel("Breakers", "short", ((total("InstanceBreaker", "instance"), "{{instance}}"),), "2 is open."),
+            Panel("Breakers", "short", ((seen("InstanceBreaker", "instance"), "{{instance}}"),), "2 is open."),
             Panel("Bodies in flight", "bytes", ((total("InflightBodyBytes", "instance"), "{{instance}}"),)),
             Panel(
                 "Retries per second",
@@ -121,9 +131,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "The proxy's process",
                 "short",
                 (
-                    ("rate(process_cpu_seconds_total{job=~'torchmoor.*'}[$__rate_interval])", "CPU cores"),
-                    ("process_open_fds{job=~'torchmoor.*'}", "open files"),
-                    ("WebSocketConnections{job=~'torchmoor.*'}", "WebSocket connections"),
+                    (f"rate(process_cpu_seconds_total{PROXIES}[$__rate_interval])", "CPU cores"),
+                    (f"process_open_fds{PROXIES}", "open files"),
+                    (f"WebSocketConnections{PROXIES}", "WebSocket connections"),
                 ),
             ),
         ),
@@ -173,11 +183,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Asynchronous requests",
         (
-            Panel("Backlog", "short", ((total("ApproximateBacklogSize", "endpoint"), "{{endpoint}}"),)),
+            Panel("Backlog", "short", ((seen("ApproximateBacklogSize", "endpoint"), "{{endpoint}}"),)),
             Panel(
                 "Age of the oldest request",
                 "s",
-                ((total("ApproximateAgeOfOldestRequest", "endpoint"), "{{endpoint}}"),),
+                ((seen("ApproximateAgeOfOldestRequest", "endpoint"), "{{endpoint}}"),),
             ),
             Panel(
                 "Ended per second",
@@ -192,7 +202,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "Many models",
         (
-            Panel("Models in memory", "short", ((total("LoadedModelCount", "instance"), "{{instance}}"),)),
+            Panel("Models in memory", "short", ((seen("LoadedModelCount", "instance"), "{{instance}}"),)),
             Panel(
                 "Found in memory",
                 "percentunit",

@@ -28,14 +28,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 from torchmoor.config.application_autoscaling import (
     DIMENSION,
     NAMESPACE,
+    PREDEFINED_METRICS,
     STEP_METRIC,
-    TRACKED_METRIC,
     read_autoscaling,
     resource_of,
 )
 from torchmoor.config.aws import check_constraints, input_shape
 from torchmoor.config.file import load_yaml
-from torchmoor.config.scaling import ScalingSettings, TargetTracking
+from torchmoor.config.scaling import ScalingSettings, TargetTracking, TrackedMetric
 from torchmoor.errors import ConfigError
 
 AUTOSCALING, CLOUDWATCH = "application-autoscaling", "cloudwatch"
@@ -69,12 +69,12 @@ def register(endpoint: str, variant: str, settings: ScalingSettings) -> Iterator
     if tracking is not None:
         configuration = {
             "TargetValue": float(tracking.target),
-            "CustomizedMetricSpecification": {**_metric(TRACKED_METRIC, endpoint), "Statistic": "Average"},
+            **_tracked_metric(tracking.metric, endpoint),
             "ScaleInCooldown": int(tracking.scale_in_cooldown_s),
             "ScaleOutCooldown": int(tracking.scale_out_cooldown_s),
             "DisableScaleIn": not tracking.can_scale_in,
         }
-        policy = {"PolicyName": _policy_name(TRACKED_METRIC, endpoint, variant), "PolicyType": "TargetTrackingScaling"}
+        policy = {"PolicyName": _policy_name(tracking.metric, endpoint, variant), "PolicyType": "TargetTrackingScaling"}
         yield Call(
             AUTOSCALING,
             "put_scaling_policy",
@@ -113,7 +113,7 @@ def delete(endpoint: str, variant: str) -> Iterator[Call]:
         "ScalableDimension": DIMENSION,
     }
     yield Call(CLOUDWATCH, "delete_alarms", {"AlarmNames": [_policy_name(STEP_METRIC, endpoint, variant)]})
-    for metric in (STEP_METRIC, TRACKED_METRIC):
+    for metric in (STEP_METRIC, *TrackedMetric):
         policy = {"PolicyName": _policy_name(metric, endpoint, variant), **names}
         yield Call(AUTOSCALING, "delete_scaling_policy", policy)
     yield Call(AUTOSCALING, "deregister_scalable_target", names)
@@ -126,6 +126,13 @@ def _metric(name: str, endpoint: str) -> dict[str, Any]:
         "Namespace": "AWS/SageMaker",
         "Dimensions": [{"Name": "EndpointName", "Value": endpoint}],
     }
+
+
+def _tracked_metric(metric: TrackedMetric, endpoint: str) -> dict[str, Any]:
+    """Return the member of a target tracking policy that names its metric."""
+    if metric in PREDEFINED_METRICS:
+        return {"PredefinedMetricSpecification": {"PredefinedMetricType": metric.value}}
+    return {"CustomizedMetricSpecification": {**_metric(metric, endpoint), "Statistic": "Average"}}
 
 
 def _policy_name(metric: str, endpoint: str, variant: str) -> str:

@@ -63,8 +63,8 @@ WITH_KEYS = SETTINGS.model_copy(update={"credentials": CREDENTIALS})
 PRINCIPAL = principal_of("token", "app")
 _HOST_LINE, _AUTHORIZED = b"Host: x\r\n", b"Host: x\r\nAuthorization: Bearer the-token-of-an-app\r\n"
 _SESSION = re.compile(rb"ts-seq-[a-z2-7]{16}-[0-9a-f]{8}-[ab]-k1[a-z2-7]+")
-# Bytes that differ from run to run: the beginning of request ids, the time that is left for a second attempt, and the
-# interim answers to a half-closed client, which are sent at intervals.
+# Bytes that differ from run to run: the beginning of request ids, the time that is left for a second attempt, the time
+# of an answer, and the interim answers to a half-closed client, which are sent at intervals.
 PASSING = re.compile(
     rb"[0-9a-f]{8}(-[0-9a-f]{4}){3}(?=-[0-9a-f]{12})|(?<=%b: )[0-9]+|HTTP/1\.1 100 Continue\r\n\r\n"
     rb"|(?<=\r\ndate: )[^\r]{25} GMT(?=\r)" % headers.TIMEOUT_MS.encode()

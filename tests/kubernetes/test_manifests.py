@@ -1,6 +1,7 @@
 """Review every overlay: schemas, references, probes, limits, rights and grace periods."""
 
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -174,6 +175,20 @@ def test_metrics_keep_the_labels_that_queries_select(overlay: Overlay) -> None:
                 {"sourceLabels": [source], "targetLabel": "endpoint"},
                 {"sourceLabels": ["__meta_kubernetes_pod_name"], "targetLabel": "instance"},
             ]
+
+
+def test_the_documented_command_makes_a_rule_of_the_alerts() -> None:
+    """The command of docs/metrics.md gives kubectl a PrometheusRule with all alerts."""
+    top = ROOT.parents[1]
+    page = (top / "docs" / "metrics.md").read_text()
+    [command] = re.findall(r"^```\n(.*?kubectl.*?)^```", page, re.DOTALL | re.MULTILINE)
+    script = f"kubectl() {{ cat; }}\n{command}"
+    done = subprocess.run(["bash", "-ec", script], cwd=top, capture_output=True, check=True, timeout=60)
+
+    rule = yaml.safe_load(done.stdout)
+
+    assert (rule["kind"], rule["metadata"]["name"]) == ("PrometheusRule", "torchmoor")
+    assert rule["spec"] == yaml.safe_load((top / "deploy" / "observability" / "alerts.yml").read_text())
 
 
 def test_every_configmap_and_secret_that_is_named_exists(overlay: Overlay) -> None:

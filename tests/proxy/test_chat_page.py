@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,16 @@ def ask(page: Page, question: str) -> Locator:
 def images_of(body: dict[str, Any]) -> list[Image.Image]:
     """Return the pictures in a request's body."""
     return [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in body["images"]]
+
+
+def test_every_tier_of_a_receipt_has_words() -> None:
+    """The page has a text for each tier that docs/runtime-api.md lists; it would show another one by its name."""
+    page = (Path(__file__).parents[2] / "docs" / "runtime-api.md").read_text()
+    [row] = re.findall(r"^\| `X-Torchmoor-Cache-Tier` \|(.*)", page, re.MULTILINE)
+    words = files("torchmoor.proxy.api.chat_page").joinpath("words.js").read_text()
+    [tiers] = re.findall(r"const TIERS = \{(.*?)\};", words, re.DOTALL)
+
+    assert set(re.findall(r"`([a-z-]+)`", row)) == set(re.findall(r'^  "?([a-z-]+)"?: ', tiers, re.MULTILINE))
 
 
 # Without a browser
@@ -537,6 +548,32 @@ def test_a_turn_is_copied_edited_and_asked_again_in_branches(chat: FakeChat, tab
     expect(page.locator(".turn")).to_have_count(0)
     expect(ask(page, "four").locator(".text")).to_have_text("The circle is red.")
     assert chat.bodies[-2] == {"requestType": "NEW_SESSION"}
+
+
+@pytest.mark.browser
+def test_closed_sessions_release_their_pictures(chat: FakeChat, tab: Tab) -> None:
+    """No picture stays in the page's memory when the session and its branch, which has copies of it, are closed."""
+    page = tab.page
+    page.evaluate(
+        """() => {
+          const [make, release] = [URL.createObjectURL, URL.revokeObjectURL];
+          window.held = new Set();
+          URL.createObjectURL = (blob) => { const url = make(blob); held.add(url); return url; };
+          URL.revokeObjectURL = (url) => { held.delete(url); release(url); };
+        }"""
+    )
+    give_files(page, picture_file("first.png"))
+    for question in ("one", "two"):
+        expect(ask(page, question).locator(".tools")).to_be_visible()
+    page.get_by_role("button", name="Edit the question").nth(1).click()
+    expect(page.locator(".switch")).to_have_count(2)
+    assert page.evaluate("held.size") > 1
+
+    for _ in range(2):
+        page.get_by_role("button", name=re.compile("^Close session")).first.click()
+    expect(page.locator(".switch")).to_have_text([re.compile("New session")])
+
+    assert page.evaluate("held.size") == 0
 
 
 @pytest.mark.browser

@@ -19,7 +19,7 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_chat import FakeChat
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeMany
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.cli.main import main
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.config.credentials import AccessKey, Credentials
@@ -404,6 +404,35 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(stage: Stage) -> No
     assert talk.bodies[-1] == {"type": "close_session"}
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_obeys_no_answer(stage: Stage, is_terminal: bool) -> None:
+    """On a terminal an answer has no control characters beside line breaks and tabs; in a pipe it is unchanged."""
+    said = b"The \x1b]52;c;cm0=\x07circle\r\n\tis \xc2\x9b31mred."
+
+    async def behave(request: Received, wire: Wire) -> None:
+        is_question = json.loads(request.body).get("stream")
+        await (streaming([said[:6], said[6:]]) if is_question else converse)(request, wire)
+
+    stage.a.behave = stage.b.behave = behave
+    program = [sys.executable, "-m", "torchmoor", "ask", "?", "--url", stage.proxy.runtime_url]
+    reading, writing = os.openpty() if is_terminal else os.pipe()
+    subprocess.run(program, stdout=writing, check=True, timeout=DEADLINE_S)
+    os.close(writing)
+    shown = os.read(reading, 4096)
+    os.close(reading)
+
+    assert shown == (b"The ]52;c;cm0=circle\r\n\tis 31mred.\r\n" if is_terminal else said + b"\n")
+
+
+def test_a_terminal_obeys_no_error(stage: Stage) -> None:
+    """The reason that an instance gives is printed without control characters."""
+    stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "not \x1b[2Jthis")
+
+    result = invoke(stage, "ask", "?")
+
+    assert (result.exit_code, result.stderr) == (1, "Error: not [2Jthis\n")
+
+
 # A load
 
 
@@ -505,7 +534,7 @@ def test_a_load_on_nobody_is_told_before_it_begins() -> None:
     result = CliRunner().invoke(main, ["bench", "--url", "http://127.0.0.1:9"])
 
     assert result.exit_code == 3
-    assert "torchmoor up" in result.stderr
+    assert "no answer from http://127.0.0.1:9: Connection refused (is `torchmoor up` running?)" in result.stderr
 
 
 def test_a_load_on_an_unknown_endpoint_is_told(stage: Stage) -> None:

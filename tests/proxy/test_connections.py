@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import monotonic
+from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +21,9 @@ from tests.proxy.test_access import make_certificate
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
+from torchmoor.proxy.http.sweeper import LINGER_S
+from torchmoor.proxy.http.unsent import has_unsent
+from torchmoor.proxy.instances.instance import InstanceState
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -158,6 +163,24 @@ def test_slow_reader_holds_the_instance_back(stage: Stage) -> None:
     assert num_pieces == progress[0]
 
 
+def test_slow_reader_of_a_broken_answer_is_cut_off(stage: Stage) -> None:
+    """The connection ends, although the client could send another request once it has read."""
+
+    async def endless(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("application/octet-stream")
+        while True:
+            await wire.chunk(bytes(65536))
+
+    stage.a.behave = stage.b.behave = endless
+    with stage.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        sock.sendall(POST)
+        stage.until(lambda: any(c.is_write_paused for c in stage.proxy.data.server.connections), "back-pressure")
+        stage.set_state(InstanceState.DOWN)
+        stage.until(lambda: not stage.proxy.data.server.connections, "the connection ended")
+    assert stage.faults == []
+
+
 def test_reader_that_stops_for_good_is_cut_off(make_stage: Callable[..., Stage]) -> None:
     """The idle time-out closes the connection of a client that has stopped reading."""
     stage = make_stage(timeouts=TimeoutSettings(stream_idle_timeout_s=0.2, sweep_interval_s=0.02))
@@ -243,6 +266,28 @@ def test_stale_connection_is_replaced_before_any_byte(stage: Stage) -> None:
     assert (answer.status, answer.headers["x-torchmoor-instance"]) == (200, "a")
     assert [(seen.connection, seen.body) for seen in stage.a.received] == [(1, b"1"), (1, b"2"), (2, b"2")]
     assert stage.instance("a").is_ready
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"HTTP/1.1 200 OK\r\nContent", b"HTTP/1.1 100 Continue\r\n\r\n", b"no HTTP\r\n\r\n"]
+)
+def test_a_turn_whose_answer_has_begun_is_not_sent_again(stage: Stage, beginning: bytes) -> None:
+    """A pooled connection that is lost after the first byte of an answer was not stale: the turn may be done."""
+    session = {"X-Amzn-SageMaker-Session-Id": make_session_id("a")}
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/invocations", b"1", session)
+    connection.getresponse().read()
+
+    async def begin_and_reset(request: Received, wire: Wire) -> None:
+        await wire.send(beginning)
+        wire.writer.close()
+
+    stage.a.behave = begin_and_reset
+    connection.request("POST", "/endpoints/llava/invocations", b"2", session)
+    answer = connection.getresponse()
+
+    assert answer.status == 503
+    assert [(seen.connection, seen.body) for seen in stage.a.received] == [(1, b"1"), (1, b"2")]
 
 
 def test_idle_connection_that_the_instance_closes_leaves_the_pool(stage: Stage) -> None:
@@ -405,7 +450,9 @@ def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -
             assert idle.recv(1) == b""
             gate.open()
 
-            assert read_answer(busy).startswith(b"HTTP/1.1 200")
+            answer = read_answer(busy)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert b"\r\nconnection: close\r\n" in answer
 
 
 def test_stopping_cuts_no_answer_that_is_written() -> None:
@@ -515,16 +562,38 @@ def test_a_closed_connection_has_time_for_its_answer_although_idle_ones_have_lit
 
 @pytest.mark.parametrize("has_tls", [False, True])
 @pytest.mark.parametrize("more_fields", [b"", b"Connection: close\r\n"])
+@pytest.mark.parametrize("is_late", [False, True])
 def test_stopping_cuts_no_answer_that_waits_for_its_client(
-    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool, more_fields: bytes
+    make_stage: Callable[..., Stage],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_tls: bool,
+    more_fields: bytes,
+    is_late: bool,
 ) -> None:
-    """A transport with TLS does not say that bytes wait."""
+    """A transport with TLS does not say that bytes wait, however long ago the answer has ended."""
     clients = SlowClients(make_stage, tmp_path, has_tls=has_tls)
 
     with clients.ask(more_fields) as slow:
+        if is_late:
+            monkeypatch.setattr("torchmoor.proxy.http.client_connection.monotonic", lambda: monotonic() + 2 * LINGER_S)
         stopping = clients.begin_stop()
+        monkeypatch.undo()
         assert read_answer(slow, to_end=True).endswith(bytes(60_000))
     stopping.result(DEADLINE_S)
+
+
+def test_stopping_waits_for_no_client_that_has_its_answer(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
+    """A connection with TLS ends at once although the client, which does not read, does not close it."""
+    clients = SlowClients(make_stage, tmp_path, has_tls=True)
+
+    with clients.ask() as idle:
+        assert read_answer(idle).endswith(bytes(60_000))
+        [connection] = clients.server.connections
+        clients.stage.until(lambda: not has_unsent(connection.transport), "the answer received")
+        with patch("torchmoor.proxy.http.client_connection.monotonic", lambda: monotonic() + 2 * LINGER_S):
+            stopping = clients.begin_stop()
+        stopping.result(DEADLINE_S)
 
 
 def test_stopping_ends_with_its_grace() -> None:

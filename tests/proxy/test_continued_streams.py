@@ -239,10 +239,11 @@ def test_what_another_instance_refuses_is_tried_once_more_then_broken(three: Sta
     take_turns(three, saying(0, 2, b""), refusing(429, "Overloaded", "full"), saying(2))
     assert stream(three) == "".join(WORDS)
 
-    take_turns(three, saying(0, 2, b""), conflict, other)
+    asked = take_turns(three, saying(0, 2, b""), conflict, other)
     with pytest.raises(EventStreamError) as caught:
         stream(three)
     assert "StreamBroken" in caught.value.response["Error"]["Message"]
+    assert [three.instance(name).breaker.num_failures for name, _ in asked] == [2, 0, 0]  # a failure for each loss
 
 
 def test_an_end_without_its_mark_is_a_loss(three: Stage) -> None:
@@ -371,6 +372,7 @@ def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:
                 stage.pass_time(30)
                 with pytest.raises(IncompleteRead):
                     answer.read()
+                assert sum(each.breaker.num_failures for each in stage.registry.instances()) == 2  # one for each loss
                 gates[0].open()
             busy.recv(65536)
         gates.pop(0)

@@ -95,6 +95,7 @@ def test_sessions_are_found_sorted_pinned_and_closed(
         expect(rows).to_have_count(2)
         expect(row_of(page, "sessions", HASHES[59])).to_contain_text("2 waiting")
 
+        expect(page.locator("#done")).to_have_css("display", "block")  # so that a screen reader hears its first text
         press(page, f"Close session {HASHES[59]}", "Cancel")
         press(page, f"Pin session {HASHES[59]}", "Pin")
         expect(page.locator("#done")).to_have_text(f"Session {HASHES[59]} is pinned.")
@@ -248,6 +249,27 @@ def test_decisions_are_told_in_words_filtered_and_paused(
         assert re.fullmatch("[0-9a-f]{16}", session)
 
 
+def test_decisions_are_filtered_by_variant(make_stage: Callable[..., Stage], browser: Browser) -> None:
+    """If an endpoint has several variants, the list names them, and the filter offers them beside the endpoint."""
+    variants = tuple(VariantSettings(name=name, model="llava") for name in ("blue", "green"))
+    stage = make_stage(variants=variants, homes={"a": "blue", "b": "green"})
+    client = stage.client()
+    for variant in ("blue", "green", "green"):
+        requests_to(client, TargetVariant=variant)
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        rows = page.locator("#decisions tr")
+        expect(rows).to_have_count(3)
+        expect(row_of(page, "decisions", "llava / blue")).to_have_count(1)
+        for place, count in (("llava / green", 2), ("llava", 3), ("llava / blue", 1)):
+            page.locator("#decisions-endpoint").select_option(place)
+            expect(rows).to_have_count(count)
+            expect(page.locator("#decisions-endpoint")).to_have_value(place)
+        expect(page.locator("#health")).to_have_text("2 of 2 instances ready")
+        stage.set_state(InstanceState.DOWN, "a")
+        expect(page.locator("#health")).to_have_text("no instance ready for llava / blue")
+
+
 def requests_to(client: Any, **members: Any) -> None:
     """Send an invocation, however it ends."""
     with suppress(client.exceptions.ModelError):
@@ -351,15 +373,17 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
     [dispatcher] = stage.proxy.data.dispatchers.all()
     stage.until(lambda: dispatcher.num_waiting == 2, "two wait")
 
-    async def decide() -> None:
-        dispatcher.variant.scale = ScalingDecision(2, 40, "a backlog of 40 asks for 8, and MaxCapacity is 2")
+    async def decide(backlog: int, found: str) -> None:
+        dispatcher.variant.scale = ScalingDecision(2, backlog, f"{found} asks for 8, and MaxCapacity is 2")
 
-    stage.run(decide())
+    stage.run(decide(40, "a backlog of 40"))
     with open_tab(browser, stage.proxy.admin_url) as tab:
         page = tab.page
         expect(page.locator("#overview")).to_contain_text("2 of 2 instances ready, 2 requests wait for an instance.")
         expect(page.locator("#attention")).to_contain_text("2 requests waiting for an instance")
-        expect(page.locator("#attention")).to_contain_text("MaxCapacity is 2")
+        expect(page.locator("#attention")).to_contain_text("a backlog of 40 asks for 8, and MaxCapacity is 2")
+        stage.run(decide(0, "a rate of 40 requests per minute"))
+        expect(page.locator("#attention")).to_contain_text("a rate of 40 requests per minute asks for 8")
         expect(page.locator("#variants")).to_contain_text("Turns of sessions, for a1")
         expect(page.locator("#variants")).to_contain_text("Others, for any instance1")
         expect(page.locator("#scaling")).to_contain_text("2 desired, 2 running")

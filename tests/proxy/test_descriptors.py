@@ -1,5 +1,7 @@
 """A proxy without a free file descriptor: this is its own fault, not its instances'."""
 
+import errno
+import os
 import resource
 from collections.abc import Callable
 
@@ -8,6 +10,7 @@ import requests
 
 from tests.descriptors import without_free_descriptors
 from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.fake_instance import Gate, Received, Wire
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections, limit_files
 from torchmoor.proxy.instances.instance import InstanceState
@@ -37,6 +40,42 @@ def test_a_shortage_is_the_proxys_own(make_stage: Callable[..., Stage]) -> None:
     metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
     assert 'DescriptorShortages_total{endpoint="llava",variant="AllTraffic"} 1.0' in metrics
     assert 'NoCapacityInvocationFailures_total{endpoint="llava",variant="AllTraffic"} 0.0' in metrics
+
+
+def test_a_lack_of_local_ports_is_the_proxys_own(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instance, which other connections reach, stays ready, and its running stream goes on."""
+    stage = make_stage(names=("a",))
+    gate = Gate()
+
+    async def stream(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain")
+        await wire.chunk(b"begun")
+        await gate.pass_through()
+        await wire.chunk(b"")
+
+    stage.a.behave = stream
+
+    async def no_port(*_: object) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+
+    with stage.socket() as client, stage.socket() as other:
+        client.sendall(POST)
+        gate.wait_reached()
+        monkeypatch.setattr(stage.proxy.data.parts.connector, "connect", no_port)
+        other.sendall(POST)
+        refused = read_answer(other)
+        gate.open()
+        answer = b""
+        while not answer.endswith(b"0\r\n\r\n"):
+            piece = client.recv(65536)
+            assert piece, "the stream was broken"
+            answer += piece
+
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: " in refused.lower()
+    assert stage.instance("a").state is InstanceState.READY
 
 
 def test_probes_that_find_no_descriptor_show_nothing(make_stage: Callable[..., Stage]) -> None:

@@ -232,6 +232,28 @@ def test_timeouts_open_the_breaker(make_stage: Callable[..., Stage]) -> None:
     assert stage.instance("b").breaker.num_failures == 0
 
 
+def test_a_stream_that_takes_all_its_time_is_not_the_instances_failure(make_stage: Callable[..., Stage]) -> None:
+    """The client gets the error; only silence counts against the instance."""
+    timeouts = TimeoutSettings(stream_total_timeout_s=30, stream_idle_timeout_s=60, sweep_interval_s=0.02)
+    stage = make_stage(recovery=RecoverySettings(max_failures=1), timeouts=timeouts)
+
+    async def long(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain")
+        await wire.chunk(b"on and on")
+        await wire.until_closed()
+
+    stage.a.behave = stage.b.behave = long
+    sock, answer = invoke(stage, session=make_session_id("a"), stream=True), b""
+    while b"on and on" not in answer:
+        answer += sock.recv(65536)
+    stage.pass_time(31)
+    while not answer.endswith(b"0\r\n\r\n"):
+        answer += sock.recv(65536)
+
+    assert b"ModelStreamError" in answer
+    assert (stage.instance("a").breaker.state, stage.instance("a").breaker.num_failures) == (BreakerState.CLOSED, 0)
+
+
 def test_errors_of_the_handler_are_answers(make_stage: Callable[..., Stage]) -> None:
     """A handler's errors do not count as failures, so that bad requests do not cut off an instance."""
     stage = make_stage(recovery=RecoverySettings(max_failures=1))

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 
@@ -435,3 +436,21 @@ def test_streams_hold_their_place_until_their_end(make_stage: Callable[..., Stag
 
     assert list(events) == []
     assert status(second) == 200
+
+
+@pytest.mark.parametrize(("waited_s", "num_failures"), [(20, 1), (40, 0)])
+def test_a_time_out_after_a_long_wait_is_not_the_instances_failure(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, waited_s: float, num_failures: int
+) -> None:
+    """An instance that had less than half of the time for its answer is not taken out for the missing rest."""
+    stage = late(make_stage, names=("a",))
+    held = Held(stage, stage.a)
+    first, second = send(stage, b"first"), send(stage, b"second")
+    monkeypatch.setattr("torchmoor.proxy.dispatch.assignment.monotonic", lambda: monotonic() + waited_s)
+
+    held.let_go(b"first")
+    stage.until(lambda: received(stage.a) == [b"first", b"second"], "the second at the instance")
+    stage.pass_time(stage.settings.timeouts.model_timeout_s + 1)
+
+    assert [status(first), status(second)] == [200, 424]
+    assert stage.instance("a").breaker.num_failures == num_failures

@@ -1,6 +1,7 @@
 """Instances that are slow to accept connections, and a proxy that is itself delayed: no request is lost."""
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
-from tests.proxy.fake_instance import Received, Wire
+from tests.proxy.fake_instance import Gate, Received, Wire
 from tests.proxy.test_async import submit, until_there
 from tests.proxy.test_faults import instance_of, invoke
 from torchmoor.config.health import HealthSettings
@@ -49,6 +50,45 @@ def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: Callab
     assert instance_of(answer) == "b"
     assert stage.instance("a").state is InstanceState.READY
     assert stage.instance("a").breaker.num_failures == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), OSError(errno.ENETUNREACH, "Unreachable")],
+    ids=str,
+)
+def test_an_address_that_is_not_found_takes_nobody_out(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """While DNS does not answer, running streams go on, and other requests use the connections that there are."""
+    stage = make_stage(are_journaled=True)
+    gate = Gate()
+
+    async def stream(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain")
+        await wire.chunk(b"begun")
+        await gate.pass_through()
+        await wire.chunk(b"")
+
+    assert instance_of(read_answer(invoke(stage, session=make_session_id("b")))) == "b"  # needs no connection later
+    stage.a.behave = stream
+    running = invoke(stage, session=make_session_id("a"))
+    gate.wait_reached()
+
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(stage.proxy.data.parts.connector, "connect", fail)
+    assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"
+    assert stage.instance("a").breaker.num_failures == 1
+    gate.open()
+    answer = b""
+    while not answer.endswith(b"0\r\n\r\n"):
+        piece = running.recv(65536)
+        assert piece, "the stream was broken"
+        answer += piece
+
+    assert stage.instance("a").state is InstanceState.READY
 
 
 @pytest.mark.parametrize(("names", "session"), [("a", None), ("a", "a"), ("ab", "a")])

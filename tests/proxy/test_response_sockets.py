@@ -678,6 +678,7 @@ def test_other_paths_are_not_upgraded(stage: Stage, path: str, status: int, open
     [
         HANDSHAKE.replace(b"Version: 13", b"Version: 8"),
         HANDSHAKE.replace(b"AAAAAAAA", b""),
+        HANDSHAKE.replace(b"websocket\r\n", b"websocket, other\r\n"),
         HANDSHAKE.replace(b"GET", b"POST"),
         HANDSHAKE.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n{}"),
     ],
@@ -686,7 +687,7 @@ def test_wrong_handshakes_are_refused(stage: Stage, handshake: bytes) -> None:
     with stage.socket() as sock:
         sock.sendall(handshake)
         answer = read_answer(sock, to_end=True)
-    assert answer.split(b" ")[1] in (b"400", b"426")
+    assert answer.startswith(b"HTTP/1.1 400 ")  # a 426 would have to name the protocol
     stage.check_clean()
 
 

@@ -124,6 +124,8 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
         ({"limits": {"max_conections": 5}}, "limits: unknown key 'max_conections'"),
         ({"listen": {"host": "0.0.0.0"}}, "--no-auth"),
         ({"listen": {"admin_host": "0.0.0.0"}}, "TORCHMOOR_ADMIN_TOKEN"),
+        ({"listen": {"port": 9080}}, "listen.admin_port and listen.port are both 9080"),
+        ({"listen": {"port": 9080, "host": "0.0.0.0"}}, "listen.admin_port and listen.port are both 9080"),
         ({"access": {"keys_file": "/nowhere/keys"}}, "cannot read /nowhere/keys"),
         ({"access": {"allows_unsigned_payload": 1}}, "access.allows_unsigned_payload must be true or false"),
         ({"observe": {"access_log": "/nowhere/log"}}, "cannot append to /nowhere/log"),
@@ -155,6 +157,7 @@ def test_check_tells_what_would_be_served_and_what_is_probably_not_meant(
     path = write_config(tmp_path / "torchmoor.yaml", fakes, listen={"port": fakes[0].port, "admin_port": 0})
     content = yaml.safe_load(path.read_text())
     del content["Instances"][1]
+    content["limits"] = {"spool_folder": str(tmp_path / "gone")}
     incomplete = tmp_path / "incomplete.yaml"
     incomplete.write_text(yaml.safe_dump(content))
 
@@ -165,6 +168,7 @@ def test_check_tells_what_would_be_served_and_what_is_probably_not_meant(
     assert json.loads(warned.stdout) == {"ok": True, "endpoints": {"chat": {"va": ["a"], "vb": []}}}
     assert "TORCHMOOR_SESSION_KEYS is not set: a session will be known only to the process" in warned.stderr
     assert "variant vb of endpoint chat has no instance: see Instances and Discovery" in warned.stderr
+    assert f"limits.spool_folder {tmp_path / 'gone'} is not a folder that can be written" in warned.stderr
     assert (good.exit_code, good.stderr) == (0, "")
     assert json.loads(good.stdout)["endpoints"] == {"chat": {"va": ["a"], "vb": ["b"]}}
 

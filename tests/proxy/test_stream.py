@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from botocore.exceptions import BotoCoreError, ConnectionClosedError, EventStreamError
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery
@@ -224,6 +224,16 @@ def test_whole_operation_cuts_the_connection_when_the_instance_dies(stage: Stage
     answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
     with pytest.raises(BotoCoreError):
         answer["Body"].read()
+
+
+def test_http10_client_sees_a_reset_when_the_instance_dies(stage: Stage) -> None:
+    """Without chunks, the usual end of the connection would make half an answer look whole."""
+    stage.a.behave = stage.b.behave = dying([b"half"])
+
+    with stage.socket() as sock:
+        sock.sendall(b"POST /predictions/llava HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}")
+        with pytest.raises(ConnectionResetError):
+            read_answer(sock, to_end=True)
 
 
 def test_http10_client_gets_a_stream_until_close(stage: Stage) -> None:

@@ -130,6 +130,48 @@ def test_alerts_and_configuration_are_valid() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_several_proxies_count_an_instance_and_the_queue_once(tmp_path: Path) -> None:
+    """Two proxies, as in Kubernetes, report the same instances and the same queue, and each its own requests."""
+    values = {
+        'InstanceReady{endpoint="llava", instance="llava-0"}': 1,
+        'InstanceReady{endpoint="llava", instance="llava-1"}': 1,
+        'InstanceBreaker{endpoint="llava", instance="llava-0"}': 2,
+        'ApproximateBacklogSize{endpoint="llava"}': 7,
+        'ApproximateAgeOfOldestRequest{endpoint="llava"}': 60,
+        'LoadedModelCount{endpoint="llava", instance="llava-0"}': 3,
+        'OutstandingInvocations{endpoint="llava", instance="llava-0"}': 4,
+    }
+    expected = {
+        "Ready": ('{endpoint="llava"}', 2),
+        "Breakers": ('{instance="llava-0"}', 2),
+        "Backlog": ('{endpoint="llava"}', 7),
+        "Age of the oldest request": ('{endpoint="llava"}', 60),
+        "Models in memory": ('{instance="llava-0"}', 3),
+        "Outstanding and waiting requests": ('{instance="llava-0"}', 8),
+    }
+    series = [
+        {"series": name.replace("}", f', pod="{pod}"}}'), "values": f"{value}x2"}
+        for name, value in values.items()
+        for pod in ("a", "b")
+    ]
+    tests = [
+        {
+            "expr": panel["targets"][0]["expr"].replace("$endpoint", ".*"),
+            "eval_time": "1m",
+            "exp_samples": [{"labels": expected[panel["title"]][0], "value": expected[panel["title"]][1]}],
+        }
+        for panel in dashboard()["panels"]
+        if panel["title"] in expected
+    ]
+    file = tmp_path / "test.yml"
+    file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": tests}]}))
+
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, timeout=60, check=False)
+
+    assert len(tests) == len(expected)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_query_of_the_dashboard_returns_data(fleet: Fleet, prometheus: Prometheus) -> None:
     """Each query returns data; a misspelt metric or label would show an empty graph."""
     wait_until(lambda: prometheus.has("Invocations_total"), "the fleet is scraped", interval_s=0.2)

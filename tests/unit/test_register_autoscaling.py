@@ -11,7 +11,7 @@ import requests
 
 from scripts.register_autoscaling import main, register
 from torchmoor.config.application_autoscaling import read_autoscaling, resource_of
-from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking, TrackedMetric
 
 RESOURCE = "endpoint/llava/variant/AllTraffic"
 
@@ -155,13 +155,15 @@ def test_errors_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [line.partition(":")[0] for line in told] == ["error"] * 6
 
 
-def test_what_is_registered_reads_back_as_the_same_settings() -> None:
+@pytest.mark.parametrize("metric", TrackedMetric)
+def test_what_is_registered_reads_back_as_the_same_settings(metric: TrackedMetric) -> None:
     """The host's launcher and AWS get the same settings."""
+    cooldowns = {"scale_in_cooldown_s": 60, "scale_out_cooldown_s": 30}
     settings = ScalingSettings(
         min_capacity=1,
         max_capacity=4,
         initial_count=1,
-        tracking=TargetTracking(target=2.5, scale_in_cooldown_s=60, scale_out_cooldown_s=30, can_scale_in=False),
+        tracking=TargetTracking(metric=metric, target=2.5, can_scale_in=False, **cooldowns),
         step=StepScaling(num_instances=2, cooldown_s=10),
     )
     target, *others = register("llava", "AllTraffic", settings)

@@ -84,7 +84,8 @@ async def _check(http: aiohttp.ClientSession, signer: Signer, plan: Conversation
     except (aiohttp.InvalidURL, ValueError) as error:
         raise EndpointError(f"--url must be an http(s) address, not {plan.url!r}") from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EndpointUnreachable(f"no answer from {plan.url}: {error} (is `torchmoor up` running?)") from error
+        reason = failure_reason(error)
+        raise EndpointUnreachable(f"no answer from {plan.url}: {reason} (is `torchmoor up` running?)") from error
     if status in (401, 403):
         raise CredentialsRefused(f"{plan.url} does not accept these credentials: see docs/access.md")
     if status != 200:

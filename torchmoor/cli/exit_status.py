@@ -10,6 +10,7 @@ from enum import IntEnum
 
 import click
 
+from torchmoor.cli.tables import without_controls
 from torchmoor.clients.errors import AdminRefused, AdminUnreachable, CallFailed, CredentialsRefused, EndpointUnreachable
 from torchmoor.errors import TorchmoorError
 from torchmoor.run.log import discard_unwritten
@@ -38,7 +39,7 @@ def reported_by_exit_status() -> Iterator[None]:
     try:
         yield
     except (TorchmoorError, CallFailed) as error:
-        failure = click.ClickException(str(error))
+        failure = click.ClickException(without_controls(str(error)))
         failure.exit_code = status_of(error)  # type: ignore[misc]  # click's own way
         raise failure from error
     except ModuleNotFoundError as error:

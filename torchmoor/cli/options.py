@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import click
 
 from torchmoor.cli.running_fleets import complete_endpoints
+from torchmoor.cli.tables import without_controls
 from torchmoor.clients.admin import AdminClient
 from torchmoor.config.credentials import Credentials
 from torchmoor.config.launcher import DEFAULT_ENDPOINT
@@ -169,4 +170,4 @@ def show(found: Mapping[str, Any], lines: Callable[[], Any], *, as_json: bool) -
 
 def report_warning(line: str) -> None:
     """Print a warning: the command continues."""
-    click.echo(f"Warning: {line}", err=True)
+    click.echo(f"Warning: {without_controls(line)}", err=True)

@@ -20,6 +20,7 @@ from torchmoor.cli.conversation import (
     SessionConversation,
     image_reference,
 )
+from torchmoor.cli.tables import without_controls
 from torchmoor.clients.errors import CallFailed
 
 HELP = """\
@@ -75,7 +76,7 @@ def not_text(error: UnicodeDecodeError) -> ChatError:
 
 
 def _print_waiting(message: str) -> None:
-    click.echo(f"Waiting: {message}", err=True)
+    click.echo(f"Waiting: {without_controls(message)}", err=True)
 
 
 def _converse(conversation: SessionConversation, images: Sequence[str], options: ChatOptions) -> None:
@@ -98,7 +99,7 @@ def _converse(conversation: SessionConversation, images: Sequence[str], options:
                 with _stopped_by_ctrl_c(conversation) if is_terminal else nullcontext():
                     _show(conversation, line, asked, options)
         except (ChatError, CallFailed) as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"Error: {without_controls(str(error))}", err=True)
             num_failed += 1
     if num_failed and not is_terminal:  # a user has seen the errors; a program needs the exit status
         raise ChatError(f"{num_failed} of the questions failed; the errors are above")
@@ -140,13 +141,17 @@ def _stopped_by_ctrl_c(conversation: SessionConversation) -> Iterator[None]:
 
 
 def _show(conversation: SessionConversation, question: str, images: Sequence[str], options: ChatOptions) -> None:
-    """Print the answer as it arrives, or as one line of JSON when it is complete."""
+    """Print the answer as it arrives, or as one line of JSON when it is complete.
+
+    A terminal gets no control characters: the model may have read them in an image.
+    """
+    is_terminal = sys.stdout.isatty()
     began, first_s, text = time.monotonic(), 0.0, ""
     for piece in conversation.ask(question, images):
         first_s = first_s or time.monotonic() - began
         text += piece
         if not options.as_json:
-            click.echo(piece, nl=False)
+            click.echo(without_controls(piece) if is_terminal else piece, nl=False)
     if options.as_json:
         whole = {
             "question": question,

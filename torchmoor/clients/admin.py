@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from http.client import HTTPException, HTTPResponse
+from ssl import SSLError
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import HTTPRedirectHandler, Request
 
-from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
+from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable, AdminUntrusted
 from torchmoor.clients.local import make_opener
+from torchmoor.wire.connection_errors import failure_reason
 
 TIMEOUT_S = 30.0
 
@@ -67,7 +69,12 @@ class AdminClient:
             with error:
                 raise self._refusal(error) from error
         except (URLError, OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", error)
+            reason = error.reason if isinstance(error, URLError) else error
+            if isinstance(reason, SSLError):
+                raise AdminUntrusted(
+                    f"no TLS connection to the admin plane at {self._url}: {failure_reason(error)} (SSL_CERT_FILE "
+                    "names the certificate of a private authority)"
+                ) from error
             raise AdminUnreachable(
                 f"no answer from the admin plane at {self._url}: {reason} (does the fleet run, and is this its "
                 "--admin-url?)"

@@ -6,6 +6,7 @@ CallFailed
 |   `-- CredentialsRefused       the endpoint needs other credentials
 |-- AdminError               the admin plane refused the call, or failed
 |   |-- AdminUnreachable
+|   |   `-- AdminUntrusted       its TLS certificate is refused
 |   `-- AdminRefused
 |-- StreamError              an answer broke off; `received` is the text before that
 |   |-- ModelStreamError     the endpoint ended the stream: the model or its instance failed
@@ -52,6 +53,10 @@ class AdminError(CallFailed):
 
 class AdminUnreachable(AdminError):
     """The admin plane did not answer."""
+
+
+class AdminUntrusted(AdminUnreachable):
+    """The admin plane's TLS certificate is refused."""
 
 
 class AdminRefused(AdminError):

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchmoor.config.aws import check_input, input_shape
 from torchmoor.config.group import read_list, read_mapping
-from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking, TrackedMetric
 from torchmoor.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 SERVICE = "application-autoscaling"
 NAMESPACE = "sagemaker"
 DIMENSION = "sagemaker:variant:DesiredInstanceCount"
-TRACKED_METRIC = "ApproximateBacklogSizePerInstance"
 STEP_METRIC = "HasBacklogWithoutCapacity"
+PREDEFINED_METRICS = (TrackedMetric.CONCURRENCY, TrackedMetric.INVOCATIONS)
 DEFAULT_COOLDOWN_S = 300  # the service's own, for SageMaker's variants
 
 _RESOURCE = re.compile(r"endpoint/([^/]+)/variant/([^/]+)")
@@ -36,8 +36,8 @@ _OF_POLICY = {
     *("PolicyName", "PolicyType", "ResourceId", *_FIXED),
     *("TargetTrackingScalingPolicyConfiguration", "StepScalingPolicyConfiguration"),
 }
-_OF_TRACKING = {"TargetValue", "ScaleInCooldown", "ScaleOutCooldown", "DisableScaleIn", "CustomizedMetricSpecification"}
-_PREDEFINED = "PredefinedMetricSpecification"
+_CUSTOMIZED, _PREDEFINED = "CustomizedMetricSpecification", "PredefinedMetricSpecification"
+_OF_TRACKING = {"TargetValue", "ScaleInCooldown", "ScaleOutCooldown", "DisableScaleIn", _CUSTOMIZED, _PREDEFINED}
 _OF_STEP = {"AdjustmentType", "StepAdjustments", "Cooldown", "MetricAggregationType"}
 
 
@@ -113,18 +113,25 @@ def _read_policies(entry: Mapping[str, Any], where: str) -> dict[str, TargetTrac
 
 def _read_tracking(given: object, where: str) -> TargetTracking:
     where += ".TargetTrackingScalingPolicyConfiguration"
-    if isinstance(given, dict) and _PREDEFINED in given:
-        raise ConfigError(
-            f"{where}: {_PREDEFINED} is not supported; the only metric that can be tracked is {TRACKED_METRIC}, with "
-            "CustomizedMetricSpecification"
-        )
     values = read_mapping(given, where, _OF_TRACKING)
-    metric = values.get("CustomizedMetricSpecification", {}).get("MetricName", TRACKED_METRIC)
-    if metric != TRACKED_METRIC:
-        raise ConfigError(f"{where}: the metric must be {TRACKED_METRIC}, not {metric!r}")
+    metric = _read_metric(values, where)
     cooldowns = {key: values.get(key, DEFAULT_COOLDOWN_S) for key in ("ScaleInCooldown", "ScaleOutCooldown")}
     can_scale_in = not values.get("DisableScaleIn", False)
-    return TargetTracking.read({"TargetValue": values["TargetValue"], **cooldowns, "can_scale_in": can_scale_in}, where)
+    own = {"metric": metric, "TargetValue": values["TargetValue"], "can_scale_in": can_scale_in}
+    return TargetTracking.read({**own, **cooldowns}, where)
+
+
+def _read_metric(values: Mapping[str, Any], where: str) -> TrackedMetric:
+    """Return the metric that a target tracking policy names."""
+    if _CUSTOMIZED in values and _PREDEFINED in values:
+        raise ConfigError(f"{where}: give {_CUSTOMIZED} or {_PREDEFINED}, not both")
+    key, known = _CUSTOMIZED, [TrackedMetric.BACKLOG]
+    name = values.get(_CUSTOMIZED, {}).get("MetricName", TrackedMetric.BACKLOG)
+    if _PREDEFINED in values:
+        key, known, name = _PREDEFINED, [*PREDEFINED_METRICS], values[_PREDEFINED]["PredefinedMetricType"]
+    if name not in known:
+        raise ConfigError(f"{where}.{key}: the metric must be {' or '.join(known)}, not {name!r}")
+    return TrackedMetric(name)
 
 
 def _read_step(given: object, where: str) -> StepScaling:

@@ -11,6 +11,7 @@ from torchmoor.config.group import OptionalPort, SettingsGroup, Texts, refusal
 
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[?[0-9a-f.]*(:[0-9a-f.]*){2,7}\]?", re.ASCII | re.IGNORECASE)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
+_ALL_ADDRESSES = {"0.0.0.0", "::"}
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
@@ -67,6 +68,13 @@ class ListenSettings(SettingsGroup, title="listen"):
                     "must be origins as browsers send them, such as https://chat.example or http://localhost:3000 "
                     f"(lower case, no path, no default port, no *), not {origin!r}",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        hosts = {self.host, self.admin_host}
+        if self.port and self.port == self.admin_port and (len(hosts) == 1 or hosts & _ALL_ADDRESSES):
+            raise refusal("admin_port", f"and listen.port are both {self.port}: each plane needs a port of its own")
         return self
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ reads these settings in Application Auto Scaling's form, whose names are the fie
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -16,9 +17,18 @@ NotNegative = Annotated[float, Field(ge=0)]
 LEAST_TARGET = 8.51592e-109  # as at AWS
 
 
-class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=True, validate_by_alias=True):
-    """Keep ApproximateBacklogSizePerInstance near a target."""
+class TrackedMetric(StrEnum):
+    """A metric of target tracking, by AWS's name. The last two are predefined."""
 
+    BACKLOG = "ApproximateBacklogSizePerInstance"
+    CONCURRENCY = "SageMakerVariantConcurrentRequestsPerModelHighResolution"  # here it is the backlog, too
+    INVOCATIONS = "SageMakerVariantInvocationsPerInstance"  # requests of the last minute
+
+
+class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=True, validate_by_alias=True):
+    """Keep a metric near a target."""
+
+    metric: TrackedMetric = TrackedMetric.BACKLOG
     target: Positive = Field(
         5.0, alias="TargetValue", description="Requests per instance that wait or run; with more, instances are added."
     )
@@ -69,6 +79,11 @@ class ScalingSettings(SettingsGroup, title="Autoscaling", validate_by_name=True,
         description="Requests that wait for an instance to start at a time. Those that wait for a busy instance count "
         "against max_waiting of late_binding.",
     )
+
+    @property
+    def counts_invocations(self) -> bool:
+        """True if target tracking divides the requests of the last minute, and not the backlog, by the instances."""
+        return self.tracking is not None and self.tracking.metric is TrackedMetric.INVOCATIONS
 
     @model_validator(mode="after")
     def _check_counts(self) -> Self:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from torchmoor.clients.admin import AdminClient
-from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
+from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable, AdminUntrusted
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
 from torchmoor.errors import DiscoveryError
 
@@ -21,6 +21,8 @@ def is_running(plan: FleetPlan) -> bool:
     """Return whether an admin plane answers, and not another program's server."""
     try:
         return AdminClient(plan.admin_url, plan.admin_token).get("/livez")["ok"] is True
+    except AdminUntrusted:  # check_fleet reports it
+        return True
     except AdminError:
         return False
 
@@ -51,6 +53,9 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
     try:
         answer = AdminClient(plan.admin_url, plan.admin_token).get("/instances")
         rows, groups = answer["instances"], answer["autoscaling"]
+    except AdminUntrusted as error:
+        yield problem("fleet", str(error), "set SSL_CERT_FILE to the file of listen.admin_tls_certificate")
+        return
     except AdminUnreachable as error:
         if plan.is_admin_named:
             yield problem("fleet", str(error), "start it, or correct --admin-url")

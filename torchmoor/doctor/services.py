@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the import takes a while
     from redis import Redis
 
 TIMEOUT_S = 5.0
+RESULTS = "results"  # that are written, but never listed
 CERTIFICATE_REMEDY = "renew the server's certificate, correct the host, or name its authority's certificate in {}"
 
 
@@ -53,7 +54,7 @@ def check_asynchronous(plan: FleetPlan) -> Iterator[Finding]:
         path for each in used for path in (each.output_path or proxy.async_inference.output_root, each.failure_path)
     ]
     for path in dict.fromkeys(filter(None, paths)):
-        yield from check_store("results", path, RESULT_SCHEMES, proxy.objects)
+        yield from check_store(RESULTS, path, RESULT_SCHEMES, proxy.objects)
 
 
 def check_store(
@@ -82,7 +83,7 @@ def check_store(
     elif parts.scheme in REDIS_SCHEMES:
         yield _check_redis(check, shown, parts)
     else:
-        yield from _check_s3(check, shown, parts.netloc, objects or ObjectSettings())
+        yield from _check_s3(check, shown, parts, objects or ObjectSettings())
 
 
 def _check_redis(check: str, shown: str, parts: SplitResult) -> Finding:
@@ -123,7 +124,8 @@ def _find_eviction_policy(client: Redis) -> str | None:
         return None
 
 
-def _check_s3(check: str, shown: str, bucket: str, objects: ObjectSettings) -> Iterator[Finding]:
+def _check_s3(check: str, shown: str, parts: SplitResult, objects: ObjectSettings) -> Iterator[Finding]:
+    """List one object below the prefix: HeadBucket needs a right on the whole bucket, which our roles do not have."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     from torchmoor.async_inference.objects.s3_client import make_client
@@ -131,14 +133,13 @@ def _check_s3(check: str, shown: str, bucket: str, objects: ObjectSettings) -> I
     settings = objects.replace(connect_timeout_s=TIMEOUT_S, read_timeout_s=TIMEOUT_S, max_attempts=1)
     try:
         with closing(make_client(settings)) as client:
-            answer = client.head_bucket(Bucket=bucket)["ResponseMetadata"]
+            prefix = "/".join([*filter(None, unquote(parts.path).split("/")), ""])
+            found = client.list_objects_v2(Bucket=parts.netloc, Prefix=prefix, MaxKeys=1)
+            answer = found["ResponseMetadata"]
         yield ok(check, f"{shown} can be used")
     except ClientError as error:
         answer = error.response["ResponseMetadata"]
-        status = answer["HTTPStatusCode"]
-        reasons = {403: "these credentials may not use it", 404: "there is no such bucket"}
-        remedy = "look at the bucket's name and policy, and at AWS_ACCESS_KEY_ID"
-        yield problem(check, f"{shown}: {reasons.get(status, f'status {status}')}", remedy)
+        yield _explain_refusal(check, shown, error.response["Error"]["Code"], answer["HTTPStatusCode"])
     except (BotoCoreError, ValueError) as error:
         if reason := _refused_certificate(error):
             yield problem(check, f"{shown}: {reason}", CERTIFICATE_REMEDY.format("AWS_CA_BUNDLE"))
@@ -147,6 +148,15 @@ def _check_s3(check: str, shown: str, bucket: str, objects: ObjectSettings) -> I
             yield problem(check, f"{shown} cannot be reached: {error}", remedy)
         return
     yield from check_clock(answer["HTTPHeaders"].get("date"), shown)
+
+
+def _explain_refusal(check: str, shown: str, code: str, status: int) -> Finding:
+    if code == "AccessDenied" and check == RESULTS:
+        found = f"{shown}: these credentials may not list it, so it is not known whether they may write there"
+        return warning(check, found, "allow s3:PutObject and s3:AbortMultipartUpload there")
+    reasons = {403: f"these credentials may not list it ({code})", 404: "there is no such bucket"}
+    remedy = "look at the bucket's name and policy, and at AWS_ACCESS_KEY_ID"
+    return problem(check, f"{shown}: {reasons.get(status, f'status {status}')}", remedy)
 
 
 def _refused_certificate(error: Exception) -> str:

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -116,7 +118,10 @@ def check_torch(plan: FleetPlan) -> Iterator[Finding]:
         yield problem("torchserve", str(error), INSTALL)
     try:
         done = subprocess.run([sys.executable, "-P", "-c", _TORCH], capture_output=True, text=True, timeout=TIMEOUT_S)
-        yield from judge_torch(json.loads(done.stdout), find_driver())
+        report = json.loads(done.stdout)
+        yield from judge_torch(report, find_driver())
+        if report["gpus"]:
+            yield check_compiler(Path(sysconfig.get_path("include")))
     except ValueError:
         yield problem("torch", f"it cannot be used: {' '.join(done.stderr.strip().splitlines()[-1:])}", INSTALL)
     except (OSError, subprocess.SubprocessError) as error:
@@ -141,6 +146,19 @@ def judge_torch(report: Mapping[str, Any], driver: str | None) -> Iterator[Findi
     else:
         remedy = "update the driver, look at CUDA_VISIBLE_DEVICES, and in a container give it the GPUs (--gpus all)"
         yield warning("gpu", f"{name} is built for CUDA {report['cuda']} and sees no GPU with driver {driver}", remedy)
+
+
+def check_compiler(include: Path) -> Finding:
+    """Check that Triton can compile the launchers of its kernels. include: the folder of Python's headers."""
+    missing = []
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        missing.append("a C compiler")
+    if not (include / "Python.h").is_file():
+        missing.append(f"Python's headers in {include}")
+    if not missing:
+        return ok("triton", "it has a C compiler and Python's headers")
+    remedy = "on Debian: apt-get install gcc python3-dev"
+    return warning("triton", f"{' and '.join(missing)}: missing, and chat models need them on a GPU", remedy)
 
 
 def find_driver() -> str | None:

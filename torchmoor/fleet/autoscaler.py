@@ -135,20 +135,22 @@ class Autoscaler:
         if group not in self._groups:  # removed meanwhile
             return
         self._note_withdrawn(group)
-        self._decide(group, backlog)
+        self._decide(group, backlog, group.recent_requests.count(load.metrics.invocations, self._clock()))
         await self._act(group, backlog)
 
-    def _decide(self, group: ScaledVariant, backlog: int) -> None:
-        """Set the desired number of instances, and report a change."""
-        variant, before, now = group.variant, group.scaling.desired, self._clock()
+    def _decide(self, group: ScaledVariant, backlog: int, invocations: int) -> None:
+        """Set the desired number of instances, and report a change. invocations: requests of the last minute."""
+        variant, settings, before, now = group.variant, group.settings, group.scaling.desired, self._clock()
+        demand = {"backlog": backlog, "invocations": invocations}
         until = self._awaited_until(group, now)
-        group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now, awaited_until=until)
+        group.scaling = decide(settings, group.scaling, **demand, now=now, awaited_until=until)
         group.has_failed &= group.scaling.low_since is not None
-        why = explain(group.settings, group.scaling, backlog=backlog, now=now, is_awaited=until is not None)
+        why = explain(settings, group.scaling, **demand, now=now, is_awaited=until is not None)
         variant.scale = ScalingDecision(group.scaling.desired, backlog, why + _explain_withdrawn(group))
         if group.scaling.desired != before:
             self.on_decided(variant, before)
-            self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, backlog {backlog}")
+            load = f"{invocations} requests per minute" if settings.counts_invocations else f"backlog {backlog}"
+            self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, {load}")
 
     async def _count(self, group: ScaledVariant, load: VariantTraffic, *, has_queue: bool) -> int:
         """Return the backlog. has_queue: the endpoint's asynchronous requests count for this variant.

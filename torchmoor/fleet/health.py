@@ -26,11 +26,12 @@ from torchmoor.fleet.worker_probe import WorkerProbe
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import BackgroundTasks, cancel_all
-from torchmoor.wire.connection_errors import is_shortage
+from torchmoor.wire.connection_errors import shows_nothing
 
 logger = logging.getLogger(__name__)
 
 HELD_UP_S = 0.5  # of a round's delay; with less, a probe has time enough
+WARNING_INTERVAL_S = 10.0  # between log lines of probes that are not sent
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class HealthChecker:
         self._probed: defaultdict[str, _Probed] = defaultdict(_Probed)  # by instance
         self._probes = BackgroundTasks()
         self._probing: set[str] = set()
-        self._last_round = self._held_up_at = 0.0
+        self._last_round = self._held_up_at = self._warns_after = 0.0
         self._loop_task: asyncio.Task[None] | None = None
         self._client: aiohttp.ClientSession | None = None
 
@@ -91,8 +92,11 @@ class HealthChecker:
         while True:
             self._look_for_delay()
             self._last_round = loop.time()
-            self._on_tick()
-            self.start_due_probes(self._last_round)
+            try:
+                self.start_due_probes(self._last_round)
+                self._on_tick()
+            except Exception:  # the next round may succeed; without probes no instance comes back
+                logger.exception("a round of probes failed")
             await asyncio.sleep(self._settings.starting_interval_s)
 
     def _look_for_delay(self) -> None:
@@ -129,8 +133,10 @@ class HealthChecker:
             is_ready = await self.ask(instance)
             if is_ready and self._registry.has(instance):
                 is_ready = await self._ask_worker(instance)
-        except OSError as error:  # a shortage of descriptors, which says nothing about the instance
-            logger.warning("probe not sent instance=%s error=%s", instance.name, error)
+        except OSError as error:  # says nothing about the instance
+            if began >= self._warns_after:
+                self._warns_after = began + WARNING_INTERVAL_S
+                logger.warning("probe not sent instance=%s error=%s", instance.name, error)
             return
         finally:
             self._probing.discard(instance.name)
@@ -153,7 +159,7 @@ class HealthChecker:
     async def ask(self, instance: Instance) -> bool | None:
         """Probe once; return whether the instance is ready, None without an answer.
 
-        Raises OSError if the proxy has no descriptor for the probe.
+        Raises OSError if the probe is not sent, for lack of a descriptor, of a port, or of an answer by DNS.
         """
         assert self._client is not None
         try:
@@ -168,7 +174,7 @@ class HealthChecker:
             instance.batches_sequences = any(model.get("stateful") is True for model in models)
             return any(_has_ready_worker(model) for model in models)
         except aiohttp.ClientConnectorError as error:
-            if is_shortage(error):
+            if shows_nothing(error):
                 raise
             return False if isinstance(error.os_error, ConnectionRefusedError) else None
         except (aiohttp.ClientError, OSError, TimeoutError):

@@ -20,6 +20,7 @@ from enum import Enum
 
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.scaling import ScalingSettings
+from torchmoor.fleet.recent_requests import RecentRequests
 from torchmoor.fleet.scaling import Scaling
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.registry import Variant
@@ -69,6 +70,7 @@ class ScaledVariant:
         self.scaling = Scaling(settings.initial_count)
         self.num_sent = 0
         self.pending: Backlog | None = None  # as last read from the queue
+        self.recent_requests = RecentRequests()
         self.backoff_s = 0.0
         self.starts_after = 0.0
         self.has_failed = False  # a start, since all instances were last needed

@@ -1,9 +1,10 @@
-"""Decides how many instances a variant needs, as pure functions of settings, backlog and time.
+"""Decides how many instances a variant needs, as pure functions of settings, demand and time.
 
     backlog                all requests that wait or run, so that running requests keep their instances
-    target tracking        scales out at once, until the backlog per instance is at most the target; scales in when
-                           fewer instances would have sufficed for the whole scale-in cool-down, to the most that were
-                           needed in that time. A margin prevents oscillation near the target.
+    target tracking        scales out at once, until the backlog per instance, or the requests of the last minute per
+                           instance, is at most the target; scales in when fewer instances would have sufficed for the
+                           whole scale-in cool-down, to the most that were needed in that time. A margin prevents
+                           oscillation near the target.
     step                   scales from zero as soon as there is a backlog (HasBacklogWithoutCapacity); a starting
                            instance counts as capacity
     after a scale-out      no scale-in while an added instance starts, because clients may have got a Retry-After.
@@ -40,20 +41,27 @@ class Scaling:
 
 
 def decide(
-    settings: ScalingSettings, state: Scaling, *, backlog: int, now: float, awaited_until: float | None = None
+    settings: ScalingSettings,
+    state: Scaling,
+    *,
+    backlog: int,
+    now: float,
+    invocations: int = 0,
+    awaited_until: float | None = None,
 ) -> Scaling:
-    """Return the state after a look at the backlog. now: monotonic seconds.
+    """Return the state after a look at the demand. now: monotonic seconds. invocations: requests of the last minute.
 
     awaited_until: while an added instance starts, when the last client that got a Retry-After comes back.
     """
-    wanted, cooldown_s = _want_more(settings, state.desired, backlog)
+    load = invocations if settings.counts_invocations else backlog
+    wanted, cooldown_s = _want_more(settings, state.desired, backlog, load)
     wanted = min(wanted, settings.max_capacity)
     if wanted > state.desired:
         return Scaling(wanted, stays_until=now + cooldown_s, cooldown_s=cooldown_s)
     if awaited_until is not None:
         stays_until = max(state.stays_until, now + state.cooldown_s, awaited_until)
         return replace(state, low_since=None, most_needed=0, stays_until=stays_until)
-    needed = _need(settings, state.desired, backlog)
+    needed = _need(settings, state.desired, backlog, load)
     if needed >= state.desired or settings.tracking is None:
         return replace(state, low_since=None, most_needed=0)
     if state.low_since is None:
@@ -66,26 +74,35 @@ def decide(
     return Scaling(most_needed, low_since=now if is_still_low else None, most_needed=needed if is_still_low else 0)
 
 
-def explain(settings: ScalingSettings, state: Scaling, *, backlog: int, now: float, is_awaited: bool = False) -> str:
+def explain(
+    settings: ScalingSettings,
+    state: Scaling,
+    *,
+    backlog: int,
+    now: float,
+    invocations: int = 0,
+    is_awaited: bool = False,
+) -> str:
     """Explain the desired number to operators, in one clause. is_awaited: an added instance starts."""
     tracking, wanted = settings.tracking, state.desired
     if wanted == 0:
         return "nothing waits"
     if tracking is None:
         return "no target tracking: only the step from no instance to some"
-    asked = math.ceil(backlog / tracking.target)
+    load, found = backlog, f"a backlog of {backlog}"
+    if settings.counts_invocations:
+        load, found = invocations, f"a rate of {invocations} requests per minute"
+    asked = math.ceil(load / tracking.target)
     if asked > wanted:
-        return f"a backlog of {backlog} asks for {asked}, and MaxCapacity is {settings.max_capacity}"
+        return f"{found} asks for {asked}, and MaxCapacity is {settings.max_capacity}"
     if state.low_since is not None:
         left_s = max(state.low_since + tracking.scale_in_cooldown_s, state.stays_until) - now
-        return (
-            f"{state.most_needed} would do for a backlog of {backlog}; fewer in {max(0.0, left_s):.0f} s if it stays so"
-        )
+        return f"{state.most_needed} would do for {found}; fewer in {max(0.0, left_s):.0f} s if it stays so"
     if is_awaited and asked < wanted:
         return "an instance is being started, for which clients may wait"
     if wanted == settings.min_capacity and asked < wanted:
         return f"MinCapacity is {wanted}"
-    return f"a backlog of {backlog}, at a target of {tracking.target:g} an instance"
+    return f"{found}, at a target of {tracking.target:g} an instance"
 
 
 def has_backlog_without_capacity(desired: int, backlog: int) -> bool:
@@ -93,18 +110,18 @@ def has_backlog_without_capacity(desired: int, backlog: int) -> bool:
     return backlog > 0 and desired == 0
 
 
-def _want_more(settings: ScalingSettings, desired: int, backlog: int) -> tuple[int, float]:
+def _want_more(settings: ScalingSettings, desired: int, backlog: int, load: int) -> tuple[int, float]:
     """Return the number that a policy requires for a scale-out, and that policy's cool-down."""
     if has_backlog_without_capacity(desired, backlog):
         return (0, 0.0) if settings.step is None else (settings.step.num_instances, settings.step.cooldown_s)
     if desired == 0 or settings.tracking is None:
         return 0, 0.0
-    return math.ceil(backlog / settings.tracking.target), settings.tracking.scale_out_cooldown_s
+    return math.ceil(load / settings.tracking.target), settings.tracking.scale_out_cooldown_s
 
 
-def _need(settings: ScalingSettings, desired: int, backlog: int) -> int:
-    """Return the smallest number of instances that suffices for the backlog."""
+def _need(settings: ScalingSettings, desired: int, backlog: int, load: int) -> int:
+    """Return the smallest number of instances that suffices for the load; a backlog needs one or more."""
     tracking = settings.tracking
     if tracking is None or not tracking.can_scale_in:
         return desired
-    return max(settings.min_capacity, math.ceil(backlog / (SCALE_IN_SHARE * tracking.target)))
+    return max(settings.min_capacity, int(backlog > 0), math.ceil(load / (SCALE_IN_SHARE * tracking.target)))

@@ -81,7 +81,10 @@ class StatusPoller:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            self.ask_due(loop.time())
+            try:
+                self.ask_due(loop.time())
+            except Exception:
+                logger.exception("statuses could not be queried")
             await asyncio.sleep(TICK_S)
 
     def ask_due(self, now: float) -> None:

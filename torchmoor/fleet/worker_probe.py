@@ -12,7 +12,7 @@ import aiohttp
 
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import headers, operations
-from torchmoor.wire.connection_errors import is_shortage
+from torchmoor.wire.connection_errors import shows_nothing
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class WorkerProbe:
     async def answers(self, client: aiohttp.ClientSession) -> bool:
         """Return False if the worker has answered before and does not now. Never raises for an instance's failure.
 
-        Raises OSError if the proxy has no descriptor for the probe.
+        Raises OSError if the probe is not sent, for lack of a descriptor, of a port, or of an answer by DNS.
         """
         if not self.instance.can_be_operated:
             return True
@@ -51,7 +51,7 @@ class WorkerProbe:
             async with client.post(url, data=b"{}", headers=HEADERS, timeout=self._timeout) as answer:
                 is_answered = answer.status == 200 and MARK in await _read_beginning(answer.content)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            if isinstance(error, OSError) and is_shortage(error):
+            if isinstance(error, OSError) and shows_nothing(error):
                 raise
             is_answered = False
         if is_answered:

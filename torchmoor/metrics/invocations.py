@@ -84,7 +84,7 @@ class InvocationMetrics:
         REQUESTS, "NoCapacityInvocationFailures", "Requests refused because no instance could take them."
     )
     shortages: int = _counter(
-        REQUESTS, "DescriptorShortages", "Requests refused because the proxy had no free file descriptor."
+        REQUESTS, "DescriptorShortages", "Requests refused because the proxy had no free file descriptor or local port."
     )
     retries: int = _counter(
         REQUESTS, "Retries", "Requests sent again, because the first instance could not take them or was lost."

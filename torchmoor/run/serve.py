@@ -138,6 +138,9 @@ def check(path: Path, *, given: Given, is_open: bool, warn: Callable[[str], None
             f"{KEYS_VARIABLE} is not set: a session will be known only to the process that saw it opened, and be "
             "served by its own instance only; give the proxy the instances' own keys"
         )
+    folder = settings.limits.spool_folder
+    if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        warn(f"limits.spool_folder {folder} is not a folder that can be written: long bodies would stay in memory")
     named = try_once(configuration.discovery, warn)
     found: dict[str, dict[str, list[str]]] = {}
     for endpoint in registry.endpoints():

@@ -8,6 +8,8 @@ import socket
 import ssl
 
 CERTIFICATE_REFUSED = "certificate refused"
+# Of descriptors, of local ports for further connections to one address, and of the system's memory
+_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 
 
 def failure_reason(error: BaseException) -> str:
@@ -21,8 +23,13 @@ def failure_reason(error: BaseException) -> str:
 
 
 def is_shortage(error: OSError) -> bool:
-    """Return True if the process or the machine has no free descriptor."""
-    return error.errno in (errno.EMFILE, errno.ENFILE)
+    """Return True if the process or the machine lacks what a connection needs, so that the peer is not at fault."""
+    return error.errno in _SHORTAGES
+
+
+def shows_nothing(error: OSError) -> bool:
+    """Return True if the error says nothing about the peer: a shortage, or no answer from the name servers."""
+    return is_shortage(error) or error.errno == socket.EAI_AGAIN
 
 
 def _own_reason(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from handlers.chat.sessions.session import Session, owner_of
 from handlers.chat.sessions.store import SessionStore
 from handlers.errors import CallerBudgetReached, JournalUnavailable, Overloaded, SessionClosed, SessionLost
 from handlers.journal.event import Event
-from handlers.journal.journal import Journal, JournalFull, Listed, OwnerFull, is_session_id
+from handlers.journal.journal import Journal, JournalFull, Listed, OwnerFull, expiry, is_session_id
 from handlers.requests.incoming import Caller
 from handlers.worker.counters import Counters
 from torchmoor.wire.session_hash import session_hash
@@ -21,6 +21,7 @@ from torchmoor.wire.session_hash import session_hash
 FULL_RETRY_S = 60  # if the next session's expiry is not known
 FIND_TIMEOUT_S = 20.0  # the admin plane waits 30 s for an action
 KEPT, DISCARDED = "kept", "discarded"  # the outcome of a session whose opening was sent twice; the first claim counts
+MAX_CLAIMS = 5  # that one opening reads; no retry mode of boto3 sends a request more often
 
 
 class JournaledSessions:
@@ -106,18 +107,26 @@ class JournaledSessions:
                 raise JournalUnavailable("the journal has too many sessions to find one by its hash in time")
 
     def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
+        """A claim is never replaced. After its session has ended, the next opening's claim is named after that, too.
+
+        After MAX_CLAIMS ended sessions, the opening is not claimed, and a retry opens another session.
+        """
         if not invocation_id:
             return session_id
         with self._translated(session_id):
-            first = self._journal.claim(opening_name(caller, invocation_id, names), session_id)
-            return first if first == session_id or self._try_keep(first) else session_id
+            for _ in range(MAX_CLAIMS):
+                first = self._journal.claim(opening_name(caller, invocation_id, names), session_id)
+                if first == session_id or self._try_keep(first):
+                    return first
+                names = (*names, first)
+        return session_id
 
     def _try_keep(self, session_id: str) -> bool:
         """Keep a session for a retry of its opening.
 
         Return False if it has ended, its client left before the answer, or the id is of a damaged claim.
         """
-        if not is_session_id(session_id):
+        if not is_session_id(session_id) or expiry(session_id) <= self._store.wall():
             return False
         with suppress(SessionClosed, SessionLost):
             return self.is_known(session_id) and self._journal.claim(_fate_name(session_id), KEPT) == KEPT

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from handlers.chat.sessions.journaled_sessions import MAX_CLAIMS
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
@@ -813,6 +814,30 @@ def test_an_opening_that_was_undone_is_not_answered_elsewhere(
 
     assert second.claim_opening(Caller("", ""), "id", (), sids[1]) == sids[1]
     assert journal.read(sids[0]) == []
+
+
+def test_an_opening_after_an_undone_one_is_found_by_its_retry(two_workers: Any, red: Any) -> None:
+    """Of three attempts to open a session, the first is undone, and the third gets the session of the second."""
+    first, second = known_sessions(two_workers)
+    sids = [client.open(data_url(red)) for client in (*two_workers, two_workers[0])]
+    first.claim_opening(Caller("", ""), "id", (), sids[0])
+    first.discard(sids[0])
+    second.claim_opening(Caller("", ""), "id", (), sids[1])
+
+    assert first.claim_opening(Caller("", ""), "id", (), sids[2]) == sids[1]
+
+
+def test_openings_of_many_ended_sessions_are_not_claimed(two_workers: Any) -> None:
+    """An opening reads a limited number of claims, however many sessions its invocation id has opened before."""
+    known = known_sessions(two_workers)[0]
+    for _ in range(MAX_CLAIMS):
+        sid = two_workers[0].open()
+        assert known.claim_opening(Caller("", ""), "id", (), sid) == sid
+        known.discard(sid)
+
+    for _ in range(2):
+        sid = two_workers[0].open()
+        assert known.claim_opening(Caller("", ""), "id", (), sid) == sid
 
 
 def invocation(key: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.notices import Webhook
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
-from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking, TrackedMetric
 from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import GROUPS, Configuration
 from torchmoor.config.up import UpSettings
@@ -405,6 +405,15 @@ STEP = {
 }
 
 
+def tracking(configuration: dict[str, Any]) -> dict[str, Any]:
+    """Return a policy of target tracking."""
+    return {"PolicyType": "TargetTrackingScaling", "TargetTrackingScalingPolicyConfiguration": configuration}
+
+
+def predefined(metric: str) -> dict[str, Any]:
+    return {"TargetValue": 70.0, "PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
+
+
 def scaled(**entry: object) -> dict[str, Any]:
     """Return SMALL with Autoscaling instead of instances; None deletes a key of its entry."""
     content = changed("Instances", None)
@@ -435,6 +444,18 @@ def test_autoscaling_has_the_published_policies_unless_it_says_others() -> None:
         step=StepScaling(num_instances=2, cooldown_s=10),
         max_hold_s=20,
     )
+
+
+@pytest.mark.parametrize("metric", [TrackedMetric.CONCURRENCY, TrackedMetric.INVOCATIONS])
+def test_predefined_metrics_of_variants_are_tracked(metric: TrackedMetric) -> None:
+    """The two predefined metrics of real-time variants, which AWS's own policies use, are tracked."""
+    (variant,) = (
+        parse(scaled(MinCapacity=1, ScalingPolicies=[tracking(predefined(metric.value))])).proxy.endpoints[0].variants
+    )
+
+    assert variant.scaling is not None
+    assert variant.scaling.tracking == TargetTracking(metric=metric, target=70, scale_in_cooldown_s=300)
+    assert variant.scaling.counts_invocations is (metric is TrackedMetric.INVOCATIONS)
 
 
 def test_published_policy_alone_wakes_an_endpoint_at_zero(caplog: pytest.LogCaptureFixture) -> None:
@@ -525,20 +546,13 @@ def test_initial_instance_count_may_be_none(given: int | None, least: int, count
             "the metric must be ApproximateBacklogSizePerInstance",
         ),
         (
-            {
-                "ScalingPolicies": [
-                    {
-                        "PolicyType": "TargetTrackingScaling",
-                        "TargetTrackingScalingPolicyConfiguration": {
-                            "TargetValue": 70.0,
-                            "PredefinedMetricSpecification": {
-                                "PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"
-                            },
-                        },
-                    }
-                ]
-            },
-            "PredefinedMetricSpecification is not supported; .* tracked is ApproximateBacklogSizePerInstance",
+            {"ScalingPolicies": [tracking(predefined("SageMakerInferenceComponentInvocationsPerCopy"))]},
+            "PredefinedMetricSpecification: the metric must be SageMakerVariantConcurrentRequestsPerModelHigh.* or "
+            "SageMakerVariantInvocationsPerInstance, not 'SageMakerInferenceComponentInvocationsPerCopy'",
+        ),
+        (
+            {"ScalingPolicies": [tracking(predefined("any") | {"CustomizedMetricSpecification": {}})]},
+            "give CustomizedMetricSpecification or PredefinedMetricSpecification, not both",
         ),
     ],
 )

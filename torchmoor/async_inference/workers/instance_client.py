@@ -30,7 +30,7 @@ class InstanceUnreachable(TorchmoorError):
 
 
 class InstanceUnanswered(InstanceUnreachable):
-    """Raised when no connection was made in time. A busy machine or one lost packet can cause this."""
+    """Raised when no connection was made in time, or without a way there. A lost packet or DNS can cause this."""
 
 
 class DescriptorShortage(TorchmoorError):
@@ -183,7 +183,8 @@ class InstanceClient:
         except aiohttp.ClientConnectorError as error:
             if is_shortage(error):
                 raise DescriptorShortage("The proxy has too many open connections.") from error
-            raise InstanceUnreachable(f"No connection to the instance: {error.strerror or error}") from error
+            kind = InstanceUnreachable if isinstance(error.os_error, ConnectionRefusedError) else InstanceUnanswered
+            raise kind(f"No connection to the instance: {error.strerror or error}") from error
         except TimeoutError as error:  # from aiohttp, while connecting
             raise InstanceUnanswered("No connection to the instance in time.") from error
         except (aiohttp.ClientError, OSError) as error:

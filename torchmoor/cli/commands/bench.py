@@ -14,6 +14,7 @@ from torchmoor.cli.conversation import ChatTarget, image_reference
 from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.options import Number, show
 from torchmoor.cli.setting_option import given_settings, setting
+from torchmoor.cli.tables import without_controls
 
 QUESTIONS = (
     "What is in the picture?",
@@ -116,7 +117,7 @@ def bench(
         "turns": settings.num_turns,
         **found,
     }
-    show(found, lambda: describe(found), as_json=as_json)
+    show(found, lambda: map(without_controls, describe(found)), as_json=as_json)
     if found["is_interrupted"]:
         raise click.exceptions.Exit(ExitStatus.INTERRUPTED)
     if not found["completed"]:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from torchmoor.cli.exit_status import ExitStatus
-from torchmoor.cli.options import admin_options, json_option, show
+from torchmoor.cli.options import admin_options, json_option, report_warning, show
 from torchmoor.cli.running_fleets import complete_endpoints, complete_instances
 from torchmoor.cli.tables import format_table, in_bytes, in_time, terminal_width
 from torchmoor.clients.admin import AdminClient
@@ -98,7 +98,7 @@ def _add(action: str, summary: str) -> None:
             row for row in found["instances"] if row["status"] not in (200, 404)
         ]  # 404: the instance does not hold it
         for row in failed:
-            click.echo(f"Warning: {row['instance']}: {row['error']}", err=True)
+            report_warning(f"{row['instance']}: {row['error']}")
         show(
             found,
             lambda: [f"{row['instance']}: {model} {_PLACES.get(row.get('tier'), NOT_IN_MEMORY)}" for row in done],

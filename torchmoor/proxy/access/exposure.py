@@ -22,8 +22,9 @@ def check_exposure(listen: ListenSettings, credentials: Credentials, *, is_open:
     if not is_loopback(listen.host):
         if not (is_open or credentials.guards_data):
             raise ConfigError(
-                f"on {listen.host} anybody who reaches this machine could use it: give access keys or tokens "
-                "(--keys FILE, or TORCHMOOR_ACCESS_KEYS, TORCHMOOR_TOKENS), or say --no-auth if that is meant"
+                f"on {listen.host} anybody who reaches this machine could use it: give access keys or tokens (up "
+                "--keys FILE, access.keys_file of serve, TORCHMOOR_ACCESS_KEYS or TORCHMOOR_TOKENS), or say --no-auth "
+                "if that is meant"
             )
         if credentials.tokens and not listen.tls_certificate:
             logger.warning("bearer tokens cross the network in clear: set a TLS certificate, or end TLS in front")

@@ -319,7 +319,7 @@ class Invocation:
             self._metrics.shortages += 1
             return self.fail(unavailable.no_descriptor())
         if loss is Loss.TIMEOUT:
-            assignment.note_failure(is_dead=False)
+            assignment.note_timeout(self.deadlines.first_byte_s)
             return self.fail(self._timeout_error())
         if loss is Loss.UNREACHABLE:
             self._dispatchers.report_unreachable(instance)

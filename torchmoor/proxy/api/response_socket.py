@@ -88,7 +88,7 @@ class ResponseSockets:
         try:
             protocol, accepted = accept(request, self._settings.max_message_bytes)
         except BadMessage as bad:
-            raise ValidationError(bad.message, status=bad.status) from bad
+            raise ValidationError(bad.message) from bad
         self.num_open += 1
         return Upgrade(
             protocol,

@@ -298,6 +298,13 @@ class Assignment:
         if is_dead:
             self._dispatchers.suspect(instance)
 
+    def note_timeout(self, time_limit_s: float) -> None:
+        """Count a failure of the chosen instance, unless the wait for it has taken more than half of the time."""
+        if 2 * self.waited_s > time_limit_s:
+            self.has_failed = True
+        else:
+            self.note_failure(is_dead=False)
+
     def note_answer(self) -> None:
         """Reset the chosen instance's count of successive failures, unless it has failed this request."""
         choice = self.choice

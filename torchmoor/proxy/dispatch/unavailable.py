@@ -61,7 +61,7 @@ def body_dropped() -> ServiceUnavailable:
 
 
 def no_descriptor() -> ServiceUnavailable:
-    """Return the answer where the proxy has no file descriptor for a connection to an instance."""
+    """Return the answer where the proxy has no file descriptor or port for a connection to an instance."""
     return ServiceUnavailable("The proxy has too many open connections. Try again later.")
 
 

@@ -13,9 +13,10 @@ from torchmoor.proxy.http.message import AnswerHead, Reply, date_line
 class Loss(Enum):
     """How an instance failed a request."""
 
-    UNREACHABLE = "unreachable"  # no connection: the request was never sent
+    UNREACHABLE = "unreachable"  # the target refuses connections: the request was never sent
+    UNROUTED = "unrouted"  # its address was not found, or no way there, so not sent; DNS or the network can cause this
     UNANSWERED = "unanswered"  # no connection in time, so not sent either; one lost packet can cause this
-    SHORTAGE = "shortage"  # the proxy had no descriptor for a connection: not sent, and not the instance's fault
+    SHORTAGE = "shortage"  # no connection, for lack of a descriptor or port: not the instance's fault
     RESET = "reset"  # the connection ended, or its bytes were not HTTP
     TIMEOUT = "timeout"
     REFUSED = "refused"  # the instance does not continue an answer that another one began
@@ -86,7 +87,10 @@ class Answer:
         return self.encoder is not None and self.encoder.has_failed
 
     def begin(self, head: AnswerHead, client: ClientSide, added_lines: bytes) -> None:
-        """Complete the head for this client; may end its keep-alive. added_lines: of the request that it answers."""
+        """Complete the head for this client; may end its keep-alive. added_lines: of the request that it answers.
+
+        TorchServe sends no Date.
+        """
         length = head.layout.length
         framing = b""
         if head.line.is_bodiless:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from ipaddress import IPv6Address
 
+from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.http.spool import Spool, SpooledBody, SpoolFull
 
 MANY = 256  # with more bodies than this, each search drops bodies of at least a 16th of the limit
@@ -134,6 +135,13 @@ class ArrivingBodies:
         self.discard(body)
         self._on_dropped(setting)
         body.drop()
+
+
+def counted_source(request: Request, host: str) -> str:
+    """Return for whom a request's body counts: a caller whose credentials are verified, else the client's address."""
+    check = request.body_check
+    is_verified = check is None or check.is_head_verified
+    return request.principal if request.principal and is_verified else source_of(host)
 
 
 def source_of(host: str) -> str:

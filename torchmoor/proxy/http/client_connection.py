@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from time import monotonic
 from typing import Protocol, cast
 
@@ -19,6 +21,7 @@ from torchmoor.proxy.http.message import CONTINUE, Reply, Request
 from torchmoor.proxy.http.message_exchange import SocketServer
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 from torchmoor.proxy.http.sweeper import LINGER_S, NEVER
+from torchmoor.proxy.http.unsent import has_unsent
 from torchmoor.proxy.http.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_DRAINED_BYTES = 65_536  # a refused request's body up to this size is read, and the connection kept
 MAX_LINGER_BYTES = 128 << 20
 MAX_LINGERING_REFUSED = 64  # further refused connections close at once, without descriptors for their answers
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a reset ends the connection
 
 
 class ClientServer(SocketServer, Protocol):
@@ -74,7 +78,10 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.deadline = monotonic() + self._server.parts.limits.header_timeout_s
-        if not self._server.try_admit(self):
+        is_admitted = self._server.try_admit(self)
+        if self._server.is_stopping:  # accepted just before the listener was closed
+            self.transport.abort()
+        elif not is_admitted:
             self._refuse(503, "Too many connections.")
             if self._server.num_above_limit > MAX_LINGERING_REFUSED:
                 self.transport.abort()
@@ -274,6 +281,10 @@ class ClientConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Break the connection, so that the client sees that the answer is incomplete."""
+        own: socket.socket | None = self.transport.get_extra_info("socket")
+        if self.is_http10 and own is not None and not self.transport.is_closing():
+            # Without chunks, the usual end of the connection is the end of the answer.
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
     def exchange_over(self, *, is_request_complete: bool) -> None:
@@ -313,13 +324,15 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write_eof()
 
     def stop(self) -> None:
-        """Close, unless a request is being answered; what was written is still sent, within LINGER_S."""
+        """Close, after the request that is being answered; what was written is still sent, within LINGER_S."""
         self.begin_awaited()
         if self.exchange is not None:
+            self.keep_alive = False
             return
         has_tls = not self.transport.can_write_eof()
         # With TLS, the size does not count encrypted bytes.
-        may_have_more = has_tls and (self._is_lingering or monotonic() - self._answered_at < LINGER_S)
+        is_recent = self._is_lingering or monotonic() - self._answered_at < LINGER_S
+        may_have_more = has_tls and (is_recent or has_unsent(self.transport))
         if not (self.transport.get_write_buffer_size() or may_have_more):
             self.transport.abort()
         elif has_tls:

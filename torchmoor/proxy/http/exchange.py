@@ -17,7 +17,7 @@ from __future__ import annotations
 from time import monotonic
 
 from torchmoor.proxy.http.answer import Answer, ClientSide, CollectedRefusal, Loss
-from torchmoor.proxy.http.arriving import ArrivingBody, source_of
+from torchmoor.proxy.http.arriving import ArrivingBody, counted_source
 from torchmoor.proxy.http.call import Call, Hold, NextStep, Outcome, PassOn, ReadRefusal, Send, Target, Wait
 from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.held_answer import HeldAnswer
@@ -68,7 +68,7 @@ class Exchange:
         self._parts = parts
         if not is_complete:
             spool = parts.spool if call.num_read_bytes <= parts.spool.max_kept_bytes else None
-            self._arriving = ArrivingBody(_source_of(request, client), self._on_dropped, spool)
+            self._arriving = ArrivingBody(counted_source(request, client.source), self._on_dropped, spool)
             self._first_piece, piece = piece, b""
         self.num_bytes_in = len(piece)
         self._set_body(piece)
@@ -138,7 +138,7 @@ class Exchange:
         elif isinstance(step, PassOn):
             self._delivery.pass_on(self)
         elif self._answer is not None:
-            self._end_answer(self._answer.render_failure(Loss.RESET), _BROKEN)
+            self._end_answer(self._answer.render_failure(Loss.RESET), _FAILED)  # the loss is counted already
         else:
             self._reply(step)
 
@@ -311,7 +311,14 @@ class Exchange:
             self.client.deadline = self._due
             self._follow(step)
         else:
-            self._end_answer(answer.render_failure(loss), _BROKEN)
+            self._end_answer(answer.render_failure(loss), _FAILED if self._spares_target(loss) else _BROKEN)
+
+    def _spares_target(self, loss: Loss) -> bool:
+        """Return True if the target is not at fault: it did not begin, or it went on until the total time was over."""
+        if loss is Loss.TIMEOUT:
+            idle_s = self.call.deadlines.idle_s
+            return idle_s is not None and self._progress_at + idle_s > monotonic()
+        return loss in (Loss.SHORTAGE, Loss.REFUSED)
 
     def _detach(self) -> None:
         """Leave the target in the middle of the exchange, and stop its work if it has the whole request."""
@@ -332,8 +339,8 @@ class Exchange:
         self._finish(outcome)
 
     def _abort(self, outcome: Outcome) -> None:
-        self._finish(outcome)
         self.client.abort()
+        self._finish(outcome)
 
     def expire(self, refusal: Reply) -> None:
         """Handle a passed deadline. refusal: the answer if the client was too slow."""
@@ -390,10 +397,3 @@ class Exchange:
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request!r} {self._delivery!r}>"
-
-
-def _source_of(request: Request, client: ClientSide) -> str:
-    """Return for whom an arriving body counts: a caller whose credentials are verified, else the client's address."""
-    check = request.body_check
-    is_verified = check is None or check.is_head_verified
-    return request.principal if request.principal and is_verified else source_of(client.source)

@@ -33,6 +33,8 @@ MAX_KEPT_OPTIONS = 4  # a Connection line with more names is not kept
 # allowed bytes from a line and testing whether any are left takes half the time of a regular expression.
 _NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _VALUE_BYTES = bytes((9, *range(32, 127), *range(128, 256)))
+# RFC 9110 7.2 and RFC 3986 3.2.2: a name or an address, and a port. RFC 9112 3.2 requires a 400 for any other Host.
+_HOST_BYTES = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-._~!$&'()*+,;=%:[]"
 _NO_OPTIONS: frozenset[bytes] = frozenset()
 _NOT_KEPT = CREDENTIALS.union(
     (
@@ -175,6 +177,8 @@ def _judge(role: FieldRole, value: bytes) -> tuple[FieldRole, bytes]:
         if not value.isdigit() or len(value) > MAX_DIGITS:
             raise BadMessage(400, "Content-Length must be a number.")
         return role, b"%d" % int(value)
+    if kind is FieldKind.HOST and value.translate(None, _HOST_BYTES):
+        raise BadMessage(400, "Not a valid Host.")
     if kind is FieldKind.CODING and value.lower() != b"chunked":
         if b"chunked" in [coding.strip() for coding in value.lower().split(b",")][:-1]:
             raise BadMessage(400, "Nothing can follow the transfer coding chunked.")

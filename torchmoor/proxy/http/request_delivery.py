@@ -164,4 +164,6 @@ def _loss_of(error: OSError) -> Loss:
     """Return the kind of loss for a connection error."""
     if is_shortage(error):
         return Loss.SHORTAGE
-    return Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNREACHABLE
+    if isinstance(error, ConnectionRefusedError):
+        return Loss.UNREACHABLE
+    return Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNROUTED

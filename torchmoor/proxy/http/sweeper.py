@@ -27,13 +27,19 @@ class Expiring(Protocol):
 
 
 class Sweeper:
-    """Calls `expire()` of every watched thing whose deadline has passed, at most interval_s late."""
+    """Calls `expire()` of every watched thing whose deadline has passed, at most interval_s late.
+
+    If the loop was held up, it runs this timer before it reads what has arrived meanwhile. So the sweep then waits for
+    the next interval, once.
+    """
 
     def __init__(self, interval_s: float, *, clock: Callable[[], float] = monotonic) -> None:
         self.interval_s = interval_s
         self._clock = clock
         self._watched: set[Expiring] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0  # when the timer ends, in seconds of the loop
+        self._has_waited = False
         self._logs_after = 0.0  # failures until then are not logged
 
     def watch(self, thing: Expiring) -> None:
@@ -45,7 +51,9 @@ class Sweeper:
         self._watched.discard(thing)
 
     def start(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._tick)
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + self.interval_s
+        self._timer = loop.call_later(self.interval_s, self._tick)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -66,5 +74,8 @@ class Sweeper:
                         logger.exception("a deadline was not handled of=%s", type(thing).__name__)
 
     def _tick(self) -> None:
+        is_late = asyncio.get_running_loop().time() > self._due + self.interval_s
         self.start()
-        self.sweep()
+        self._has_waited = is_late and not self._has_waited
+        if not self._has_waited:
+            self.sweep()

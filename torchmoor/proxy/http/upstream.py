@@ -72,7 +72,7 @@ class AnswerReceiver(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to one instance. exchange: set while it is busy.
 
-    is_reused: it has carried an answer, so the peer may be closing it.
+    is_reused: it has carried an answer, and nothing of the next one, so the peer may be closing it.
     """
 
     transport: asyncio.Transport
@@ -193,6 +193,7 @@ class UpstreamConnection(asyncio.Protocol):
         head = None
         try:
             if self._is_in_head:
+                self.is_reused = False
                 head, data = self._read_head(data)
                 if head is None:
                     return

@@ -39,7 +39,7 @@ def accept(request: Request, max_message_bytes: int) -> tuple[ServerProtocol, by
     response = handshake.accept(Handshake(request.path.decode(), headers, request.method.decode()))
     if response.status_code != 101:
         why = handshake.handshake_exc if isinstance(handshake.handshake_exc, InvalidHandshake) else "not accepted"
-        raise BadMessage(response.status_code, f"This is not a WebSocket handshake: {why}.")
+        raise BadMessage(400, f"This is not a WebSocket handshake: {why}.")
     # A second protocol object: the one above would read the handshake itself.
     protocol = ServerProtocol(state=State.OPEN, max_size=max_message_bytes, logger=_frames)
     return protocol, response.serialize()

@@ -8,7 +8,7 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
-from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE
+from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, PREDEFINED_METRICS
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.arns import Arns
 from torchmoor.control.autoscaling import ScalableTargets
@@ -94,6 +94,27 @@ async def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_
         await second
     await applying
     assert list(resources.targets) == ["endpoint/first/variant/v"]
+
+
+@pytest.mark.parametrize("metric", PREDEFINED_METRICS)
+async def test_a_policy_of_a_real_time_endpoint_scales_it(tmp_path: Path, metric: str) -> None:
+    """AWS's policies of real-time endpoints, such as that of scripts/deploy_sagemaker.py, scale a created endpoint."""
+    resources = Resources(tmp_path, 1 << 20)
+    config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
+    resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
+    deployments: Any = ScaledDeployments()
+    deployments.scaled = False
+    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), deployments)
+    call: Any = targets.operations()
+    await call["RegisterScalableTarget"](register("e"))
+    names = {key: value for key, value in register("e").items() if not key.endswith("Capacity")}
+    tracking = {"TargetValue": 4.0, "PredefinedMetricSpecification": {"PredefinedMetricType": str(metric)}}
+
+    await call["PutScalingPolicy"]({**POLICY, **names, "TargetTrackingScalingPolicyConfiguration": tracking})
+
+    assert deployments.scaled
+    [policy] = call["DescribeScalingPolicies"](names)["ScalingPolicies"]
+    assert policy["TargetTrackingScalingPolicyConfiguration"] == tracking
 
 
 @pytest.mark.parametrize("role", ["", "arn:aws:iam::123456789012:role/own"])

@@ -122,7 +122,7 @@ class Host:
 
     def traffic(self) -> list[Any]:
         return [
-            SimpleNamespace(variant=variant, num_waiting=0, metrics=SimpleNamespace(num_sent=0))
+            SimpleNamespace(variant=variant, num_waiting=0, metrics=SimpleNamespace(num_sent=0, invocations=0))
             for endpoint in self.registry.endpoints()
             for variant in endpoint.variants
         ]

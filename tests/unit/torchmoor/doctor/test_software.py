@@ -9,6 +9,7 @@ import pytest
 from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.software import (
+    check_compiler,
     check_java,
     check_packages,
     check_torch,
@@ -168,6 +169,20 @@ def test_torch_and_the_driver_are_held_together(
 
     assert finding.level is level
     assert said in finding.found
+
+
+def test_triton_needs_a_compiler_and_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU, a missing C compiler and missing headers of Python are a warning with the packages."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bad = check_compiler(tmp_path / "include")
+    (tmp_path / "gcc").touch(0o755)
+    (tmp_path / "Python.h").touch()
+    good = check_compiler(tmp_path)
+
+    assert (bad.level, good.level) == (Level.WARNING, Level.OK)
+    assert bad.found.startswith(f"a C compiler and Python's headers in {tmp_path / 'include'}")
+    assert "gcc" in bad.remedy
 
 
 def test_the_driver_is_the_one_that_nvidias_tool_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,16 @@
 """Journals and object stores: real servers that answer, refuse, or are not there."""
 
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.http_servers import QuietHandler, serve_http
 from tests.servers import BUCKET, RedisServer, S3Server, run_silent_server
 from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.doctor.finding import Finding, Level
-from torchmoor.doctor.services import check_journal
+from torchmoor.doctor.services import RESULTS, check_journal, check_store
+from torchmoor.wire.store_urls import RESULT_SCHEMES
 
 # boto3's client is closed, but connections that it left to urllib3 are reported when they are collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -131,8 +134,36 @@ def test_a_bucket_is_looked_at_with_these_credentials(
 
     assert (good.level, clock.level, clock.check) == (Level.OK, Level.OK, "clock")
     assert (missing[0].level, "no such bucket" in missing[0].found) == (Level.PROBLEM, True)
-    assert (refused[0].level, "may not use it" in refused[0].found) == (Level.PROBLEM, True)
+    assert (refused[0].level, "may not list it" in refused[0].found) == (Level.PROBLEM, True)
     assert (away[0].level, "cannot be reached" in away[0].found) == (Level.PROBLEM, True)
+
+
+class NarrowStore(QuietHandler):
+    """S3 for the role of deploy/sagemaker: it may list the sessions, and nothing else of the bucket."""
+
+    def do_HEAD(self) -> None:
+        self.reply(403)
+
+    def do_GET(self) -> None:
+        if parse_qs(urlsplit(self.path).query).get("prefix") == ["sessions/"]:
+            self.reply(200, b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>")
+        else:
+            self.reply(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+
+
+def test_rights_on_a_prefix_suffice(make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal below a prefix that may be listed is right. Results are written and not listed, so it is a warning."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with serve_http(NarrowStore) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        good, *_ = examine(make_plan, "s3://bucket/sessions")
+        bad, *_ = examine(make_plan, "s3://bucket/other")
+        unknown, *_ = check_store(RESULTS, "s3://bucket/async/results", RESULT_SCHEMES)
+
+    assert (good.level, bad.level, unknown.level) == (Level.OK, Level.PROBLEM, Level.WARNING)
+    assert "may not list it (AccessDenied)" in bad.found
 
 
 def test_a_folder_is_written_to(make_plan: MakePlan, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking, TrackedMetric
 from torchmoor.errors import LaunchError, QueueUnavailable
 from torchmoor.fleet import autoscaler as autoscaler_module
 from torchmoor.fleet.autoscaler import Autoscaler, read_open_sessions
@@ -31,6 +31,7 @@ class Sent:
     """Counts that the test sets."""
 
     num_sent: int = 0
+    invocations: int = 0
 
 
 class Unreadable(Sent):
@@ -52,8 +53,15 @@ class Clients:
 class World:
     """The autoscaler's surroundings: a host's launcher, a proxy, instances that answer, a queue."""
 
-    def __init__(self, *, max_capacity: int = 3, initial_count: int = 0, are_journaled: bool = True) -> None:
-        scaling = ScalingSettings(max_capacity=max_capacity, initial_count=initial_count, tracking=QUICK, step=STEP)
+    def __init__(
+        self,
+        *,
+        max_capacity: int = 3,
+        initial_count: int = 0,
+        are_journaled: bool = True,
+        tracking: TargetTracking = QUICK,
+    ) -> None:
+        scaling = ScalingSettings(max_capacity=max_capacity, initial_count=initial_count, tracking=tracking, step=STEP)
         self.registry = Registry(
             [EndpointSettings(name="llava", variants=(VariantSettings(model="llava", scaling=scaling),))],
         )
@@ -271,6 +279,16 @@ async def test_use_between_two_looks_is_noticed() -> None:
         for _ in range(30):
             world.clients.metrics.num_sent += 1
             assert await world.look() == ["llava-0"]
+
+
+async def test_a_rate_of_requests_adds_an_instance() -> None:
+    """With SageMakerVariantInvocationsPerInstance, requests that end between two looks add instances."""
+    async with making(tracking=TargetTracking(metric=TrackedMetric.INVOCATIONS, target=5)) as world:
+        await world.grow(1)
+        world.clients.metrics.invocations += 7
+
+        assert await world.look() == ["llava-0", "llava-1"]
+        assert world.reports[-1] == "llava: from 1 to 2 instances, 7 requests per minute"
 
 
 async def test_a_name_is_used_again_only_when_its_instance_is_gone() -> None:

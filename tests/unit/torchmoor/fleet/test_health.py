@@ -1,11 +1,15 @@
 """Health checks of many instances at a time."""
 
 import asyncio
+import itertools
+import socket
 
 import pytest
 from aiohttp import ClientSession
+from aiohttp.resolver import DefaultResolver
 
 from tests.unit.torchmoor.stream_server import stream_server
+from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.fleet.health import HealthChecker
@@ -62,3 +66,38 @@ async def test_silent_instances_keep_nobody_from_being_asked() -> None:
         settings = HealthSettings(probe_timeout_s=600)
         async with HealthChecker(registry, settings, lambda: None):
             await has_ready.wait()
+
+
+async def test_a_failed_round_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    """The fault is logged, and instances are probed and breakers advanced at the next interval, too."""
+    rounds, has_third = itertools.count(1), asyncio.Event()
+
+    def fail() -> None:
+        if next(rounds) == 3:
+            has_third.set()
+        raise ZeroDivisionError
+
+    async with HealthChecker(Registry([]), HealthSettings(starting_interval_s=0.01), fail):
+        await asyncio.wait_for(has_third.wait(), DEADLINE_S)
+
+    assert [record.getMessage() for record in caplog.records[:2]] == ["a round of probes failed"] * 2
+
+
+@pytest.mark.parametrize(("number", "is_sent"), [(socket.EAI_AGAIN, False), (socket.EAI_NONAME, True)])
+async def test_a_probe_without_an_answer_by_dns_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, number: int, is_sent: bool
+) -> None:
+    """A name that is unknown counts as a missing answer of its instance."""
+
+    async def resolve(*_: object, **__: object) -> None:
+        raise socket.gaierror(number, "no address")
+
+    monkeypatch.setattr(DefaultResolver, "resolve", resolve)
+    instance = Instance(name="a", endpoint="e", model="m", host="a.example", port=1, management_port=1)
+
+    async with HealthChecker(Registry([]), HealthSettings(), lambda: None) as checker:
+        if is_sent:
+            assert await checker.ask(instance) is None
+        else:
+            with pytest.raises(OSError, match="no address"):
+                await checker.ask(instance)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchmoor.config.scaling import LEAST_TARGET, ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.scaling import LEAST_TARGET, ScalingSettings, StepScaling, TargetTracking, TrackedMetric
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.recent_requests import RecentRequests
 from torchmoor.fleet.scaling import Scaling, decide, explain
 
 PUBLISHED = ScalingSettings()  # target 5.0, 0 to 1, in after 600 s, out 300 s
@@ -75,6 +76,42 @@ def test_wakes_with_the_steps_number_then_follows_the_target() -> None:
     variant = Variant(SEVERAL)
 
     assert [variant.look(23), variant.look(23), variant.look(23)] == [1, 5, 5]
+
+
+def test_the_rate_of_requests_is_tracked() -> None:
+    """SageMakerVariantInvocationsPerInstance divides the requests of the last minute, whatever the backlog.
+
+    While requests wait or run, one instance stays.
+    """
+    tracking = TargetTracking(metric=TrackedMetric.INVOCATIONS, target=70, scale_in_cooldown_s=60)
+    settings = ScalingSettings(max_capacity=3, tracking=tracking)
+
+    state = decide(settings, Scaling(1), backlog=500, invocations=70, now=0)
+    assert state.desired == 1
+    state = decide(settings, state, backlog=0, invocations=141, now=1)
+    assert state.desired == 3
+    said = explain(settings, state, backlog=0, invocations=300, now=1)
+    assert said == "a rate of 300 requests per minute asks for 5, and MaxCapacity is 3"
+    state = decide(settings, state, backlog=1, invocations=0, now=400)
+    assert explain(settings, state, backlog=1, invocations=0, now=400) == (
+        "1 would do for a rate of 0 requests per minute; fewer in 60 s if it stays so"
+    )
+    assert decide(settings, state, backlog=1, invocations=0, now=460).desired == 1
+    assert decide(settings, state, backlog=0, invocations=0, now=460).desired == 1, (
+        "one was needed during the cool-down"
+    )
+
+
+def test_recent_requests_are_those_of_the_last_minute() -> None:
+    """The count covers 60 seconds, however often it is read, and begins with the first reading."""
+    recent = RecentRequests()
+
+    assert recent.count(1000, now=0.0) == 0
+    assert [recent.count(1000 + at, now=at / 10) for at in range(1, 301)][-1] == 300
+    assert recent.count(1300, now=59.0) == 300
+    assert recent.count(1300, now=70.0) == 200
+    assert recent.count(1310, now=500.0) == 10
+    assert recent.count(1310, now=560.0) == 0
 
 
 def test_instances_that_start_count() -> None:

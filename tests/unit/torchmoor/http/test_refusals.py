@@ -126,6 +126,7 @@ def test_chunk_ends_with_its_size(behind: bytes) -> None:
         LINE + b"Content-Length: 2\r\n\r\n{}",
         b"POST /a HTTP/1.0\r\nHost: x\r\nHost: y\r\nContent-Length: 2\r\n\r\n{}",
         HEAD + b"Host: y\r\nContent-Length: 2\r\n\r\n{}",
+        *(LINE + b"Host: " + host + b"\r\nContent-Length: 2\r\n\r\n{}" for host in (b"x y", b"x/y", b"u@x", b"x\xff")),
         LINE.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         LINE.replace(b"1.1", b"3.0") + b"\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

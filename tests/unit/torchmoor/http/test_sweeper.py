@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.unit.torchmoor.movable_loop import pass_time
 from torchmoor.proxy.http.sweeper import FAULT_INTERVAL_S, Sweeper
 
 LATER = 100.0
@@ -68,3 +69,19 @@ def test_a_deadline_whose_handling_fails_does_not_hold_up_the_others(caplog: pyt
     now += FAULT_INTERVAL_S
     sweeper.sweep()
     assert [record.getMessage() for record in caplog.records] == ["a deadline was not handled of=Broken"] * 2
+
+
+@pytest.mark.parametrize("ahead_s", [1.5, 2.5])
+async def test_a_late_sweep_waits_for_what_has_arrived(ahead_s: float) -> None:
+    """A loop that was held up handles what it has received before the deadlines, but waits for that only once."""
+    sweeper = Sweeper(1.0, clock=lambda: LATER)
+    thing = Thing()
+    sweeper.watch(thing)
+    sweeper.start()
+
+    await pass_time(ahead_s)
+    assert thing.num_expired == (ahead_s < 2)
+    await pass_time(ahead_s)
+    sweeper.stop()
+
+    assert thing.num_expired == 1

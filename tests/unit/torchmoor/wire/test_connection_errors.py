@@ -24,8 +24,10 @@ from torchmoor.async_inference.objects import s3_client
 from torchmoor.async_inference.objects.object_store import ObjectUnavailable
 from torchmoor.clients.errors import EndpointUnreachable
 from torchmoor.clients.runtime import make_client, readable_errors
+from torchmoor.config.listen import ListenSettings
 from torchmoor.config.objects import ObjectSettings
-from torchmoor.doctor.finding import Level
+from torchmoor.doctor.finding import FleetPlan, Level
+from torchmoor.doctor.fleet import check_fleet, check_ports
 from torchmoor.doctor.services import check_store
 from torchmoor.run.log import start_log
 from torchmoor.wire.connection_errors import failure_reason
@@ -194,6 +196,31 @@ def test_a_client_of_an_endpoint_learns_how_to_name_an_authority(
     assert ask() == f"{place}certificate refused: unable to get local issuer certificate{advice}"
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing"))
     assert ask() == f"{place}No such file or directory{advice}"
+
+
+def test_the_doctor_does_not_take_an_untrusted_fleet_for_another_program(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the admin plane's certificate is refused, the finding names the variable, and the port is the fleet's own."""
+    port = serve("IP:127.0.0.1", days=1)
+    url = f"https://127.0.0.1:{port}"
+    monkeypatch.delenv("SSL_CERT_FILE")
+    plan = FleetPlan(
+        endpoints=("llava",),
+        num_instances=0,
+        model_store=Path(),
+        run_dir=Path(),
+        journal="",
+        listen=ListenSettings(port=0, admin_port=port),
+        url="http://127.0.0.1:9",
+        admin_url=url,
+    )
+
+    [ports], [fleet] = check_ports(plan), check_fleet(plan)
+
+    assert (ports.level, fleet.level) == (Level.OK, Level.PROBLEM)
+    assert fleet.found.startswith(f"no TLS connection to the admin plane at {url}: certificate refused: unable to get")
+    assert "SSL_CERT_FILE" in fleet.remedy
 
 
 def test_the_doctor_says_how_to_mend_a_certificate(serve: Serve) -> None:

@@ -3,7 +3,7 @@
 import { $, make, only, say, setAttribute } from "./dom.js";
 import { Feed, get } from "./feed.js";
 import { Table, badge, offer, text } from "./table.js";
-import { clock, duration, errorOf, number, outcomeOf, reason } from "./words.js";
+import { clock, duration, errorOf, nameOfVariant, number, outcomeOf, reason } from "./words.js";
 
 const LIMIT = 300;
 const ANY_ERROR = "any"; // a value of GET /decisions
@@ -11,6 +11,8 @@ const MAX_CODES = 100;
 let isPaused = false;
 
 const codes = new Set(); // error codes that requests have had, offered as filters
+let variants = [];
+let places = new Map(); // the filter's names of endpoints, and of the variants of those that have several
 
 const table = new Table($("decisions-table"), {
   noun: "request",
@@ -21,7 +23,7 @@ const table = new Table($("decisions-table"), {
   holdsOrder: false,
   columns: [
     { title: "Time", is: "figure", value: (row) => row.time, fill: showTime },
-    { title: "Endpoint", value: (row) => row.endpoint, fill: text((row) => row.endpoint) },
+    { title: "Endpoint", value: nameOfPlace, fill: text(nameOfPlace) },
     { title: "Instance", value: (row) => row.instance ?? "", fill: text((row) => row.instance ?? "–") },
     {
       title: "Why",
@@ -34,6 +36,21 @@ const table = new Table($("decisions-table"), {
     { title: "Session", value: (row) => row.session ?? "", fill: showSession },
   ],
 });
+
+function findPlaces() {
+  const found = new Map();
+  for (const variant of variants) {
+    const { endpoint, name } = variant;
+    found.set(endpoint, { endpoint });
+    const own = nameOfVariant(variant, variants);
+    if (own !== endpoint) found.set(own, { endpoint, variant: name });
+  }
+  return found;
+}
+
+function nameOfPlace({ endpoint, variant }) {
+  return nameOfVariant({ endpoint, name: variant }, variants);
+}
 
 // The time links to the request's own page.
 function showTime(cell, row) {
@@ -73,7 +90,7 @@ function show(data) {
 
 const find = () =>
   get("decisions", {
-    endpoint: $("decisions-endpoint").value,
+    ...places.get($("decisions-endpoint").value),
     instance: $("decisions-instance").value,
     error: $("decisions-error").value,
     session: $("decisions-session").value.trim().toLowerCase(),
@@ -82,7 +99,9 @@ const find = () =>
 const feed = new Feed(find, show, $("decisions-facts"));
 
 export function pollDecisions(data) {
-  offer($("decisions-endpoint"), "all", [...new Set(data.variants.map((each) => each.endpoint))]);
+  variants = data.variants;
+  places = findPlaces();
+  offer($("decisions-endpoint"), "all", [...places.keys()]);
   offer($("decisions-instance"), "all", data.instances.map((each) => each.name));
   if (!isPaused) feed.poll();
 }

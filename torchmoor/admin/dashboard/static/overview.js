@@ -3,7 +3,7 @@
 import { $, keep, make, say, setAttribute, setClass } from "./dom.js";
 import { describeBacklog } from "./queue.js";
 import { describeOpen } from "./sessions.js";
-import { count, number, span } from "./words.js";
+import { count, nameOfVariant, number, span } from "./words.js";
 
 const isWell = (instance) => instance.state === "ready" && instance.breaker === "closed";
 
@@ -43,7 +43,8 @@ function problems(data) {
     if (isFull && !sessions.is_durable) add(`holds ${number(sessions.open)} of ${number(sessions.max)} sessions: new ones are refused soon.`, "warn");
   }
   for (const group of data.autoscaling) {
-    if (group.backlog && group.desired === group.max_capacity && group.why.includes("MaxCapacity")) {
+    const isShort = group.backlog && group.desired === group.max_capacity && group.why.includes("MaxCapacity");
+    if (isShort || group.why.includes(" asks for ")) {
       found.push({ text: `${group.endpoint} / ${group.variant}: ${group.why}.`, kind: "warn", to: "scaling-title" });
     }
   }
@@ -54,7 +55,8 @@ export function showOverview(data) {
   const ready = data.instances.filter(isWell).length;
   const dead = data.variants.filter((variant) => !variant.ready && variant.desired !== 0);
   const { length } = data.instances;
-  say($("health"), dead.length ? `no instance ready for ${dead.map((each) => each.endpoint).join(", ")}` : `${ready} of ${length} instances ready`);
+  const lost = dead.map((each) => nameOfVariant(each, data.variants)).join(", ");
+  say($("health"), dead.length ? `no instance ready for ${lost}` : `${number(ready)} of ${count(length, "instance")} ready`);
   setClass($("health"), `badge ${dead.length ? "bad" : ready < length ? "warn" : "good"}`);
   say($("about"), `version ${data.version} · up for ${span(data.uptime_s)} · ${new Date(data.time * 1000).toLocaleTimeString("en-GB")}`);
   say($("overview"), sentence(data, ready));

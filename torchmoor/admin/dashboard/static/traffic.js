@@ -2,7 +2,7 @@
 
 import { $, copy, keep, part, say, setClass } from "./dom.js";
 import { drawHistogram, fillBars, fillTile } from "./drawings.js";
-import { duration, number, quantilesOf, reason } from "./words.js";
+import { count, duration, number, quantilesOf, reason } from "./words.js";
 
 function tilesOf(variant) {
   const { series, recent } = variant;
@@ -34,7 +34,7 @@ function linesOf(variant) {
 
 function showVariant(panel, variant) {
   say(part(panel, "name"), `${variant.endpoint} / ${variant.name}`);
-  const facts = [variant.strategy, `${variant.ready} of ${variant.instances} instances ready`, `${number(variant.invocations)} requests`];
+  const facts = [variant.strategy, `${number(variant.ready)} of ${count(variant.instances, "instance")} ready`, count(variant.invocations, "request")];
   if (variant.retries) facts.push(`${number(variant.retries)} sent again`);
   if (variant.mid_stream_errors) facts.push(`${number(variant.mid_stream_errors)} streams broken off`);
   say(part(panel, "facts"), facts.join(" · "));

@@ -8,6 +8,12 @@ export function short(value) {
   return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
 }
 
+// An endpoint's name; if it has several variants, with this one's.
+export function nameOfVariant({ endpoint, name }, variants) {
+  const hasOthers = variants.some((each) => each.endpoint === endpoint && each.name !== name);
+  return hasOthers ? `${endpoint} / ${name}` : endpoint;
+}
+
 // "1 request", "2 requests".
 export function count(value, noun) {
   return `${number(value)} ${noun}${value === 1 ? "" : "s"}`;

@@ -245,7 +245,7 @@ function drop(session) {
   closedKeys.add(session.key);
   history.remove(session.key).catch(complainOfKeeping);
   log.forget(session);
-  for (const picture of [...session.pictures, ...session.untaken, ...session.draft.pictures]) picture.release();
+  session.release();
   if (session === current) {
     if (sessions.length) show(sessions[Math.min(at, sessions.length - 1)]);
     else startSession();
@@ -340,9 +340,9 @@ function restoreSession(record) {
   if (old && (old.running || !old.isBehind(record))) return;
   const session = Session.restore(record, limits, hooks);
   if (old) {
-    session.draft = old.draft;
+    [session.draft, old.draft] = [old.draft, session.draft];
     log.forget(old);
-    for (const picture of [...old.pictures, ...old.untaken]) picture.release();
+    old.release();
   }
   sessions = old ? sessions.map((each) => (each === old ? session : each)) : [...sessions, session];
   for (const turn of session.turns) log.update(session, turn, null, toolsFor(session, turn));

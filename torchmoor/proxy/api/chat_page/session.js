@@ -104,6 +104,12 @@ export class Session {
     return this.capabilities.max_images ?? Infinity;
   }
 
+  // Release all pictures: a branch or a restored session has other copies in its turns.
+  release() {
+    const inTurns = this.turns.flatMap((turn) => turn.pictures);
+    for (const picture of [...this.pictures, ...this.untaken, ...this.draft.pictures, ...inTurns]) picture.release();
+  }
+
   get title() {
     return this.turns.length ? shortened(this.turns[0].question) : "New session";
   }

@@ -11,6 +11,7 @@ export function setReasons(sentences) {
 
 const TIERS = {
   kv: "KV cache hit",
+  "stored-kv": "the KV cache was read from the journal",
   features: "hit for the picture, not for the text",
   encoded: "the picture was encoded again",
   journal: "the picture was read from the journal",
