@@ -72,7 +72,7 @@ class AdminServer:
         *,
         tls: GetContext | None = None,
     ) -> None:
-        """has_asked_all: whether each instance was probed at least once. control: answers for the control plane."""
+        """has_asked_all: whether a probe of each instance was tried. control: answers for the control plane."""
         operations, async_inference = data.operations, data.async_inference
         self.port = settings.listen.admin_port
         self.connections = AdminConnections(settings.limits)

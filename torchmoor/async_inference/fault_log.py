@@ -12,7 +12,7 @@ INTERVAL_S = 60.0
 class FaultLog:
     """Logs the first fault of a kind at once. Later ones within a minute are only counted; the next line says how many.
 
-    endpoint: named in each line, with a request; None: the faults are of no endpoint. clock: seconds.
+    endpoint: named in each line, with a request; None: the faults concern no single endpoint. clock: seconds.
     """
 
     def __init__(

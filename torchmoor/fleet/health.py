@@ -83,7 +83,7 @@ class HealthChecker:
         return bool(self._probing)
 
     def has_asked_all(self) -> bool:
-        """Return whether every instance has been probed at least once."""
+        """Return whether a probe of every instance has been tried."""
         return all(self._probed[instance.name].was_asked for instance in self._registry.instances())
 
     async def _run(self) -> None:
@@ -134,6 +134,7 @@ class HealthChecker:
             if is_ready and self._registry.has(instance):
                 is_ready = await self._ask_worker(instance)
         except OSError as error:  # says nothing about the instance
+            self._probed[instance.name].was_asked = True  # else a name that DNS never resolves would keep us unready
             if began >= self._warns_after:
                 self._warns_after = began + WARNING_INTERVAL_S
                 logger.warning("probe not sent instance=%s error=%s", instance.name, error)

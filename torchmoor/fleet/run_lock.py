@@ -27,7 +27,7 @@ class RunLock:
         self._timeout_s = timeout_s
         self._taking = asyncio.Lock()
         self._descriptor: int | None = None
-        self._folder: int | None = None
+        self._folder_descriptor: int | None = None
 
     @property
     def is_held(self) -> bool:
@@ -38,7 +38,7 @@ class RunLock:
         async with self._taking:
             if self._descriptor is None:
                 self._descriptor = await self._wait(report)
-                self._folder = _keep_from_cleaners(self._path.parent)
+                self._folder_descriptor = _keep_from_cleaners(self._path.parent)
             return self._descriptor
 
     async def _wait(self, report: Callable[[str], None]) -> int:
@@ -80,9 +80,9 @@ class RunLock:
         if descriptor is not None:
             self._path.unlink(missing_ok=True)
             os.close(descriptor)
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            os.close(folder)
+        folder_descriptor, self._folder_descriptor = self._folder_descriptor, None
+        if folder_descriptor is not None:
+            os.close(folder_descriptor)
 
 
 def _keep_from_cleaners(folder: Path) -> int | None:

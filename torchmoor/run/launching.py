@@ -23,8 +23,8 @@ STORE = "model_store"
 def plan_instances(endpoints: Sequence[EndpointSettings], gpus: Sequence[str], *, num_fixed: int = 0) -> list[Launch]:
     """Return all instances that the endpoints may have, spread over the GPUs if there are any.
 
-    num_fixed: instances of a variant without Autoscaling. Raises ConfigError if the endpoint's name leads to an invalid
-    instance name.
+    num_fixed: instances of a variant without Autoscaling. Raises ConfigError if an instance's name, which derives from
+    its endpoint's and variant's, would be invalid or another instance's, too.
     """
     launches: list[Launch] = []
     for endpoint in endpoints:
@@ -33,7 +33,8 @@ def plan_instances(endpoints: Sequence[EndpointSettings], gpus: Sequence[str], *
                 name = f"{name_stem(endpoint, variant)}-{number}"
                 if not is_instance_name(name):
                     raise ConfigError(
-                        f"an instance of {endpoint.name} would have the name {name!r}: choose a shorter one"
+                        f"an instance of {endpoint.name} would have the name {name!r}, and names of instances have "
+                        "a-z, 0-9 and single hyphens, 63 at most: choose another"
                     )
                 gpu = gpus[len(launches) % len(gpus)] if gpus else None
                 launches.append(Launch(name, endpoint.name, archive_name(variant.model), gpu, variant.name))

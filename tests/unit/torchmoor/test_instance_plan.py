@@ -50,14 +50,15 @@ def test_a_name_leads_to_its_variant_without_the_instance() -> None:
 
 
 @pytest.mark.parametrize(
-    "endpoints",
+    ("endpoints", "reason"),
     [
-        [endpoint("a--b", "v")],
-        [endpoint("a" * 62, "v")],
-        [endpoint("chat", "v"), endpoint("Chat", "v")],
+        ([endpoint("a--b", "v")], "'a--b-0', and names of instances have a-z, 0-9 and single hyphens, 63 at most"),
+        ([endpoint("a--b", "v", scaling=None)], "single hyphens"),
+        ([endpoint("a" * 62, "v")], "63 at most"),
+        ([endpoint("chat", "v"), endpoint("Chat", "v")], "of one name"),
     ],
 )
-def test_names_that_would_be_none_or_the_same_are_refused(endpoints: list[EndpointSettings]) -> None:
+def test_names_that_would_be_none_or_the_same_are_refused(endpoints: list[EndpointSettings], reason: str) -> None:
     """Invalid or equal names are refused, because session ids contain them."""
-    with pytest.raises(ConfigError, match="name"):
-        plan_instances(endpoints, [])
+    with pytest.raises(ConfigError, match=reason):
+        plan_instances(endpoints, [], num_fixed=1)

@@ -35,7 +35,7 @@ Send = Callable[[], Awaitable[None]]
 class Notifier:
     """Sends notifications, a bounded number at a time to each receiver.
 
-    A receiver that is down gets each notification once. While it is down, one that would have to wait fails at once.
+    A receiver that is down gets each notification once. One that comes meanwhile and would have to wait fails at once.
     """
 
     def __init__(

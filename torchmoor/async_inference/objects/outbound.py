@@ -17,8 +17,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from torchmoor.async_inference.objects.name_lookups import NameLookups
 from torchmoor.async_inference.objects.object_store import LocationRefused
-from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.wire.public_addresses import destination, is_public
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -30,12 +30,6 @@ MAX_LOOKUPS = 32  # of names at a time
 def is_retryable(status: int) -> bool:
     """Return whether the same request may succeed later."""
     return status >= 500 or status in (408, 425, 429)
-
-
-def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host name. Blocks, perhaps for longer than a connection may take. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class Outbound:
@@ -50,17 +44,13 @@ class Outbound:
         max_connections: int,
         resolver: Resolve | None = None,
     ) -> None:
-        """resolver: None for `resolve`, in threads of its own: a name server that is silent occupies them alone."""
+        """resolver: None for NameLookups: a name server that does not answer occupies only its threads."""
         self.connect_timeout_s = connect_timeout_s
         self._networks = [ipaddress.ip_network(network) for network in private_networks]
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
         self._max_connections = max_connections
-        self._threads = Threads("outbound", min(max_connections, MAX_LOOKUPS))
-        self._resolver = resolver or self._look_up
+        self._resolver = resolver or NameLookups(min(max_connections, MAX_LOOKUPS)).resolve
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-
-    async def _look_up(self, host: str, port: int) -> list[str]:
-        return await self._threads.run(resolve, host, port)
 
     def check(self, url: str) -> SplitResult:
         """Raise LocationRefused unless this is a valid https or http URL. A host name's addresses are checked later."""
@@ -113,7 +103,8 @@ class Outbound:
 
     async def _session(self, scheme: str) -> aiohttp.ClientSession:
         # aiohttp's own context dates from its import. Reading the certificates takes a while, so a thread does it.
-        context = await self._threads.run(ssl.create_default_context) if scheme not in self._sessions else None
+        needs_context = scheme == "https" and scheme not in self._sessions
+        context = await asyncio.to_thread(ssl.create_default_context) if needs_context else None
         if scheme not in self._sessions:
             self._sessions[scheme] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
@@ -131,10 +122,9 @@ class Outbound:
         return self._sessions[scheme]
 
     async def close(self) -> None:
-        """Close every connection. A look-up may take longer, and is not waited for."""
+        """Close every connection. Does not wait for look-ups."""
         for session in self._sessions.values():
             await session.close()
-        self._threads.leave()
 
 
 class _Refused(OSError):

@@ -79,11 +79,14 @@ class ResultsBudget:
 
 
 def _size(path: Path, unfinished_before: float, staged_before: float) -> int:
-    """Return what a file takes on the disk; delete it first if it is abandoned and may be deleted."""
-    abandoned_before = -math.inf
+    """Return what a file takes on the disk; delete it first if it is abandoned and may be deleted.
+
+    A staged answer that is published counts under its other name.
+    """
+    abandoned_before, is_staged = -math.inf, path.parent.name == STAGING
     if _UNFINISHED.fullmatch(path.name):
         abandoned_before = unfinished_before
-    elif path.parent.name == STAGING:
+    elif is_staged:
         abandoned_before = staged_before
     with suppress(FileNotFoundError):
         found = path.lstat()
@@ -91,5 +94,5 @@ def _size(path: Path, unfinished_before: float, staged_before: float) -> int:
             with suppress(PermissionError):  # another user's
                 path.unlink()
                 return 0
-        return found.st_blocks * 512
+        return 0 if is_staged and found.st_nlink > 1 else found.st_blocks * 512
     return 0

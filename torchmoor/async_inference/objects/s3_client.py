@@ -22,11 +22,10 @@ from torchmoor.async_inference.objects.object_store import (
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.wire.connection_errors import failure_reason
 
-# Despite their status of 4xx. The last three: another conditional write of the key was running; a body was damaged, or
-# ended, on its way.
-RETRYABLE_CODES = {
+RETRYABLE_CODES = {  # despite their status of 4xx
     *("RequestTimeTooSkewed", "ExpiredToken", "RequestTimeout", "SlowDown"),
-    *("ConditionalRequestConflict", "BadDigest", "IncompleteBody"),
+    "ConditionalRequestConflict",  # another conditional write of the key was running
+    *("BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"),  # a body was damaged, or cut off, on its way
 }
 
 

@@ -28,7 +28,3 @@ class Threads:
     async def close(self) -> None:
         """Wait for the submitted calls; accept no more."""
         await asyncio.to_thread(self._executor.shutdown)
-
-    def leave(self) -> None:
-        """Accept no more calls; those that run end by themselves."""
-        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -65,7 +65,7 @@ class SqliteDatabase:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_closed = False
         self._connection: sqlite3.Connection | None = None
-        self._faults = FaultLog(logger)  # of the thread
+        self._faults = FaultLog(logger)  # used by the thread only
         try:
             self._connect().close()
         except (OSError, sqlite3.Error) as exc:

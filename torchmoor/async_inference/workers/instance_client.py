@@ -34,7 +34,7 @@ class InstanceUnanswered(InstanceUnreachable):
 
 
 class DescriptorShortage(TorchmoorError):
-    """Raised when the proxy had no file descriptor for a connection; not the instance's fault."""
+    """Raised when the proxy lacked a descriptor, a port or memory for a connection: not the instance's fault."""
 
 
 class InstanceLost(TorchmoorError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.torchmoor.async_inference.objects import chunks_of
 from tests.unit.torchmoor.async_inference.rig import Rig, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.results_budget import STAGED_TTL_S, unfinished_name
@@ -104,6 +105,20 @@ async def test_sweep_deletes_what_killed_processes_left(tmp_path: Path, rig: Rig
     assert num_bytes == 512 * sum(path.lstat().st_blocks for path in folder.iterdir()) > 0
 
     assert {path.name for path in folder.iterdir()} == {young, *results}
+
+
+async def test_a_result_whose_staged_name_is_still_there_counts_once(rig: Rig) -> None:
+    """The name stays while notifications are sent, which takes minutes if a webhook does not answer."""
+    folder = (rig.folder / "results").as_uri()
+    store = DirectoryStore(rig.objects)
+
+    stored = await store.upload(f"{folder}/.torchmoor/one.1", chunks_of(b"x" * 5000))
+    staged = await store.sweep()
+    await store.publish(f"{folder}/.torchmoor/one.1", stored.tag, f"{folder}/one.out")
+    published = await store.sweep()
+    await store.close()
+
+    assert staged == published == 512 * (rig.folder / "results/one.out").lstat().st_blocks > 0
 
 
 async def test_a_file_that_may_not_be_deleted_is_measured(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

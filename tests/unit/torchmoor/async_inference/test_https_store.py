@@ -1,8 +1,11 @@
 """Inputs by https: presigned URLs of a real S3 server behind TLS, and hosts that must not be asked."""
 
 import asyncio
+import socket
 import ssl
 import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,8 +18,11 @@ import pytest
 from tests.servers import BUCKET, S3Server
 from tests.tools import require
 from tests.unit.torchmoor.async_inference.objects import MIB, closing, read_all
+from tests.unit.torchmoor.async_inference.rig import until
 from tests.unit.torchmoor.stream_server import Serve, stream_server
+from tests.waiting import PROGRAM_S
 from torchmoor.async_inference.objects.https_store import HttpsStore
+from torchmoor.async_inference.objects.name_lookups import NameLookups
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectDenied,
@@ -25,7 +31,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectTooLarge,
     ObjectUnavailable,
 )
-from torchmoor.async_inference.objects.outbound import Outbound, resolve
+from torchmoor.async_inference.objects.outbound import Outbound
 from torchmoor.async_inference.objects.s3_store import S3Store
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.config.objects import ObjectSettings
@@ -336,6 +342,58 @@ async def test_a_request_goes_to_the_checked_address_with_its_path_as_it_is(
     assert lines == [b"GET /a%7eb%2Fc?x=%7e HTTP/1.1"]
 
 
-def test_names_are_resolved_to_each_of_their_addresses_once() -> None:
-    assert {"127.0.0.1", "::1"} >= set(found := resolve("localhost", 443))
+async def test_names_are_resolved_to_each_of_their_addresses_once() -> None:
+    found = await NameLookups(1).resolve("localhost", 443)
+
+    assert {"127.0.0.1", "::1"} >= set(found)
     assert len(found) == len(set(found)) > 0
+
+
+async def test_look_ups_wait_for_a_free_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up whose caller has left keeps its thread until it ends, as nothing can interrupt it."""
+    asked: list[str] = []
+    may_answer = threading.Event()
+
+    def look_up(host: str, *arguments: object, **more: object) -> list[Any]:
+        asked.append(host)
+        may_answer.wait()
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    lookups = NameLookups(1)
+    first = asyncio.create_task(lookups.resolve("first.example", 443))
+    await until(lambda: asked == ["first.example"], "the name server is asked")
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.create_task(lookups.resolve("second.example", 443))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asked == ["first.example"]
+
+    may_answer.set()
+
+    with pytest.raises(OSError, match="not known"):
+        await second
+    assert (first.cancelled(), asked) == (True, ["first.example", "second.example"])
+
+
+def test_a_process_ends_while_a_look_up_runs() -> None:
+    """A name server that does not answer holds up no stop of the proxy."""
+    code = (
+        "import asyncio, socket, threading\n"
+        "from torchmoor.async_inference.objects.outbound import Outbound\n"
+        "socket.getaddrinfo = lambda *arguments, **more: threading.Event().wait()\n"
+        "async def main():\n"
+        "    limits = {'connect_timeout_s': 0.01, 'read_timeout_s': 1.0, 'max_connections': 1}\n"
+        "    outbound = Outbound(private_networks=(), **limits)\n"
+        "    try:\n"
+        "        await outbound.request('GET', 'https://name.example/')\n"
+        "    except TimeoutError:\n"
+        "        print('timed out')\n"
+        "    await outbound.close()\n"
+        "asyncio.run(main())\n"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PROGRAM_S)
+
+    assert (ended.returncode, ended.stdout) == (0, "timed out\n"), ended.stderr

@@ -249,7 +249,7 @@ async def test_a_staged_object_that_may_not_be_deleted_stays(
     assert ["s3:DeleteObject" in each for each in caplog.messages if "staged object" in each] == [True]
 
 
-@pytest.mark.parametrize("code", ["BadDigest", "IncompleteBody"])
+@pytest.mark.parametrize("code", ["BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"])
 async def test_a_body_that_was_damaged_on_its_way_is_sent_later(
     place: str, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import ClientSession
 from aiohttp.resolver import DefaultResolver
 
+from tests.unit.torchmoor.async_inference.rig import until
 from tests.unit.torchmoor.stream_server import stream_server
 from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
@@ -81,6 +82,20 @@ async def test_a_failed_round_is_not_the_last(caplog: pytest.LogCaptureFixture) 
         await asyncio.wait_for(has_third.wait(), DEADLINE_S)
 
     assert [record.getMessage() for record in caplog.records[:2]] == ["a round of probes failed"] * 2
+
+
+async def test_a_name_that_dns_never_resolves_does_not_keep_the_proxy_unready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy's readiness waits for the first probe of each instance; the others can serve meanwhile."""
+
+    async def resolve(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "no address")
+
+    monkeypatch.setattr(DefaultResolver, "resolve", resolve)
+    registry = Registry([EndpointSettings(name="e", variants=(VariantSettings(model="m"),))])
+    registry.add(Instance(name="a", endpoint="e", model="m", host="a.example", port=1, management_port=1))
+
+    async with HealthChecker(registry, HealthSettings(starting_interval_s=0.01), lambda: None) as checker:
+        await until(checker.has_asked_all, "a probe was tried")
 
 
 @pytest.mark.parametrize(("number", "is_sent"), [(socket.EAI_AGAIN, False), (socket.EAI_NONAME, True)])

@@ -37,7 +37,7 @@ function press(action, row) {
   });
 }
 
-// How a value of a session is shown, by its kind in torchmoor/wire/session_row.py; by its name, if differently.
+// How the list shows a value of a session: by its kind in torchmoor/wire/session_row.py, or by its name.
 const WRITERS = { count: (value) => (value === null ? "–" : number(value)), bytes, past: ago, future: until, flag: (value) => (value ? "yes" : "no"), text: (value) => value ?? "–" };
 const FILLERS = { tier: badge((row) => ({ word: row.tier, kind: TIERS[row.tier] ?? "" })) };
 const VALUES = FIELDS.filter((each) => each.title).map(({ name, kind, title }) => ({
