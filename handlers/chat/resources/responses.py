@@ -213,7 +213,7 @@ class StoredResponses:
             with self._sessions.hold(session.id.text, caller) as held:
                 with held.recording:
                     self._recorder.catch_up(held)
-                return self._recorder.read_image(held, next(image for image in held.images if image.digest == digest))
+                return self._recorder.read_image(held, digest)
 
         return KeptImage(digest, read)
 
