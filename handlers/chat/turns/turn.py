@@ -26,7 +26,7 @@ from handlers.chat.turns.generation_parts import GenerationParts
 from handlers.chat.turns.history import count_turns, without_oldest
 from handlers.chat.turns.question import AnsweredBefore, Prompt
 from handlers.chat.turns.question_content import content_of
-from handlers.errors import ContextTooLong, HandlerError, SessionLost, TurnConflict
+from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
 from handlers.models.answer_style import AnswerStyle
 from handlers.requests.reply import PendingReply
@@ -269,8 +269,6 @@ class Turn:
 
     def _commit(self, summary: Summary) -> None:
         session, content = self._session, self._content
-        if isinstance(session.end, SessionLost):  # its client left, so its journal is being deleted
-            raise session.end
         self._raise_if_ended()
         answer, response = content.record(summary)
         event = Event(
