@@ -101,19 +101,27 @@ class SessionRecorder:
             raise
         return images
 
+    def read_entries(self, session: Session, num_entries: int) -> tuple[list[Event], list[Image]]:
+        """Return the first entries of a held session, and the images of all its entries in their order.
+
+        Raises InvalidRequest if an entry is damaged, the session's error if it has ended.
+        """
+        with session.recording:
+            entries = entries_of(session, num_entries)
+            with self._store.lock:  # under which a session that ends releases its images
+                self._store.raise_if_gone(session)
+                return entries, list(session.images)
+
     def copy(self, source: Session, num_entries: int, target: Session) -> None:
         """Record a session's first entries in a new session, which shares the images and KV blocks of the source.
 
         Hold both sessions. Raises InvalidRequest, Overloaded, JournalUnavailable, and the source's error if it ends.
         """
-        with source.recording:
-            entries = entries_of(source, num_entries)
-            with self._store.lock:
-                self._store.raise_if_gone(source)
-                images = iter(list(source.images))
+        entries, images = self.read_entries(source, num_entries)
+        left = iter(images)
         self._store.check_chars(sum(event.num_chars for event in entries))
         for event in entries:
-            own = list(islice(images, len(event.images)))
+            own = list(islice(left, len(event.images)))
             encoded = [self.fetch(source, image.digest) for image in own] if self._store.is_durable else []
             with target.recording:
                 copied = replace(event, invocation_id="", entry="", nonce=secrets.token_hex(8))
