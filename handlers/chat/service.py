@@ -209,13 +209,18 @@ class ChatService:
 
     def _ask(self, command: Ask, reply: PendingReply) -> None:
         try:
-            self.make_turn(self.store.get(command.session_id, command.caller), command, reply).start()
+            turn = self.make_turn(self.store.get(command.session_id, command.caller), command, reply)
+            turn.enqueue()
         except SessionLost:  # the session may be in the journal, which takes time to read
             self._in_background(reply, lambda: self._adopt_and_ask(command, reply))
+            return
+        turn.start()
 
     def _adopt_and_ask(self, command: Ask, reply: PendingReply) -> None:
         with self._sessions.hold(command.session_id, command.caller) as session:
-            self.make_turn(session, command, reply).start()
+            turn = self.make_turn(session, command, reply)
+            turn.enqueue()
+        turn.start()
 
     def make_turn(self, session: Session, command: Ask, reply: PendingReply) -> Turn:
         return Turn(self._parts, self.queues, self._session_images, self.recorder, session, command, reply)

@@ -129,20 +129,20 @@ class GrammarCompiler:
             if self._vocabulary_trie is None or _must_repeat(self._vocabulary_trie):
                 self._vocabulary_trie = self._thread.submit(self._read_vocabulary)
             trie = self._vocabulary_trie
+        # `exception` instead of `result`: an error that is kept and raised again keeps the frames of each request.
         try:
-            trie.result(TOKENIZER_TIMEOUT_S)
+            unread = trie.exception(TOKENIZER_TIMEOUT_S)
         except TimeoutError:
             raise Overloaded("the model's vocabulary is still being read for grammars; try again later") from None
-        except ValueError as exc:
+        if isinstance(unread, ValueError):
             raise InvalidRequest(
                 "this model's tokenizer cannot be combined with a grammar, so its answers cannot follow one",
                 param=source.field,
-            ) from exc
+            ) from unread
+        trie.result()
         compiling, is_reused = self._find(source, trie)
         try:
-            grammar = compiling.result(self._settings.compile_timeout_s)
-        except ValueError as exc:
-            raise InvalidRequest(f"{source.field} is refused: {exc}", param=source.field) from exc
+            refusal = compiling.exception(self._settings.compile_timeout_s)
         except CancelledError:
             raise Overloaded("the compiled grammar was evicted for others; try again later") from None
         except TimeoutError:
@@ -152,6 +152,9 @@ class GrammarCompiler:
                     param=source.field,
                 ) from None
             raise Overloaded("other grammars are being compiled; try again later") from None
+        if isinstance(refusal, ValueError):
+            raise InvalidRequest(f"{source.field} is refused: {refusal}", param=source.field) from refusal
+        grammar = compiling.result()
         if is_reused:
             self._counters.add("grammars_reused")
         return grammar

@@ -91,7 +91,8 @@ class PromptFormat:
     def _encode(self, text: str, image_sizes: Sequence[int], *, adds_special: bool) -> list[int]:
         """Tokenize a text, which takes a second per megabyte. Raises ContextTooLong before, if that cannot fit.
 
-        Raises InvalidRequest for a token that the model does not have, and unless each image has a place.
+        Raises InvalidRequest for a text without tokens, a token that the model does not have, and unless each image has
+        a place.
         """
         if len(text) > self.max_context * self._max_token_chars:
             raise ContextTooLong(
@@ -101,6 +102,8 @@ class PromptFormat:
         bos = self.tokenizer.bos_token
         is_complete = bos is not None and text.startswith(bos)
         ids: list[int] = self.tokenizer(text, add_special_tokens=adds_special and not is_complete)["input_ids"]
+        if not ids:  # nothing would precede the answer: the engine would read its first token from another row
+            raise InvalidRequest("the prompt has no tokens: it is empty, or has only ignored characters")
         check_known(ids, self.vocabulary, self.tokenizer, self.image_token_id if image_sizes else None)
         if not image_sizes:
             return ids

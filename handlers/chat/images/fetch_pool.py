@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from handlers.chat.images.schemes import is_fetched
 from handlers.chat.messages import ImageReference
-from handlers.errors import STOPPING, InternalError
+from handlers.errors import STOPPING, HandlerError, InternalError
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings
@@ -64,16 +64,20 @@ class FetchPool:
                 self._waiting.pop(future, None)
             action()
 
+        def leave(reason: HandlerError) -> None:
+            future.cancel()
+
         with self._lock:  # so that the action cannot begin before it is registered
             future = self._threads.submit(line, begin)
             self._waiting[future] = reply
-        reply.on_cancel(lambda reason: self._leave(future))
+        future.add_done_callback(self._forget)
+        reply.on_cancel(leave)
         return future
 
-    def _leave(self, future: Future[None]) -> None:
-        if future.cancel():
-            with self._lock:
-                self._waiting.pop(future, None)
+    def _forget(self, future: Future[None]) -> None:
+        """Forget an action that has ended, or was cancelled while it waited."""
+        with self._lock:
+            self._waiting.pop(future, None)
 
     def shutdown(self) -> None:
         """Refuse new actions, cancel the replies of waiting ones, and wait for running ones."""

@@ -122,8 +122,9 @@ class BackgroundResponses:
             turn = self._service.make_turn(session, resume_response(command, queued, session.id.text), reply)
             queued.turns.append(turn)
             reply.on_end(lambda: queued.forget(turn))
-            turn.start()
-            queued.stop_if_ended()  # a cancel that came before found no turn in the queue
+            turn.enqueue()
+        turn.start()
+        queued.stop_if_ended()  # a cancel that came before found no turn in the queue
 
     def stream(self, command: ShowResponse, reply: PendingReply) -> None:
         """Stream the events of a response: those that exist, then new ones as they come."""

@@ -83,7 +83,7 @@ class Files:
     def read(self, caller: Caller, text: str) -> bytes:
         """Return the bytes of a file, or of an image of stored items."""
         with self._held(caller, text) as (session, image):
-            return self._recorder.read_image(session, image)
+            return self._recorder.read_image(session, image.digest)
 
     @contextmanager
     def _held(self, caller: Caller, text: str) -> Iterator[tuple[Session, Image]]:

@@ -17,7 +17,7 @@ from handlers.chat.dialects.responses import LOGPROBS, find_response, unknown_re
 from handlers.chat.items import Item, References, images_in, read_items
 from handlers.chat.messages import USER, ImagePart, KeptImage, Message
 from handlers.chat.queued_response import QueuedResponse
-from handlers.chat.sessions.entries import entries_of, items_of
+from handlers.chat.sessions.entries import items_of
 from handlers.chat.sessions.lifecycle import SessionLifecycle
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -196,14 +196,17 @@ class StoredResponses:
         queued.stop_if_ended()
 
     def repeat(self, session: Session, num_entries: int, caller: Caller) -> list[Item]:
-        """Return the items of a held session's first entries, with images, whose bytes are read later."""
+        """Return the items of a held session's first entries, with images, whose bytes are read later.
+
+        Raises InvalidRequest, or the session's error if it has ended.
+        """
         repeated: list[Item] = []
-        with session.recording:
-            entries, images = entries_of(session, num_entries), iter(list(session.images))
+        entries, images = self._recorder.read_entries(session, num_entries)
+        left = iter(images)
         if not all(event.response for event in entries):
             raise InvalidRequest(OTHER_API)
         for event in entries:
-            own = [ImagePart(self._keep(session, i.digest, caller)) for i in islice(images, len(event.images))]
+            own = [ImagePart(self._keep(session, i.digest, caller)) for i in islice(left, len(event.images))]
             asked, answered = items_of(event)
             repeated += _fill((*asked, *answered), own)
         return repeated
@@ -213,7 +216,7 @@ class StoredResponses:
             with self._sessions.hold(session.id.text, caller) as held:
                 with held.recording:
                     self._recorder.catch_up(held)
-                return self._recorder.read_image(held, next(image for image in held.images if image.digest == digest))
+                return self._recorder.read_image(held, digest)
 
         return KeptImage(digest, read)
 

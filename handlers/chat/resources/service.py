@@ -1,6 +1,8 @@
 """The service of OpenAI's resources: responses, conversations and files, which are sessions and their turns."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from handlers.chat.commands import (
@@ -41,7 +43,7 @@ from handlers.chat.messages import SYSTEM, first_address, images_of
 from handlers.chat.resources.background import BackgroundResponses, BackgroundService
 from handlers.chat.resources.conversations import Conversations, unknown_conversation
 from handlers.chat.resources.files import Files
-from handlers.chat.resources.responses import StoredResponses
+from handlers.chat.resources.responses import StoredResponse, StoredResponses
 from handlers.chat.sessions.additions import SessionAdditions
 from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.lifecycle import SessionLifecycle
@@ -144,27 +146,35 @@ class ResourceService:
 
     def _respond(self, command: Respond, reply: PendingReply) -> None:
         """Continue after a stored response: in its session if that has no later turn, else in a branch."""
+        with self._responses.found(command.ask.caller, command.previous, "previous_response_id") as found:
+            start = self._prepare(found, command, reply)
+        start()
+
+    def _prepare(self, found: StoredResponse, command: Respond, reply: PendingReply) -> Callable[[], None]:
+        """Find out where a held response is continued. Return the start of the answer."""
         ask = command.ask
-        with self._responses.found(ask.caller, command.previous, "previous_response_id") as found:
-            if not command.is_stored:
-                self._complete_after(found.session, found.num_turns, ask, reply).start()
-                return
-            turn = self._service.make_turn(found.session, ask, reply)
-            is_last = len(found.session.entries) == found.number and found.session.resource is None
-            if turn.is_answered():
-                turn.start()
-            elif not is_last or not turn.try_start():
-                if not command.may_open:
-                    raise limit_reached()
-                session_id = self._service.open(opening_of(ask), reply, (found.session, found.num_turns))
-                assert ask.draft is not None
-                ask.draft.branch(found.num_turns)
-                self._service.dispatch(replace(ask, session_id=session_id), reply)
+        if not command.is_stored:
+            return self._complete_after(found.session, found.num_turns, ask, reply).start
+        turn = self._service.make_turn(found.session, ask, reply)
+        is_last = len(found.session.entries) == found.number and found.session.resource is None
+        if turn.is_answered():
+            turn.enqueue()
+            return turn.start
+        if is_last and turn.try_enqueue():
+            return turn.start
+        if not command.may_open:
+            raise limit_reached()
+        session_id = self._service.open(opening_of(ask), reply, (found.session, found.num_turns))
+        assert ask.draft is not None
+        ask.draft.branch(found.num_turns)
+        return partial(self._service.dispatch, replace(ask, session_id=session_id), reply)
 
     def _respond_in_conversation(self, command: RespondInConversation, reply: PendingReply) -> None:
         reply.gone = unknown_conversation(command.conversation_id)  # also if it is deleted while the answer runs
         with self._conversations.found(command.ask.caller, command.conversation_id) as session:
-            self._service.make_turn(session, command.ask, reply).start()
+            turn = self._service.make_turn(session, command.ask, reply)
+            turn.enqueue()
+        turn.start()
 
     def _add_items(self, command: AddItems, reply: PendingReply) -> dict[str, Any]:
         """Add items to a conversation, which is opened first if the command says so."""

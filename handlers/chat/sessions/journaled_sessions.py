@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from handlers.chat.sessions.entries import fields_of
@@ -65,17 +65,17 @@ class JournaledSessions:
             return next(iter(self._journal.read(session_id, max_events=1)), None)
 
     def read_events(self, session: Session) -> Sequence[Event]:
-        with self._translated(session.id.text):
+        with self._translated(session.id.text), _undone(session):
             return self._journal.read(session.id.text, session.num_events)
 
     def write(self, session: Session, event: Event, encoded_images: Sequence[bytes]) -> None:
-        with self._translated(session.id.text):
+        with self._translated(session.id.text), _undone(session):
             for data in encoded_images:
                 self._journal.put_image(session.id.text, data, session.owner)
             self._journal.append(session.id.text, session.num_events, event, session.owner)
 
     def read_image(self, session: Session, digest: str) -> bytes:
-        with self._translated(session.id.text):
+        with self._translated(session.id.text), _undone(session):
             try:
                 return self._journal.get_image(session.id.text, digest)
             except FileNotFoundError:
@@ -156,6 +156,19 @@ class JournaledSessions:
 
     def sweep(self, expired_before: int, *, is_full: bool) -> None:
         self._journal.sweep(expired_before, is_full=is_full)
+
+
+@contextmanager
+def _undone(session: Session) -> Iterator[None]:
+    """Raise SessionLost if the session's opening is undone before or meanwhile, so that its journal is deleted."""
+    try:
+        if isinstance(session.end, SessionLost):
+            raise session.end
+        yield
+    except OSError:
+        if isinstance(session.end, SessionLost):
+            raise session.end from None
+        raise
 
 
 def _fate_name(session_id: str) -> str:

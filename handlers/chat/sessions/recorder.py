@@ -101,39 +101,56 @@ class SessionRecorder:
             raise
         return images
 
+    def read_entries(self, session: Session, num_entries: int) -> tuple[list[Event], list[Image]]:
+        """Return the first entries of a held session, and the images of all its entries in their order.
+
+        Raises InvalidRequest if an entry is damaged, the session's error if it has ended.
+        """
+        with session.recording:
+            entries = entries_of(session, num_entries)
+            with self._store.lock:  # under which a session that ends releases its images
+                self._store.raise_if_gone(session)
+                return entries, list(session.images)
+
     def copy(self, source: Session, num_entries: int, target: Session) -> None:
         """Record a session's first entries in a new session, which shares the images and KV blocks of the source.
 
-        Hold both sessions. Raises InvalidRequest, Overloaded, SessionLost, JournalUnavailable.
+        Hold both sessions. Raises InvalidRequest, Overloaded, JournalUnavailable, and the source's error if it ends.
         """
-        with source.recording:
-            entries, images = entries_of(source, num_entries), iter(list(source.images))
+        entries, images = self.read_entries(source, num_entries)
+        left = iter(images)
         self._store.check_chars(sum(event.num_chars for event in entries))
         for event in entries:
-            own = list(islice(images, len(event.images)))
+            own = list(islice(left, len(event.images)))
             encoded = [self.fetch(source, image.digest) for image in own] if self._store.is_durable else []
             with target.recording:
                 copied = replace(event, invocation_id="", entry="", nonce=secrets.token_hex(8))
                 self._write(target, copied, encoded)
-                self._share(target, own)
+                self._share(source, own, target)
                 self._apply_turn(target, copied)
                 self._remember(target, copied)
 
-    def _share(self, session: Session, images: Sequence[Image]) -> None:
-        """Add images to a session. They belong to another session, which holds them."""
-        for image in images:
-            self._images.share(image)
+    def _share(self, source: Session, images: Sequence[Image], target: Session) -> None:
+        """Add images of a session to another one. Raises the source's error if it has ended."""
+        with self._store.lock:  # under which a session that ends releases its images
+            self._store.raise_if_gone(source)
+            for image in images:
+                self._images.share(image)
         try:
-            self._session_images.add(session, images)
+            self._session_images.add(target, images)
         except BaseException:
             for image in images:
                 self._images.release(image)
             raise
 
-    def read_image(self, session: Session, image: Image) -> bytes:
-        """Return the bytes of one of the session's images. Raises SessionLost, JournalUnavailable."""
-        encoded = self._images.find_encoded(image)
-        return self.fetch(session, image.digest) if encoded is None else encoded
+    def read_image(self, session: Session, digest: str) -> bytes:
+        """Return the bytes of one of a held session's images. Raises the SessionGone family, JournalUnavailable."""
+        with self._store.lock:  # under which a session that ends releases its images
+            self._store.raise_if_gone(session)
+            images = [*session.images, *session.pending_images]
+            image = next((each for each in images if each.digest == digest), None)
+            encoded = None if image is None else self._images.find_encoded(image)
+        return self.fetch(session, digest) if encoded is None else encoded
 
     def add(self, session: Session, event: Event, encoded: Sequence[bytes]) -> None:
         """Record a turn without a generated answer, whose images the session already holds. Raises as `record` does."""

@@ -233,13 +233,18 @@ class SessionStore:
     def close(self, session: Session) -> None:
         """End a session. Its memory is freed when its running turn, if any, has stopped."""
         with self.lock:
-            self._end(session, SessionClosed)
+            self._end(self._current(session), SessionClosed)
 
     def discard(self, session: Session) -> None:
         """Undo an opening that failed, so that no client knows the id."""
         with self.lock:
-            if self._forget(session):
-                self._stop(session, SessionLost())
+            current = self._current(session)
+            if self._forget(current):
+                self._stop(current, SessionLost())
+
+    def _current(self, session: Session) -> Session:
+        """Return the open session of the same id: another one if this one was evicted, and read again meanwhile."""
+        return self._sessions.get(session.id.text, session)
 
     def expire(self) -> None:
         """End every session whose time is over, and forget old tombstones."""

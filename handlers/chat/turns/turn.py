@@ -63,6 +63,7 @@ class Turn:
         self._own_images: list[ReceivedImage] = []  # received with this question
         self._new_images: list[Image] = []  # that this question is the first to ask about; held until the turn is over
         self._images: list[Image] = []  # of the prompt
+        self._may_begin = False  # no earlier turn runs
         self._is_rebuilt = False  # the session has turns that this worker did not compute
         self._generation = Generation(parts, self, session.cache, ask, reply, self._release)
 
@@ -75,26 +76,29 @@ class Turn:
     def _name(self) -> str:
         return name_request(self._ask.invocation_id, self._ask.images)
 
-    def start(self) -> None:
-        """Begin now or wait for the session's earlier turns.
+    def enqueue(self) -> None:
+        """Take a place in the session's queue. `start` must follow.
 
         Raises Overloaded, or the session's error if it has ended.
         """
-        self._start(may_begin=self._queues.enqueue(self._session, self))
+        self._may_begin = self._queues.enqueue(self._session, self)
 
-    def try_start(self) -> bool:
-        """Begin now unless another turn of the session runs.
+    def try_enqueue(self) -> bool:
+        """Take the session's queue unless another turn runs. If this returns True, `start` must follow.
 
         Raises SessionLost, or the session's error if it has ended.
         """
-        may_begin = self._queues.enqueue(self._session, self, may_wait=False)
-        if may_begin:
-            self._start(may_begin=True)
-        return may_begin
+        self._may_begin = self._queues.enqueue(self._session, self, may_wait=False)
+        return self._may_begin
 
-    def _start(self, *, may_begin: bool) -> None:
+    def start(self) -> None:
+        """Begin now or wait for the session's earlier turns.
+
+        Call this without a hold on the session, which its place in the queue keeps: otherwise a full worker could not
+        evict the session when its client has the answer.
+        """
         self._parts.counters.add("turns_started")
-        if may_begin:
+        if self._may_begin:
             self.begin()
         self._reply.on_cancel(self.stop)
 

@@ -159,14 +159,14 @@ class Engine:
             if self._commit(batch):
                 self.scheduler.pace.note(num_decoding, num_prompt_tokens, self._step_clock() - begin)
 
-    def _commit(self, batch: list[StepShare]) -> bool:
-        """Run the batch and deliver its tokens; return whether it ran as a whole."""
+    def _commit(self, batch: list[StepShare], *, is_part: bool = False) -> bool:
+        """Run the batch and deliver its tokens; return whether it ran as a whole. is_part: of a step that failed."""
         draw = Draw({row: each for row, each in self._samplers_of(batch).items() if not each.is_plain_greedy})
         try:
             result = self.runner.run(batch, draw.begin)
         except Exception as exc:
             clear_frames(exc.__traceback__)  # they hold the failed step's tensors
-            self._isolate(batch, exc)
+            self._isolate(batch, exc, is_part=is_part)
             return False
         self.num_steps += 1
         chosen = self._choose(batch, result, draw)
@@ -233,7 +233,7 @@ class Engine:
             for n, (sequence, _) in enumerate(asking)
         }
 
-    def _isolate(self, batch: list[StepShare], error: Exception) -> None:
+    def _isolate(self, batch: list[StepShare], error: Exception, *, is_part: bool) -> None:
         """After a failed step, run its halves separately, until only the failing sequence ends."""
         device = self.runner.model.device
         is_lost = is_device_lost(device)
@@ -247,18 +247,23 @@ class Engine:
                 self._fail(share.sequence, error)
             return
         if has_no_memory:
-            self.scheduler.pace.halve()
-            logger.warning("device out of memory in a step shares=%s, next steps take fewer prompt tokens", len(batch))
+            if can_shrink or not is_part:  # else the part failed with as many tokens as in the whole step
+                self.scheduler.pace.halve()
+                logger.warning(
+                    "device out of memory in a step shares=%s, next steps take fewer prompt tokens", len(batch)
+                )
             return_gpu_memory()
         if can_shrink:
             [share] = batch
-            self._commit([StepShare(share.sequence, share.tokens[: len(share.tokens) // 2], is_last=False)])
+            self._commit(
+                [StepShare(share.sequence, share.tokens[: len(share.tokens) // 2], is_last=False)], is_part=True
+            )
             return
         if not has_no_memory:
             logger.warning("step failed and is repeated in halves shares=%s error=%s", len(batch), error)
         middle = len(batch) // 2
-        self._commit(batch[:middle])
-        self._commit(batch[middle:])
+        self._commit(batch[:middle], is_part=True)
+        self._commit(batch[middle:], is_part=True)
 
     def _fail(self, sequence: TokenSequence, error: Exception) -> None:
         """End a sequence whose step failed, and log the reason."""

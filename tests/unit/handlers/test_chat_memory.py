@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from handlers.chat.images.loader import ImageLoader
+from handlers.chat.sessions import recorder
 from handlers.chat.sessions.session_images import SessionImages
 from handlers.chat.sessions.store import SessionStore
 from handlers.journal.directory import DirectoryJournal
@@ -472,6 +473,29 @@ def test_a_branch_that_fails_for_any_reason_holds_no_image(
     assert client.call({"type": "branch_session", "session_id": sid, "turns": 1}).error == "InternalError"
     client.call({"type": "close_session", "session_id": sid})
     assert len(client.service.images) == 0
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_branch_of_a_session_that_is_closed_meanwhile_is_refused(
+    make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    """The client learns that the session was closed, before or after its texts are copied, and no image stays held."""
+    client = make_client()
+    sid = client.open(data_url(red))
+    client.answer(sid, "what is it?", **SHORT)
+    part, name = (recorder, "entries_of") if is_early else (SessionStore, "check_chars")
+    step = getattr(part, name)
+
+    def close_first(*args: Any) -> Any:
+        client.service.store.close(client.session(sid))
+        monkeypatch.undo()
+        return step(*args)
+
+    monkeypatch.setattr(part, name, close_first)
+
+    assert client.call({"type": "branch_session", "session_id": sid, "turns": 1}).error == "SessionClosed"
+    assert len(client.service.images) == 0
+    assert client.service.store.session_ids() == []
 
 
 # Conversations longer than the context

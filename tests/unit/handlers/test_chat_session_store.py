@@ -1,6 +1,6 @@
 """The session store: lifetimes, turns, and the blocks and images that sessions hold."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -708,6 +708,26 @@ def test_an_evicted_session_takes_no_turn_and_no_pin(new_store: Stores) -> None:
         TurnQueues(store).enqueue(session, turn)
     with pytest.raises(SessionLost):
         TurnQueues(store).pin(session)
+
+
+@pytest.mark.parametrize("end", [SessionStore.close, SessionStore.discard])
+def test_a_session_that_was_evicted_and_read_again_ends_with_the_first_one(
+    new_store: Stores, end: Callable[[SessionStore, Session], None]
+) -> None:
+    """A request that ends the session it found before the eviction ends the one that has taken its place."""
+    store = new_store(is_durable=True, max_sessions=1)
+    first = opened(store)
+    opened(store)
+    again = store.adopt(first.id.text, Caller("e", "p"))
+    store.unhold(again)
+    turn = begin_turn(store, again, 20)
+    SessionImages(store).add(again, [image(store)])
+
+    end(store, first)
+
+    assert isinstance(turn.stopped_by, SessionClosed | SessionLost)
+    assert dequeue(store, again, turn) is None
+    assert (len(store), held_bytes(store)) == (0, 0)
 
 
 def test_a_full_store_ends_expired_sessions_first(new_store: Stores, clock: Any) -> None:

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from handlers.chat.sessions import recorder
+from handlers.chat.sessions.session import Session
 from tests.unit.handlers.test_background_conversations import BODY, Talk
-from tests.unit.handlers.test_chat_service import Hold
+from tests.unit.handlers.test_chat_service import Hold, data_url
 from torchmoor.wire import headers as wire
 
 
@@ -48,3 +50,24 @@ def test_a_conversation_that_is_deleted_while_an_answer_runs_is_not_found(
         assert (answer.status, answer.json["error"]["code"]) == (404, "not_found")
     assert talk.send(f"GET conversations/{talk.id}").wait().status == 404
     assert wire.CLOSED_SESSION_ID not in answer.headers
+
+
+def test_a_response_that_is_deleted_while_another_follows_it_is_not_found(
+    make_client: Any, red: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follow-up that is not stored repeats the response's image; if that is gone, so is the response."""
+    client = make_client()
+    image = {"type": "input_image", "image_url": data_url(red)}
+    body = {**BODY, "input": [{"role": "user", "content": [image]}], "max_output_tokens": 2}
+    first = client.call(body, {wire.RESOURCE: "POST responses"}).json["id"]
+    read = recorder.entries_of
+
+    def delete_first(session: Session, num_entries: int) -> Any:
+        client.service.store.close(session)
+        return read(session, num_entries)
+
+    monkeypatch.setattr(recorder, "entries_of", delete_first)
+    follow_up = {**BODY, "input": "and?", "previous_response_id": first, "store": False}
+    answer = client.call(follow_up, {wire.RESOURCE: "POST responses"})
+
+    assert (answer.status, answer.json["error"]["param"]) == (404, "previous_response_id")

@@ -903,6 +903,31 @@ def test_step_without_memory_is_repeated_in_halves(
     assert "device out of memory in a step" in caplog.text
 
 
+def test_a_prompt_that_fits_beside_fewer_rows_is_read_in_half_chunks(still_engine: EngineFactory, model: Any) -> None:
+    """The parts of a step without memory are repeated with the same prompt tokens, so they do not halve them again."""
+    engine = still_engine(prefill_chunk=64)
+    rows = [Generation(engine, text) for text in prompts(7)]
+    admit(engine, *rows)
+    while any(row.sequence.is_prefilling for row in rows):
+        engine.step()
+    sizes: list[int] = []
+
+    def fail_large_steps(embeds: torch.Tensor, batch: PackedBatch) -> None:
+        sizes.append(len(embeds))
+        if len(embeds) > 64:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.before_step = fail_large_steps
+    generation = Generation(engine, blocks(1, 2, 3, 4, 5, 6))
+    admit(engine, generation)
+    engine.step()
+
+    assert sizes == [71, 4, 67, 2, 65, 1, 64]
+    assert engine.scheduler.pace.max_chunk == 32
+    run_to_the_end(engine)
+    assert generation.error is None
+
+
 def test_long_prompt_without_memory_is_read_in_smaller_chunks(still_engine: EngineFactory, model: Any) -> None:
     """A single prompt that exceeds the memory is read in smaller chunks; a failed step does not change the pace."""
     engine = still_engine(prefill_chunk=64)

@@ -1,6 +1,8 @@
 """Eviction: a full worker with a journal evicts idle sessions and continues them at their next request."""
 
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,15 @@ from uuid import uuid4
 
 import pytest
 
+from handlers.errors import HandlerError
 from handlers.journal.journal import Journal
 from handlers.journal.url import open_journal
-from handlers.requests.incoming import Caller
+from handlers.requests.incoming import Caller, Incoming
+from handlers.requests.reply import PendingReply
 from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET
 from tests.torchserve.drawings import data_url
+from tests.waiting import DEADLINE_S
 
 SHORT = {"parameters": {"max_new_tokens": 12}}
 KINDS = (
@@ -58,6 +63,49 @@ def test_a_full_worker_evicts_forgotten_sessions_and_answers_them_again(
     assert sessions["evicted"] == sessions["adopted"] + 4
     listed = client.call({}, {"x-torchmoor-operation": "sessions"}).json
     assert (listed["open"], listed["evicted"]) == (2, sessions["evicted"])
+
+
+class LateReply(PendingReply):
+    """A reply whose worker thread continues, after it has begun the answer, only when the test lets it."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        super().__init__(wake)
+        self.may_continue = threading.Event()
+
+    def on_cancel(self, action: Callable[[HandlerError], None]) -> None:
+        super().on_cancel(action)
+        if threading.current_thread().name.startswith("intake"):
+            assert self.may_continue.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize("kind", ["question", "response", "conversation"])
+def test_a_session_is_evicted_as_soon_as_its_client_has_the_answer(
+    make_client: Any, journal: Any, exchange_type: Any, kind: str
+) -> None:
+    """The session does not count as busy while the thread that began its answer still runs."""
+    client = make_client(journal=journal, session={"max_sessions": 1})
+    body: dict[str, Any] = {"model": "m", "input": "what?", "max_output_tokens": 4}
+    headers = {"x-torchmoor-resource": "POST responses"}
+    if kind == "question":
+        sid = client.open()
+        body, headers = {"type": "send_text_prompt", "session_id": sid, "prompt_text": "what?", **SHORT}, {}
+        other = client.open()
+    elif kind == "response":
+        body["previous_response_id"] = client.call(body, headers).json["id"]
+        other = client.open()
+        client.answer(other, "what?", **SHORT)
+    else:
+        body["conversation"] = client.call({}, {"x-torchmoor-resource": "POST conversations"}).json["id"]
+        other = client.open()
+    late = exchange_type()
+    late.reply = LateReply(late.reply.wake)
+
+    client.service.start(Incoming(headers, body), late.reply)
+    first = late.wait()
+    second = client.ask(other, "what?", **SHORT).wait()
+    late.reply.may_continue.set()
+
+    assert (first.status, second.status) == (200, 200), (first.body, second.body)
 
 
 def test_an_evicted_session_is_closed_without_being_adopted(make_client: Any, journal: Any, red: Any) -> None:

@@ -1,7 +1,9 @@
 """Slow addresses of images: they delay their own caller, end in time, and are forgotten with their clients."""
 
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -168,6 +170,23 @@ def test_cancelled_requests_leave_their_line() -> None:
 
     assert held.order == ["a2"]
     held.pool.shutdown()
+
+
+def test_an_action_that_is_cancelled_leaves_nothing_of_its_request() -> None:
+    """The pool forgets a request whose action is cancelled before its turn, as when a session is closed."""
+    held = Held()
+    reply = make_reply()
+    waiting, answered = held.submit("a1", reply), weakref.ref(reply)
+
+    assert waiting.cancel()
+    del waiting, reply
+    gc.collect()
+    is_forgotten = answered() is None
+    held.release()
+    held.pool.shutdown()
+
+    assert is_forgotten
+    assert held.order == []
 
 
 def test_stop_answers_requests_that_wait() -> None:

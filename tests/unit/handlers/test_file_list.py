@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.sessions.session import Session
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, FakeClock, ServiceFactory
@@ -44,6 +46,20 @@ def client(request: pytest.FixtureRequest, make_client: ServiceFactory, tmp_path
 def upload(client: Client, **fields: Any) -> Any:
     lifetime = {f"expires_after[{name}]": value for name, value in fields.items()}
     return ask(client, "POST files", body={"file": png("red"), "purpose": b"vision", **lifetime})
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_unknown(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client learns that there is no such file, as if it had asked a moment later."""
+    made = upload(client).json
+    read = SessionRecorder.read_image
+
+    def close_and_read(recorder: SessionRecorder, session: Session, *args: Any) -> bytes:
+        client.service.store.close(session)
+        return read(recorder, session, *args)
+
+    monkeypatch.setattr(SessionRecorder, "read_image", close_and_read)
+
+    assert ask(client, f"GET files/{made['id']}/content").status == 404
 
 
 def test_a_file_lives_as_long_as_its_upload_asks(make_client: ServiceFactory, clock: FakeClock) -> None:

@@ -1,9 +1,11 @@
 """Answers that follow a grammar: on the engine with many schemas, and through the service in each dialect."""
 
+import gc
 import json
 import random
 import re
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,6 +54,10 @@ SAMPLED = {"temperature": 1.2, "seed": 11}
 
 def json_grammar(schema: Any) -> GrammarText:
     return GrammarText("json_schema", json.dumps(schema), "schema")
+
+
+class SentGrammar(GrammarText):
+    """A grammar that can be referred to weakly, as its base cannot."""
 
 
 class Rows:
@@ -231,6 +237,29 @@ def test_refused_grammars_say_why(compiler: GrammarCompiler, kind: Any, text: st
         compiler.compile(GrammarText(kind, text, "parameters.grammar.value"))
 
     assert caught.value.param == "parameters.grammar.value"
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_refused_grammar_that_is_sent_again_and_again_takes_no_memory(
+    tiny_llava: Any, monkeypatch: Any, has_tokenizer: bool
+) -> None:
+    """The compiler remembers why it refuses a grammar, or all of them, and nothing of the requests."""
+    compiler = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, 480, GrammarSettings())
+    if not has_tokenizer:
+        monkeypatch.setattr(hf, "from_tokenizer", lambda *args, **options: (_ for _ in ()).throw(Exception("unknown")))
+    requests: list[weakref.ref[SentGrammar]] = []
+    try:
+        for _ in range(3):
+            sent = SentGrammar("regex", "(a", "parameters.grammar.value")
+            requests.append(weakref.ref(sent))
+            with pytest.raises(InvalidRequest):
+                compiler.compile(sent)
+            del sent
+        gc.collect()
+    finally:
+        compiler.stop()
+
+    assert [each() for each in requests[1:]] == [None, None]
 
 
 def test_compiling_has_a_time_limit(tiny_llava: Any) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from handlers.chat.forms import Summary
 from handlers.chat.sessions.journaled_sessions import MAX_CLAIMS
+from handlers.chat.turns.turn import Turn
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
@@ -21,6 +23,7 @@ from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE
 from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
 from tests.waiting import wait_until
+from torchmoor.wire.headers import NEW_SESSION, SESSION_ID
 
 ID = "ts-seq-aaaaaaaaaaaaaaaa-6b013fa9-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
 OWNER = owner_key("llava", "alice")
@@ -801,6 +804,27 @@ def test_an_opening_that_was_answered_elsewhere_is_not_undone(
 
     assert [event.kind for event in journal.read(sids[0])] == ["open"]
     assert journal.read(sids[1]) == []
+
+
+def test_a_first_answer_whose_client_leaves_at_its_end_is_no_failure(
+    make_client: Any, journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The session that its question has opened is undone, and its journal stays deleted."""
+    client = make_client(journal=journal)
+    commit = Turn.commit
+
+    def leave_first(turn: Turn, summary: Summary) -> None:
+        asked.reply.cancel()
+        wait_until(lambda: not journal.list_ids()[0], "the session's journal is deleted")
+        commit(turn, summary)
+
+    monkeypatch.setattr(Turn, "commit", leave_first)
+    asked = client.send({"inputs": "one", **SHORT}, {SESSION_ID: NEW_SESSION})
+    wait_until(lambda: client.service.numbers()["turns"]["failed"] == 1, "the turn has ended")
+
+    assert journal.list_ids() == ([], "")
+    assert client.service.numbers()["journal"]["failures"] == 0
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_an_opening_that_was_undone_is_not_answered_elsewhere(

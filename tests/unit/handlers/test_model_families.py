@@ -135,6 +135,19 @@ def test_other_model_without_a_template_reads_raw_prompts_only(tmp_path: Path, c
     assert model.encode_prompt(["Hi"], [])
 
 
+def test_a_prompt_without_tokens_is_refused(tmp_path: Path, checkpoint: Path, make_client: Any) -> None:
+    """A template may make nothing of an empty message; beside another answer, the answer began with its tokens."""
+    save(WORKING["qwen2"](), tmp_path, checkpoint)
+    (tmp_path / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    client = make_client(load_model(tmp_path, CPU, "float32"))
+
+    refused = client.call({"messages": [{"role": "user", "content": ""}], "max_tokens": 1})
+
+    assert (refused.status, refused.error) == (400, "InvalidRequest")
+    assert "no tokens" in refused.json["error"]["message"]
+    assert client.call({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}).status == 200
+
+
 def test_llava_without_a_template_speaks_llava(tmp_path: Path, checkpoint: Path) -> None:
     """The prompt has USER and ASSISTANT, the image first, and one beginning of sequence."""
     save(seeing_config("llava", WORKING["llama"](), checkpoint), tmp_path, checkpoint)
