@@ -4,9 +4,10 @@ A worker logs them after MARK, so that the launcher of `torchmoor up` finds them
 them.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 INTERVAL_S = 5.0
@@ -47,12 +48,14 @@ def download_line(folder: Path, total: int) -> Callable[[], str]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Return the bytes on the disk. A file that is written in any order has its final length from the beginning."""
+    """Return the bytes on the disk. A file that is written in any order has its final length from the beginning.
+
+    Files and folders that are renamed or deleted meanwhile are left out.
+    """
     num_bytes = 0
-    for path in folder.rglob("*"):
-        try:
-            found = path.lstat()
-        except OSError:  # it was renamed
-            continue
-        num_bytes += min(found.st_size, found.st_blocks * _BLOCK_BYTES)
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                found = os.lstat(os.path.join(parent, name))
+                num_bytes += min(found.st_size, found.st_blocks * _BLOCK_BYTES)
     return num_bytes

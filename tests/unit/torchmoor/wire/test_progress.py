@@ -1,7 +1,11 @@
 """Lines of progress: content, times, and how they are switched off."""
 
+import os
 import threading
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.waiting import wait_until
 from torchmoor.wire.progress import download_line, reporting
@@ -47,3 +51,22 @@ def test_a_download_is_measured_by_what_it_has_written(tmp_path: Path) -> None:
 def test_a_folder_that_does_not_exist_yet_has_no_bytes(tmp_path: Path) -> None:
     """A folder that does not exist yet, like the hub's cache before its first download, has zero bytes."""
     assert download_line(tmp_path / "none", 1_000_000)() == "downloading 0.0 of 1.0 MB"
+
+
+def test_a_folder_that_is_deleted_meanwhile_ends_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pip deletes its temporary folders, at any moment, while the lines go on."""
+    (tmp_path / "pip-download").mkdir()
+    scandir = os.scandir
+
+    def scan(path: str) -> Any:
+        if "pip-download" in str(path):
+            (tmp_path / "pip-download").rmdir()
+        return scandir(path)
+
+    line = download_line(tmp_path, 1_000_000)
+    monkeypatch.setattr(os, "scandir", scan)
+
+    said = line()
+
+    assert not (tmp_path / "pip-download").exists()
+    assert said.endswith(" of 1.0 MB")
