@@ -573,7 +573,7 @@ def test_closed_sessions_release_their_pictures(chat: FakeChat, tab: Tab) -> Non
         page.get_by_role("button", name=re.compile("^Close session")).first.click()
     expect(page.locator(".switch")).to_have_text([re.compile("New session")])
 
-    assert page.evaluate("held.size") == 0
+    wait_until(lambda: page.evaluate("held.size") == 0, "the pictures are released")
 
 
 @pytest.mark.browser

@@ -1,6 +1,8 @@
 """When sessions expire, and when the journals of expired sessions are deleted."""
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -90,7 +92,8 @@ def test_thread_expires_and_sweeps_again_after_a_failure(
     def sweep(expired_before: int, *, is_full: bool) -> None:
         sweeps.append(Sweep(expired_before, is_full))
 
-    thread = ExpiryThread(expire, sweep, lambda: START)
+    known: Any = SimpleNamespace(sweep=sweep)
+    thread = ExpiryThread(expire, known, lambda: START)
     wait_until(lambda: len(expiries) > 2, "sessions are expired again")
     thread.stop()
 
