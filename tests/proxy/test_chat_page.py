@@ -554,6 +554,7 @@ def test_a_turn_is_copied_edited_and_asked_again_in_branches(chat: FakeChat, tab
 def test_closed_sessions_release_their_pictures(chat: FakeChat, tab: Tab) -> None:
     """No picture stays in the page's memory when the session and its branch, which has copies of it, are closed."""
     page = tab.page
+    expect(page.locator("#samples button")).to_have_count(2)  # the page keeps their pictures
     page.evaluate(
         """() => {
           const [make, release] = [URL.createObjectURL, URL.revokeObjectURL];
@@ -573,7 +574,7 @@ def test_closed_sessions_release_their_pictures(chat: FakeChat, tab: Tab) -> Non
         page.get_by_role("button", name=re.compile("^Close session")).first.click()
     expect(page.locator(".switch")).to_have_text([re.compile("New session")])
 
-    wait_until(lambda: page.evaluate("held.size") == 0, "the pictures are released")
+    assert page.evaluate("held.size") == 0
 
 
 @pytest.mark.browser
