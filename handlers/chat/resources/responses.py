@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from handlers.chat.commands import ActOnSession, DeleteResponse, ShowResponse
@@ -201,12 +200,11 @@ class StoredResponses:
         Raises InvalidRequest, or the session's error if it has ended.
         """
         repeated: list[Item] = []
-        entries, images = self._recorder.read_entries(session, num_entries)
-        left = iter(images)
-        if not all(event.response for event in entries):
+        entries = self._recorder.read_entries(session, num_entries)
+        if not all(event.response for event, _ in entries):
             raise InvalidRequest(OTHER_API)
-        for event in entries:
-            own = [ImagePart(self._keep(session, i.digest, caller)) for i in islice(left, len(event.images))]
+        for event, images in entries:
+            own = [ImagePart(self._keep(session, image.digest, caller)) for image in images]
             asked, answered = items_of(event)
             repeated += _fill((*asked, *answered), own)
         return repeated

@@ -6,7 +6,8 @@ never on the engine's or TorchServe's.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 
@@ -101,39 +102,43 @@ class SessionRecorder:
             raise
         return images
 
-    def read_entries(self, session: Session, num_entries: int) -> tuple[list[Event], list[Image]]:
-        """Return the first entries of a held session, and the images of all its entries in their order.
+    def read_entries(self, session: Session, num_entries: int) -> list[tuple[Event, list[Image]]]:
+        """Return the first entries of a held session, each with its images.
 
         Raises InvalidRequest if an entry is damaged, the session's error if it has ended.
         """
         with session.recording:
             entries = entries_of(session, num_entries)
-            with self._store.lock:  # under which a session that ends releases its images
-                self._store.raise_if_gone(session)
-                return entries, list(session.images)
+            with self._kept_open(session):
+                images = iter(list(session.images))
+        return [(event, list(islice(images, len(event.images)))) for event in entries]
+
+    @contextmanager
+    def _kept_open(self, session: Session) -> Iterator[None]:
+        """Keep a session from ending, which would release its images. Raises its error if it has ended."""
+        with self._store.lock:
+            self._store.raise_if_gone(session)
+            yield
 
     def copy(self, source: Session, num_entries: int, target: Session) -> None:
         """Record a session's first entries in a new session, which shares the images and KV blocks of the source.
 
         Hold both sessions. Raises InvalidRequest, Overloaded, JournalUnavailable, and the source's error if it ends.
         """
-        entries, images = self.read_entries(source, num_entries)
-        left = iter(images)
-        self._store.check_chars(sum(event.num_chars for event in entries))
-        for event in entries:
-            own = list(islice(left, len(event.images)))
-            encoded = [self.fetch(source, image.digest) for image in own] if self._store.is_durable else []
+        entries = self.read_entries(source, num_entries)
+        self._store.check_chars(sum(event.num_chars for event, _ in entries))
+        for event, images in entries:
+            encoded = [self.fetch(source, image.digest) for image in images] if self._store.is_durable else []
             with target.recording:
                 copied = replace(event, invocation_id="", entry="", nonce=secrets.token_hex(8))
                 self._write(target, copied, encoded)
-                self._share(source, own, target)
+                self._share(source, images, target)
                 self._apply_turn(target, copied)
                 self._remember(target, copied)
 
     def _share(self, source: Session, images: Sequence[Image], target: Session) -> None:
         """Add images of a session to another one. Raises the source's error if it has ended."""
-        with self._store.lock:  # under which a session that ends releases its images
-            self._store.raise_if_gone(source)
+        with self._kept_open(source):
             for image in images:
                 self._images.share(image)
         try:
@@ -145,8 +150,7 @@ class SessionRecorder:
 
     def read_image(self, session: Session, digest: str) -> bytes:
         """Return the bytes of one of a held session's images. Raises the SessionGone family, JournalUnavailable."""
-        with self._store.lock:  # under which a session that ends releases its images
-            self._store.raise_if_gone(session)
+        with self._kept_open(session):
             images = [*session.images, *session.pending_images]
             image = next((each for each in images if each.digest == digest), None)
             encoded = None if image is None else self._images.find_encoded(image)
