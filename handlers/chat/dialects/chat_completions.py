@@ -48,7 +48,7 @@ _NEUTRAL: Neutral = {
     "enable_thinking": (lambda v: False, "absent: use 'chat_template_kwargs'"),
     "thinking": (lambda v: False, "absent: use 'chat_template_kwargs' or 'reasoning_effort'"),
     "reasoning": (is_reasoning, REASONING_WANTED),
-    "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(filter(None, EFFORTS))}"),
+    "reasoning_effort": (lambda v: is_reasoning({"effort": v}), f"one of {', '.join(EFFORTS)}"),
 }
 _FIELDS = {"messages", "model", "n", "stream", "stream_options", "logprobs", "response_format"}
 _FIELDS |= {TEMPLATE_FIELD, *TOOL_FIELDS}

@@ -5,20 +5,20 @@ from typing import Any
 
 from handlers.chat.template_variables import read_template_variables
 
-EFFORTS = (None, "none", "minimal", "low", "medium", "high", "xhigh", "max")
-SUMMARIES = (None, "auto", "concise", "detailed")
-_VALUES: dict[str, tuple[str | None, ...]] = {
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+SUMMARIES = ("auto", "concise", "detailed")
+_VALUES: dict[str, tuple[str, ...]] = {
     "effort": EFFORTS,
     "summary": SUMMARIES,
     "generate_summary": SUMMARIES,  # its earlier name
-    "context": (None, "auto"),  # the template decides which earlier reasoning the model reads
-    "mode": (None, "standard"),
+    "context": ("auto",),  # the template decides which earlier reasoning the model reads
+    "mode": ("standard",),
 }
 REASONING_WANTED = "an object with an effort and a summary"
 
 
 def is_reasoning(given: Any) -> bool:
-    """Return whether a value is OpenAI's `reasoning`: an effort and a kind of summary."""
+    """Return whether a value is OpenAI's `reasoning`, with members and values that are supported here."""
     return isinstance(given, dict) and all(
         value is None or value in _VALUES.get(name, ()) for name, value in given.items()
     )
