@@ -26,8 +26,8 @@ class Token:
     token's own text, and ends before the stop string. own_text: the token's own text, even of a stop string.
     parts: the parts of the answer that have become certain; None if the answer has only content, which is `text`. top:
     the likeliest tokens at this position, with their own texts, if the request asks for them. offset: number of
-    characters of the own texts before this token. number: of the answer's tokens up to this one. num_prompt_tokens: of
-    the whole prompt.
+    characters of the own texts before this token. number: its place in the answer, from 1. num_prompt_tokens: of the
+    whole prompt.
     """
 
     id: int

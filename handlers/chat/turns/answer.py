@@ -231,11 +231,11 @@ class AnswerWriter:
             event.logprob,
             event.token_id in self._eos_token_ids,
             parts,
-            top,
-            offset,
-            own_text,
-            self._num_tokens,
-            self.num_prompt_tokens,
+            top=top,
+            offset=offset,
+            own_text=own_text,
+            number=self._num_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
         )
 
     def _decode(self, event: TokenEvent) -> TokenText:
