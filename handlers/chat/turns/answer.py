@@ -1,8 +1,8 @@
 """Writes an answer to the client: its receipt, its tokens and its end.
 
 The engine's thread only adds tokens. Their text is made by the thread that needs it (the pump's for a stream, a
-worker's for the end), so the engine's next step does not wait. Only an answer that its text may end (stop strings, or
-one call at most) is converted to text on the engine's thread.
+worker's for the end), so the engine's next step does not wait. Only an answer that may end at a stop string or after
+its first call is converted to text on the engine's thread.
 """
 
 import threading
@@ -102,7 +102,7 @@ class AnswerWriter:
 
     @property
     def _is_ended_by_text(self) -> bool:
-        """Whether the text so far ends with a stop string, or with the only call that the answer may have."""
+        """Whether the text so far ends the answer: with a stop string, or with the only call that it may have."""
         has_call = self._ends_after_call and self._reader is not None and self._reader.has_whole_call
         return has_call or self._detokenizer.is_stopped
 

@@ -83,7 +83,6 @@ class Generation:
         self._prompt: Prompt | None = None
         self._is_admitted = False
         self._given: Sequence[int] = ()
-        self._num_prompt_tokens = 0
         self._is_restored = False
         self._kept = 0
         self._ends_early = False
@@ -225,7 +224,7 @@ class Generation:
         self._given = () if begun is None else [token.id for token in begun.tokens]
         if len(self._given) >= max_new_tokens:
             raise TurnConflict("the answer that is to be continued has already reached its maximum length")
-        self._num_prompt_tokens = self._writer.num_prompt_tokens = len(keys)
+        self._writer.num_prompt_tokens = len(keys)
         images = self._images.pin(prompt, starts, kept, self._question.fetch)
         return AnswerRequest(
             prompt=keys,
@@ -291,11 +290,11 @@ class Generation:
         self._first_token_at = time.monotonic()
         ttft_s = self._first_token_at - self._received
         self._kept = kept = event.num_cached
-        num_prefilled = self._num_prompt_tokens + len(self._given) - kept
+        num_prefilled = self._writer.num_prompt_tokens + len(self._given) - kept
         self._writer.receipt |= {
             CACHE_TIER: self._images.name_tier(kept, is_restored=self._is_restored),
             PREFILL_TOKENS: str(num_prefilled),
-            CONTEXT_TOKENS: str(self._num_prompt_tokens),
+            CONTEXT_TOKENS: str(self._writer.num_prompt_tokens),
             QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
             TTFT_MS: f"{ttft_s * 1000:.1f}",
             **self._adapter.receipt,
@@ -334,7 +333,7 @@ class Generation:
             text=text,
             finish_reason=reason.value,
             num_tokens=len(self._given) + self._num_new,
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_tokens=self._writer.num_prompt_tokens,
             seed=self._parameters.seed,
             tokens=tokens,
             message=self._writer.message,

@@ -94,8 +94,8 @@ class Turn:
     def start(self) -> None:
         """Begin now or wait for the session's earlier turns.
 
-        Call this without a hold on the session, which its place in the queue keeps: otherwise a full worker could not
-        evict the session when its client has the answer.
+        Call this without a hold on the session, which the turn's place in the queue keeps: with a hold, a full worker
+        could not evict the session as soon as its client has the answer.
         """
         self._parts.counters.add("turns_started")
         if self._may_begin:
