@@ -65,17 +65,17 @@ class JournaledSessions:
             return next(iter(self._journal.read(session_id, max_events=1)), None)
 
     def read_events(self, session: Session) -> Sequence[Event]:
-        with self._translated(session.id.text), _undone(session):
+        with self._translated(session.id.text), _lost_if_undone(session):
             return self._journal.read(session.id.text, session.num_events)
 
     def write(self, session: Session, event: Event, encoded_images: Sequence[bytes]) -> None:
-        with self._translated(session.id.text), _undone(session):
+        with self._translated(session.id.text), _lost_if_undone(session):
             for data in encoded_images:
                 self._journal.put_image(session.id.text, data, session.owner)
             self._journal.append(session.id.text, session.num_events, event, session.owner)
 
     def read_image(self, session: Session, digest: str) -> bytes:
-        with self._translated(session.id.text), _undone(session):
+        with self._translated(session.id.text), _lost_if_undone(session):
             try:
                 return self._journal.get_image(session.id.text, digest)
             except FileNotFoundError:
@@ -107,7 +107,7 @@ class JournaledSessions:
                 raise JournalUnavailable("the journal has too many sessions to find one by its hash in time")
 
     def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
-        """A claim is never replaced. After its session has ended, the next opening's claim is named after that, too.
+        """A claim is never replaced: if its session has ended, the next claim's name includes that session's id, too.
 
         After MAX_CLAIMS ended sessions, the opening is not claimed, and a retry opens another session.
         """
@@ -159,8 +159,11 @@ class JournaledSessions:
 
 
 @contextmanager
-def _undone(session: Session) -> Iterator[None]:
-    """Raise SessionLost if the session's opening is undone before or meanwhile, so that its journal is deleted."""
+def _lost_if_undone(session: Session) -> Iterator[None]:
+    """Raise SessionLost if the session's opening is undone before or during an operation on its journal.
+
+    The journal is deleted then, so an OSError of the operation is not a failure.
+    """
     try:
         if isinstance(session.end, SessionLost):
             raise session.end
