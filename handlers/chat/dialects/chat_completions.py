@@ -38,7 +38,7 @@ _NEUTRAL: Neutral = {
     "prediction": (lambda v: isinstance(v, dict) and v.get("type") == "content", "a prediction of the content"),
     "modalities": (lambda v: v == ["text"], 'absent or ["text"]'),
     "store": (lambda v: v is False, "false: answers are not kept"),
-    "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
+    "service_tier": (lambda v: v in ("auto", "default"), "auto or default: there is one tier"),
     "verbosity": (lambda v: v == "medium", "absent or medium"),
     "guided_json": (lambda v: False, "absent: use 'response_format' of the type json_schema"),
     "guided_regex": (lambda v: False, "absent: use 'response_format' of the type regex, with a value"),

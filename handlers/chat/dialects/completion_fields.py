@@ -20,9 +20,10 @@ DONE = b"data: [DONE]\n\n"  # the end of a complete stream
 
 
 def refuse_unsupported(given: Mapping[str, Any], fields: set[str], neutral: Neutral, what: str) -> None:
-    """Raise InvalidRequest for an unknown field, or a field of `neutral` with a value that would have an effect.
+    """Raise InvalidRequest for an unknown field, or an unsupported one with a value that would have an effect.
 
-    what: the kind of body, for the message."""
+    neutral: the unsupported fields besides NEUTRAL_OF_VLLM. what: the kind of body, for the message.
+    """
     neutral = {**NEUTRAL_OF_VLLM, **neutral}
     for name, (is_neutral, wanted) in neutral.items():
         if name in given and not is_neutral(given[name]):
@@ -82,7 +83,7 @@ def read_usage(given: Mapping[str, Any], is_streaming: bool) -> dict[str, bool]:
 class OpenAIAnswer(ABC):
     """What both APIs write alike: the fields that each object of an answer begins with, errors, and a stream's end.
 
-    created: seconds since 1970. service_tier: empty unless the request asks for one. has_usage: a stream ends with a
+    created: seconds since 1970. service_tier: None unless the request names one. has_usage: a stream ends with a
     chunk that counts tokens. has_running_usage: the chunks before it count those of their choice so far. index: the
     choice's. num_prompts: how many the request has; each has as many choices. chunk_kind: the type of a stream's
     objects. Implements `ChoicesForm`.
@@ -92,7 +93,7 @@ class OpenAIAnswer(ABC):
     created: int
     model: str
     fingerprint: str | None = None
-    service_tier: str = ""
+    service_tier: str | None = None
     has_usage: bool = False
     has_running_usage: bool = False
     has_logprobs: bool = False
@@ -165,7 +166,7 @@ def read_answer(prefix: str, given: Mapping[str, Any], incoming: Incoming, now: 
         "created": int(now),
         "model": read_model(given, incoming),
         "fingerprint": incoming.fingerprint,
-        "service_tier": "default" if "service_tier" in given else "",
+        "service_tier": "default" if "service_tier" in given else None,
         **read_usage(given, read_flag(given, "stream")),
     }
 

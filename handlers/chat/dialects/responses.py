@@ -48,7 +48,7 @@ _PARAMETERS = {
     "max_output_tokens": "max_new_tokens",
 }
 _LABELS = ("user", "safety_identifier", "prompt_cache_key")
-_UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options"}  # have no effect here
+_UNUSED = {"stream_options", "prompt_cache_retention", "prompt_cache_options"}  # no effect, except `prewarm`
 _UNUSED |= {"client_metadata"}  # of the Codex CLI, which sends it with each request
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = {LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url"}  # the others have no effect
