@@ -264,8 +264,8 @@ _ALIASES = {  # LMI's, TGI's and transformers' names
 Neutral = Mapping[str, tuple[Callable[[Any], bool], str]]
 """Unsupported fields: a check for the values that have no effect, and their description for an error."""
 
-# Unsupported parameters that clients send anyway, with the values that have no effect. Those of vLLM, which LMI's
-# documentation lists, too:
+# Unsupported parameters that clients send anyway, with the values that have no effect.
+# Of vLLM, which LMI's documentation lists, too:
 NEUTRAL_OF_VLLM: Neutral = {
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
     "length_penalty": (lambda v: is_number(v) and v == 1, "1: there is no beam search"),

@@ -129,7 +129,7 @@ class GrammarCompiler:
             if self._vocabulary_trie is None or _must_repeat(self._vocabulary_trie):
                 self._vocabulary_trie = self._thread.submit(self._read_vocabulary)
             trie = self._vocabulary_trie
-        # `exception` instead of `result`: an error that is kept and raised again keeps the frames of each request.
+        # `exception` instead of `result`: a future's error that is raised again holds the frames of each request.
         try:
             unread = trie.exception(TOKENIZER_TIMEOUT_S)
         except TimeoutError:
@@ -139,7 +139,7 @@ class GrammarCompiler:
                 "this model's tokenizer cannot be combined with a grammar, so its answers cannot follow one",
                 param=source.field,
             ) from unread
-        trie.result()
+        trie.result()  # raises any other error
         compiling, is_reused = self._find(source, trie)
         try:
             refusal = compiling.exception(self._settings.compile_timeout_s)

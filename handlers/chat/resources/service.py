@@ -151,7 +151,7 @@ class ResourceService:
         start()
 
     def _prepare(self, found: StoredResponse, command: Respond, reply: PendingReply) -> Callable[[], None]:
-        """Find out where a held response is continued. Return the start of the answer."""
+        """Decide where a held response is continued. Return the function that starts the answer."""
         ask = command.ask
         if not command.is_stored:
             return self._complete_after(found.session, found.num_turns, ask, reply).start

@@ -247,7 +247,7 @@ class Engine:
                 self._fail(share.sequence, error)
             return
         if has_no_memory:
-            if can_shrink or not is_part:  # else the part failed with as many tokens as in the whole step
+            if can_shrink or not is_part:  # other parts have the step's prompt tokens, which are halved already
                 self.scheduler.pace.halve()
                 logger.warning(
                     "device out of memory in a step shares=%s, next steps take fewer prompt tokens", len(batch)
