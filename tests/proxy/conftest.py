@@ -51,6 +51,7 @@ T = TypeVar("T")
 
 PATH, GENERAL, FAST = "TORCHMOOR_TEST_PATH", "general", "fast"  # the variable that is a stage's `path`, and its values
 KEY = b"0123456789abcdef0123456789abcdef"
+CHUNKS_END = b"\r\n0\r\n\r\n"
 LISTEN = ListenSettings(allowed_hosts=("x",), port=0, admin_port=0)
 # Probes are off unless a test wants them: the tests check what the proxy notices by itself.
 NO_PROBES = HealthSettings(starting_interval_s=3600, ready_interval_s=3600)
@@ -410,6 +411,16 @@ def read_answer(sock: socket.socket, *, to_end: bool = False) -> bytes:
             break
         data += piece
     return bytes(data)
+
+
+def read_until(sock: socket.socket, text: bytes) -> bytes:
+    """Read until the text has come, and return all that was read. Fails if the connection ends before."""
+    data = b""
+    while text not in data:
+        piece = sock.recv(65536)
+        assert piece, data
+        data += piece
+    return data
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import Stage, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, dying, refusing, silent, streaming
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -153,22 +153,14 @@ def test_answered_request_is_never_cancelled(stage: Stage) -> None:
     stage.a.behave = stage.b.behave = streaming([b"one", b"two"])
     with stage.socket() as sock:
         sock.sendall(post("/endpoints/llava/invocations-response-stream"))
-        read_answer_until(sock, b"two")
+        read_until(sock, b"two")
     stage.a.behave = stage.b.behave = endless
     with stage.socket() as sock:
         sock.sendall(post("/endpoints/llava/invocations-response-stream"))
-        read_answer_until(sock, b"half")
+        read_until(sock, b"half")
 
     stage.until(lambda: stage.outstanding() == 0, "all over")
     assert stage.a.cancels == stage.b.cancels == []
-
-
-def read_answer_until(sock: socket.socket, text: bytes) -> None:
-    data = b""
-    while text not in data:
-        piece = sock.recv(65_536)
-        assert piece, data
-        data += piece
 
 
 def test_request_that_was_not_sent_whole_is_not_cancelled(make_stage: Callable[..., Stage]) -> None:

@@ -25,6 +25,7 @@ from torchmoor.proxy.http.sweeper import LINGER_S
 from torchmoor.proxy.http.unsent import has_unsent
 from torchmoor.proxy.instances.instance import InstanceState
 
+CLOCK = "torchmoor.proxy.http.client_connection.monotonic"
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -562,23 +563,16 @@ def test_a_closed_connection_has_time_for_its_answer_although_idle_ones_have_lit
 
 @pytest.mark.parametrize("has_tls", [False, True])
 @pytest.mark.parametrize("more_fields", [b"", b"Connection: close\r\n"])
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("late_s", [0, 2 * LINGER_S])
 def test_stopping_cuts_no_answer_that_waits_for_its_client(
-    make_stage: Callable[..., Stage],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    has_tls: bool,
-    more_fields: bytes,
-    is_late: bool,
+    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool, more_fields: bytes, late_s: float
 ) -> None:
     """A transport with TLS does not say that bytes wait, however long ago the answer has ended."""
     clients = SlowClients(make_stage, tmp_path, has_tls=has_tls)
 
     with clients.ask(more_fields) as slow:
-        if is_late:
-            monkeypatch.setattr("torchmoor.proxy.http.client_connection.monotonic", lambda: monotonic() + 2 * LINGER_S)
-        stopping = clients.begin_stop()
-        monkeypatch.undo()
+        with patch(CLOCK, lambda: monotonic() + late_s):
+            stopping = clients.begin_stop()
         assert read_answer(slow, to_end=True).endswith(bytes(60_000))
     stopping.result(DEADLINE_S)
 
@@ -591,7 +585,7 @@ def test_stopping_waits_for_no_client_that_has_its_answer(make_stage: Callable[.
         assert read_answer(idle).endswith(bytes(60_000))
         [connection] = clients.server.connections
         clients.stage.until(lambda: not has_unsent(connection.transport), "the answer received")
-        with patch("torchmoor.proxy.http.client_connection.monotonic", lambda: monotonic() + 2 * LINGER_S):
+        with patch(CLOCK, lambda: monotonic() + 2 * LINGER_S):
             stopping = clients.begin_stop()
         stopping.result(DEADLINE_S)
 

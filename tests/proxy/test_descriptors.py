@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from tests.descriptors import without_free_descriptors
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import CHUNKS_END, Stage, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import Gate, Received, Wire
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections, limit_files
@@ -67,11 +67,7 @@ def test_a_lack_of_local_ports_is_the_proxys_own(
         other.sendall(POST)
         refused = read_answer(other)
         gate.open()
-        answer = b""
-        while not answer.endswith(b"0\r\n\r\n"):
-            piece = client.recv(65536)
-            assert piece, "the stream was broken"
-            answer += piece
+        read_until(client, CHUNKS_END)
 
     assert refused.startswith(b"HTTP/1.1 503")
     assert b"retry-after: " in refused.lower()

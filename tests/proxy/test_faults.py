@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import CHUNKS_END, Stage, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire, answering, dying, refusing, silent
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.recovery import RecoverySettings
@@ -82,11 +82,7 @@ def test_stream_of_an_instance_that_hangs_ends_with_an_error(make_stage: Callabl
     sock = invoke(stage, session=make_session_id("a"), stream=True)
     stage.until(lambda: stage.a.received, "the request at the instance")
     hang(stage, stage.a, half)
-    answer = b""
-    while b"ModelStreamError" not in answer:
-        piece = sock.recv(65536)
-        assert piece, "the answer ended in silence"
-        answer += piece
+    answer = read_until(sock, b"ModelStreamError")
 
     assert instance_of(answer) == "a"
     assert [r for r in stage.b.received if r.path.startswith("/predictions")] == []
@@ -112,13 +108,10 @@ def test_stream_of_a_busy_instance_is_not_cut_off(make_stage: Callable[..., Stag
         await wire.chunk(b"")
 
     stage.a.behave = busy
-    sock, answer = invoke(stage, session=make_session_id("a"), stream=True), b""
+    sock = invoke(stage, session=make_session_id("a"), stream=True)
     stage.until(lambda: stage.a.received, "the request at the instance")
     hang(stage, stage.a, busy)
-    while not answer.endswith(b"0\r\n\r\n"):
-        piece = sock.recv(65536)
-        assert piece, "the answer ended in silence"
-        answer += piece
+    answer = read_until(sock, CHUNKS_END)
 
     assert instance_of(answer) == "a"
     assert b"on." in answer
@@ -243,12 +236,10 @@ def test_a_stream_that_takes_all_its_time_is_not_the_instances_failure(make_stag
         await wire.until_closed()
 
     stage.a.behave = stage.b.behave = long
-    sock, answer = invoke(stage, session=make_session_id("a"), stream=True), b""
-    while b"on and on" not in answer:
-        answer += sock.recv(65536)
+    sock = invoke(stage, session=make_session_id("a"), stream=True)
+    read_until(sock, b"on and on")
     stage.pass_time(31)
-    while not answer.endswith(b"0\r\n\r\n"):
-        answer += sock.recv(65536)
+    answer = read_until(sock, CHUNKS_END)
 
     assert b"ModelStreamError" in answer
     assert (stage.instance("a").breaker.state, stage.instance("a").breaker.num_failures) == (BreakerState.CLOSED, 0)

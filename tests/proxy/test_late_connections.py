@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import CHUNKS_END, Stage, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import Gate, Received, Wire
 from tests.proxy.test_async import submit, until_there
 from tests.proxy.test_faults import instance_of, invoke
@@ -82,11 +82,7 @@ def test_an_address_that_is_not_found_takes_nobody_out(
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"
     assert stage.instance("a").breaker.num_failures == 1
     gate.open()
-    answer = b""
-    while not answer.endswith(b"0\r\n\r\n"):
-        piece = running.recv(65536)
-        assert piece, "the stream was broken"
-        answer += piece
+    read_until(running, CHUNKS_END)
 
     assert stage.instance("a").state is InstanceState.READY
 

@@ -25,8 +25,8 @@ class ApiDialect(Protocol):
     operation_name: for the access log, traces and decisions. names_sessions_in_header: a request's session header names
     its session. names_sessions_in_body: a request without that header may name one in its body. held_back: names of
     fields that are not forwarded, besides those that never are. sent_method: of requests to instances; empty for the
-    client's own. names_variant: its answers name the variant that gave them. may_stream: its answers may be streams,
-    which may take longer.
+    client's own. names_variant: its answers name the variant that gave them. has_stream_deadlines: its answers may take
+    as long as streams; without it, a stream has the time of a whole answer.
     """
 
     operation_name: str
@@ -35,7 +35,7 @@ class ApiDialect(Protocol):
     held_back: frozenset[bytes] = frozenset()
     sent_method: bytes = b""
     names_variant: bool = False
-    may_stream: bool = True
+    has_stream_deadlines: bool = True
 
     @staticmethod
     def max_body_bytes(limits: LimitSettings) -> int:

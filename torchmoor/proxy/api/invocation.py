@@ -317,15 +317,15 @@ class Invocation:
         if loss is Loss.SHORTAGE:
             assignment.has_failed = True  # the loss says nothing about the instance
             self._metrics.shortages += 1
-            return self.fail(unavailable.no_descriptor())
+            return self.fail(unavailable.shortage())
         if loss is Loss.TIMEOUT:
             assignment.note_timeout(self.deadlines.first_byte_s)
             return self.fail(self._timeout_error())
         if loss is Loss.UNREACHABLE:
             self._dispatchers.report_unreachable(instance)
         else:
-            # A reset alone does not mark the instance as failed: it may concern one worker, one request or one lost
-            # packet. A probe tells.
+            # One such loss does not mark the instance as failed: it may concern one worker, one request, one lost
+            # packet or the name servers. A probe decides.
             assignment.note_failure(is_dead=True)
         if loss is Loss.UNANSWERED:
             is_placed = can_replay and assignment.try_reach(self._resume)

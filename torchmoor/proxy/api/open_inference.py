@@ -86,7 +86,7 @@ class OpenInferenceDialect(ApiDialect):
     operation_name = "ModelInfer"
     names_sessions_in_header = False
     names_sessions_in_body = False
-    may_stream = False
+    has_stream_deadlines = False
     held_back = frozenset((TARGET_MODEL,))
 
     def check(self, request: Request, request_id: bytes, endpoint: Endpoint) -> None:

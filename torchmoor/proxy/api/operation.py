@@ -30,7 +30,7 @@ class Operation:
         self.dispatchers = dispatchers
         self.endpoint = endpoint
         self.dialect = dialect
-        self.deadlines = (stream_deadlines if dialect.may_stream else whole_deadlines)(settings.timeouts)
+        self.deadlines = (stream_deadlines if dialect.has_stream_deadlines else whole_deadlines)(settings.timeouts)
         self.max_body_bytes = dialect.max_body_bytes(settings.limits)
         self.max_session_body_bytes = settings.limits.max_session_body_bytes
         self.timeout_line = timeout_line(self.deadlines.total_s)

@@ -153,7 +153,7 @@ class RuntimeDialect(ApiDialect):
 
     operation_name = "InvokeEndpoint"
     names_variant = True
-    may_stream = False
+    has_stream_deadlines = False
 
     def __init__(self, log_groups: str) -> None:
         """log_groups: the ARN of the endpoints' log groups, without an endpoint's name."""
@@ -194,7 +194,7 @@ class StreamDialect(RuntimeDialect):
     """
 
     operation_name = "InvokeEndpointWithResponseStream"
-    may_stream = True
+    has_stream_deadlines = True
     held_back = frozenset((ACCEPT, SAGEMAKER_ACCEPT))
 
     def is_stream(self, head: AnswerHead) -> bool:

@@ -299,7 +299,7 @@ class Assignment:
             self._dispatchers.suspect(instance)
 
     def note_timeout(self, time_limit_s: float) -> None:
-        """Count a failure of the chosen instance, unless the wait for it has taken more than half of the time."""
+        """Count a failure of the chosen instance, unless the wait for it took more than half of the limit."""
         if 2 * self.waited_s > time_limit_s:
             self.has_failed = True
         else:

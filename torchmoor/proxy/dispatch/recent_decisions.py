@@ -41,7 +41,7 @@ class DecisionQuery:
 
     @classmethod
     def from_text(cls, values: Mapping[str, str], limit: int) -> DecisionQuery:
-        """Read the other fields among the parameters of a URL; unknown ones are ignored. Raises ValidationError."""
+        """Read the fields except limit from the parameters of a URL; others are ignored. Raises ValidationError."""
         texts = {each.name: values[each.name] for each in fields(cls) if each.default is None and each.name in values}
         try:
             since = float(values.get("since", "0"))

@@ -60,7 +60,7 @@ def body_dropped() -> ServiceUnavailable:
     return ServiceUnavailable("Too many request bodies are being received. Try again later.")
 
 
-def no_descriptor() -> ServiceUnavailable:
+def shortage() -> ServiceUnavailable:
     """Return the answer where the proxy has no file descriptor or port for a connection to an instance."""
     return ServiceUnavailable("The proxy has too many open connections. Try again later.")
 

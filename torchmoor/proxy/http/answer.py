@@ -13,8 +13,8 @@ from torchmoor.proxy.http.message import AnswerHead, Reply, date_line
 class Loss(Enum):
     """How an instance failed a request."""
 
-    UNREACHABLE = "unreachable"  # the target refuses connections: the request was never sent
-    UNROUTED = "unrouted"  # its address was not found, or no way there, so not sent; DNS or the network can cause this
+    UNREACHABLE = "unreachable"  # the target is down or refuses connections: the request was never sent
+    UNROUTED = "unrouted"  # no address or no route was found, so not sent; DNS or the network can cause this
     UNANSWERED = "unanswered"  # no connection in time, so not sent either; one lost packet can cause this
     SHORTAGE = "shortage"  # no connection, for lack of a descriptor or port: not the instance's fault
     RESET = "reset"  # the connection ended, or its bytes were not HTTP

@@ -40,7 +40,7 @@ class Outcome(Enum):
     """How a call ended."""
 
     ANSWERED = "answered"  # the instance's answer, or a Reply in its place, was written to its end
-    BROKEN = "broken"  # the answer had begun and could not be finished
+    BROKEN = "broken"  # the answer had begun, and its instance failed to finish it
     FAILED = "failed"  # the answer has ended with an error that is not a failure of its instance
     CLIENT_GONE = "client gone"  # the client left, or broke HTTP's rules when no error could be sent any longer
 

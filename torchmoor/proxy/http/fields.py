@@ -33,7 +33,7 @@ MAX_KEPT_OPTIONS = 4  # a Connection line with more names is not kept
 # allowed bytes from a line and testing whether any are left takes half the time of a regular expression.
 _NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _VALUE_BYTES = bytes((9, *range(32, 127), *range(128, 256)))
-# RFC 9110 7.2 and RFC 3986 3.2.2: a name or an address, and a port. RFC 9112 3.2 requires a 400 for any other Host.
+# RFC 9110 7.2 and RFC 3986 3.2.2: a name or an address, perhaps a port. RFC 9112 3.2 requires a 400 for any other Host.
 _HOST_BYTES = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-._~!$&'()*+,;=%:[]"
 _NO_OPTIONS: frozenset[bytes] = frozenset()
 _NOT_KEPT = CREDENTIALS.union(
