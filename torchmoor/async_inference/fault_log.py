@@ -12,7 +12,7 @@ INTERVAL_S = 60.0
 class FaultLog:
     """Logs the first fault of a kind at once. Later ones within a minute are only counted; the next line says how many.
 
-    endpoint: named in each line, with a request; None: the faults concern no single endpoint. clock: seconds.
+    endpoint: each line names it and the request; None: the faults concern no single endpoint. clock: seconds.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class FaultLog:
         self._logged_at: dict[str, float] = {}
         self._num_left_out: dict[str, int] = {}
 
-    def add(self, kind: str, fault: Exception | str, *, inference_id: str = "", has_trace: bool = False) -> None:
+    def add(self, kind: str, fault: Exception, *, inference_id: str = "", has_trace: bool = False) -> None:
         """Log a fault, or count it. kind: one of a fixed set. has_trace: log the exception's trace too."""
         now = self._clock()
         if now - self._logged_at.get(kind, -INTERVAL_S) < INTERVAL_S:
@@ -37,6 +37,6 @@ class FaultLog:
             kind,
             place,
             self._num_left_out.pop(kind, 0),
-            fault,
-            exc_info=fault if has_trace and isinstance(fault, Exception) else None,
+            str(fault) or type(fault).__name__,  # a time-out has no text
+            exc_info=fault if has_trace else None,
         )

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import click
 
-from torchmoor.cli.tables import without_controls
+from torchmoor.cli.foreign_text import without_controls
 from torchmoor.clients.errors import AdminRefused, AdminUnreachable, CallFailed, CredentialsRefused, EndpointUnreachable
 from torchmoor.errors import TorchmoorError
 from torchmoor.run.log import discard_unwritten

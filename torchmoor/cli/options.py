@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import click
 
+from torchmoor.cli.foreign_text import without_controls
 from torchmoor.cli.running_fleets import complete_endpoints
-from torchmoor.cli.tables import without_controls
 from torchmoor.clients.admin import AdminClient
 from torchmoor.config.credentials import Credentials
 from torchmoor.config.launcher import DEFAULT_ENDPOINT

@@ -1,4 +1,4 @@
-"""Foreign text for terminals, and plain tables, cut to the terminal's width, or uncut if there is no terminal."""
+"""Plain tables, cut to the terminal's width, or uncut if standard output is not a terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 
+from torchmoor.cli.foreign_text import plain
+
 GAP = "  "
 MIN_COLUMN = 8  # a column is not cut below this
 NUMBERS = frozenset("0123456789.,-/% ")
-_CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
 
 
 def terminal_width() -> int | None:
@@ -38,16 +39,6 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int
         ]
         line = GAP.join(cells).rstrip()
         yield line if width is None else _cut(line, width)
-
-
-def plain(text: str) -> str:
-    """Return foreign text as one line without control characters, which a terminal would obey."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)
-
-
-def without_controls(text: str) -> str:
-    """Return foreign text without control characters, which a terminal would obey; line breaks and tabs stay."""
-    return text.translate(_CONTROLS)
 
 
 def _columns(text: str) -> int:

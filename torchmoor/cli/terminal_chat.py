@@ -20,7 +20,7 @@ from torchmoor.cli.conversation import (
     SessionConversation,
     image_reference,
 )
-from torchmoor.cli.tables import without_controls
+from torchmoor.cli.foreign_text import without_controls
 from torchmoor.clients.errors import CallFailed
 
 HELP = """\

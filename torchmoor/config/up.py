@@ -165,7 +165,7 @@ class UpSettings(SettingsGroup, title="up"):
 
     @property
     def num_fixed(self) -> int:
-        """The number of an endpoint's instances, unless it changes."""
+        """The number of instances of an endpoint without autoscaling."""
         return 1 if self.instances is None else self.instances
 
 

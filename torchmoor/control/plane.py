@@ -66,7 +66,7 @@ class LaunchingPlane:
         """Raises ConfigError if the resources of the last run cannot be read."""
         control, arns = settings.control, make_arns(settings)
         downloads = run_dir / MODELS_FOLDER
-        remove_folder(downloads)  # of a run that could not do so at its end
+        remove_folder(downloads)  # left by a run that could not remove it
         self._registry, self._launcher = registry, launcher
         self._are_journaled = settings.sessions.are_journaled
         self.resources = resources = Resources(run_dir / CONTROL_FOLDER, control.max_resource_bytes)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from torchmoor.errors import ConfigError, LimitExceeded
+from torchmoor.folder_sync import sync_folder
 
 FILE = "resources.json"
 VERSION = 1
@@ -199,11 +200,7 @@ class Resources:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)  # else a power cut may undo the replacement
-        finally:
-            os.close(folder)
+        sync_folder(self._path.parent)
         return len(content)
 
 

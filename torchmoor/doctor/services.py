@@ -134,8 +134,7 @@ def _check_s3(check: str, shown: str, parts: SplitResult, objects: ObjectSetting
     try:
         with closing(make_client(settings)) as client:
             prefix = "/".join([*filter(None, unquote(parts.path).split("/")), ""])
-            found = client.list_objects_v2(Bucket=parts.netloc, Prefix=prefix, MaxKeys=1)
-            answer = found["ResponseMetadata"]
+            answer = client.list_objects_v2(Bucket=parts.netloc, Prefix=prefix, MaxKeys=1)["ResponseMetadata"]
         yield ok(check, f"{shown} can be used")
     except ClientError as error:
         answer = error.response["ResponseMetadata"]

@@ -24,10 +24,11 @@ from pathlib import Path
 POLL_S = 0.1
 ASYNC_FOLDER = "async"  # asynchronous requests and results; only the user removes it
 CONTROL_FOLDER = "control"  # the control plane's resources; only the user removes it
-MODELS_FOLDER = f"{CONTROL_FOLDER}/models"  # downloaded for created endpoints; lives as long as the fleet
+MODELS_FOLDER = f"{CONTROL_FOLDER}/models"  # downloaded for created endpoints
 SESSION_KEYS_FILE = "session-keys"  # of fleets with a journal that outlives them
 LOCK_FILE = ".lock"  # locked by the one launcher, and its guards, that use the directory
-JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders; lives as long as the fleet
+JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders
+REMOVED_WITH_FLEET = (JOURNAL_FOLDER, MODELS_FOLDER)
 SHARED = {ASYNC_FOLDER, CONTROL_FOLDER, SESSION_KEYS_FILE, LOCK_FILE, JOURNAL_FOLDER}
 
 
@@ -61,7 +62,7 @@ def _clean_up(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         if {path.name for path in folder.parent.iterdir()} <= SHARED:
-            for name in (JOURNAL_FOLDER, MODELS_FOLDER):
+            for name in REMOVED_WITH_FLEET:
                 shutil.rmtree(folder.parent / name, ignore_errors=True)
             (folder.parent / LOCK_FILE).unlink(missing_ok=True)
             folder.parent.rmdir()

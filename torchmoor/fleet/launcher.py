@@ -159,7 +159,7 @@ class Launcher:
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
         if not self._lock.is_held:  # the directory is another fleet's
             return
-        for name in [*self._tasks, instance_guard.JOURNAL_FOLDER, instance_guard.MODELS_FOLDER]:
+        for name in [*self._tasks, *instance_guard.REMOVED_WITH_FLEET]:
             await asyncio.to_thread(remove_folder, self._folder(name))
         self._lock.release()
         with suppress(OSError):

@@ -24,7 +24,7 @@ def plan_instances(endpoints: Sequence[EndpointSettings], gpus: Sequence[str], *
     """Return all instances that the endpoints may have, spread over the GPUs if there are any.
 
     num_fixed: instances of a variant without Autoscaling. Raises ConfigError if an instance's name, which derives from
-    its endpoint's and variant's, would be invalid or another instance's, too.
+    its endpoint's and variant's, is invalid or also another instance's.
     """
     launches: list[Launch] = []
     for endpoint in endpoints:
@@ -34,7 +34,7 @@ def plan_instances(endpoints: Sequence[EndpointSettings], gpus: Sequence[str], *
                 if not is_instance_name(name):
                     raise ConfigError(
                         f"an instance of {endpoint.name} would have the name {name!r}, and names of instances have "
-                        "a-z, 0-9 and single hyphens, 63 at most: choose another"
+                        "a-z, 0-9 and single hyphens, 63 at most: choose another name"
                     )
                 gpu = gpus[len(launches) % len(gpus)] if gpus else None
                 launches.append(Launch(name, endpoint.name, archive_name(variant.model), gpu, variant.name))

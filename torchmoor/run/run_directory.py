@@ -12,6 +12,7 @@ from pathlib import Path
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance_guard import SESSION_KEYS_FILE
+from torchmoor.folder_sync import sync_folder
 from torchmoor.wire.session_ids import KEYS_VARIABLE, parse_session_keys
 
 
@@ -58,19 +59,10 @@ def find_session_keys(run_dir: Path, *, is_kept: bool) -> str:
                 os.fsync(file.fileno())
                 with suppress(FileExistsError):
                     os.link(file.name, path)  # completely or not at all
-            _sync_folder(run_dir)
+            sync_folder(run_dir)
         kept = path.read_text().strip()
         parse_session_keys(kept)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"the session keys in {path} cannot be used: {reason}") from error
     return kept
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a directory, without which a new name in it is not durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

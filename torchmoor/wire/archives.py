@@ -10,8 +10,7 @@ import zipfile
 from typing import Any, NoReturn
 
 ARCHIVE_SUFFIX = ".mar"  # TorchServe's, which is a zip
-TARBALLS = (".tar.gz", ".tgz")
-PACKED_SUFFIXES = (*TARBALLS, ARCHIVE_SUFFIX)
+PACKED_SUFFIXES = (".tar.gz", ".tgz", ARCHIVE_SUFFIX)
 MAX_HEADER_BYTES = 1 << 16  # of a tar's long names and extra fields
 
 

@@ -13,7 +13,7 @@ from typing import Any
 class NumberRange:
     """The numbers from `least` to `most`. is_whole: integers only. excludes_least: only those above `least`.
 
-    words: the range in other words, for errors. most_off: a number up to this one has the effect of none.
+    words: the range in other words, for errors. most_off: numbers up to this one have no effect.
     """
 
     least: float
@@ -28,7 +28,7 @@ class NumberRange:
         return is_enough and (self.most is None or number <= self.most)
 
     def is_off(self, number: float) -> bool:
-        """Return whether a request with this number is one without it."""
+        """Return whether the number has no effect, as if the request did not have it."""
         return self.most_off is not None and number <= self.most_off
 
     @property

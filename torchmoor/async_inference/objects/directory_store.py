@@ -38,6 +38,7 @@ from torchmoor.async_inference.objects.results_budget import ResultsBudget, unfi
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
+from torchmoor.folder_sync import sync_folder
 
 MAX_NAME_BYTES = 255  # of Linux's file systems
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -142,7 +143,7 @@ class _Location:
         missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         return path
 
     @contextmanager
@@ -268,7 +269,7 @@ class _FileWriter:
             os.fsync(fd)
             os.replace(temporary, temporary.with_name(self._location.path.name))
             self._is_over = True
-            _sync_folder(temporary.parent)
+            sync_folder(temporary.parent)
             return StagedObject(self._num_bytes, _tag(os.fstat(fd)))
 
     def try_create(self) -> bool:
@@ -280,7 +281,7 @@ class _FileWriter:
                 os.link(temporary, temporary.with_name(self._location.path.name), follow_symlinks=False)
             except FileExistsError:
                 return False
-            _sync_folder(temporary.parent)
+            sync_folder(temporary.parent)
             return True
 
     def _written(self) -> tuple[int, Path]:
@@ -343,7 +344,7 @@ def _publish(staged: _Location, tag: str, final: _Location) -> None:
             if exc.errno == errno.EXDEV:
                 raise LocationRefused(f"{staged.url} and {final.url} must be on one file system") from exc
             raise
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
 
 
 def _check_published(final: _Location, target: Path, tag: str) -> None:
@@ -367,12 +368,3 @@ def _is_taken(location: _Location) -> bool:
 def _delete(location: _Location) -> None:
     with location.translated(), suppress(FileNotFoundError):
         location.resolve().unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a directory, without which a new name in it is not durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -177,8 +177,7 @@ class RedisQueue(Queue):
         except (RedisError, OSError) as exc:  # TimeoutError is an OSError
             if isinstance(exc, ReadOnlyError):  # a failover: the address may now be the new primary's
                 await self._client.connection_pool.disconnect(inuse_connections=False)
-            reason = str(exc) or type(exc).__name__  # a time-out has no text
-            self._faults.add("asynchronous queue unavailable", reason)
+            self._faults.add("asynchronous queue unavailable", exc)
             raise QueueUnavailable(
                 "The queue of asynchronous requests cannot be used now: its server does not answer as it should. "
                 "Try again."

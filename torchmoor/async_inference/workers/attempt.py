@@ -29,12 +29,12 @@ from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.instance_client import (
     AnswerAborted,
-    DescriptorShortage,
     InstanceAnswer,
     InstanceLost,
     InstanceUnanswered,
     InstanceUnreachable,
     InvocationTimedOut,
+    ProxyShortage,
 )
 from torchmoor.config.body_heap import body_weight
 from torchmoor.errors import BodyTooLargeForInstance, ModelError, invocation_timed_out
@@ -122,7 +122,7 @@ class Attempt:
             else:
                 lease.on_unreachable()
             raise RetryableFailure(str(error), counts=False) from error
-        except DescriptorShortage as error:
+        except ProxyShortage as error:
             self._has_ended = True
             raise RetryableFailure(str(error), counts=False) from error
         except InstanceLost as error:

@@ -30,10 +30,10 @@ class InstanceUnreachable(TorchmoorError):
 
 
 class InstanceUnanswered(InstanceUnreachable):
-    """Raised when no connection was made in time, or without a way there. A lost packet or DNS can cause this."""
+    """Raised when a connection timed out, or found no address or route. A lost packet or DNS can cause this."""
 
 
-class DescriptorShortage(TorchmoorError):
+class ProxyShortage(TorchmoorError):
     """Raised when the proxy lacked a descriptor, a port or memory for a connection: not the instance's fault."""
 
 
@@ -168,7 +168,7 @@ class InstanceClient:
     ) -> AsyncIterator[InstanceAnswer]:
         """Send a request and yield its answer; the connection closes with the context.
 
-        Raises InstanceUnreachable, DescriptorShortage, InstanceLost, InvocationTimedOut, and what reading the body
+        Raises InstanceUnreachable, ProxyShortage, InstanceLost, InvocationTimedOut, and what reading the body
         raises.
         """
         assert self._client is not None
@@ -182,7 +182,7 @@ class InstanceClient:
                 response = await self._client.post(url, data=data, headers=fields, allow_redirects=False)
         except aiohttp.ClientConnectorError as error:
             if is_shortage(error):
-                raise DescriptorShortage("The proxy has too many open connections.") from error
+                raise ProxyShortage("The proxy has too many open connections.") from error
             kind = InstanceUnreachable if isinstance(error.os_error, ConnectionRefusedError) else InstanceUnanswered
             raise kind(f"No connection to the instance: {error.strerror or error}") from error
         except TimeoutError as error:  # from aiohttp, while connecting

@@ -15,9 +15,9 @@ from urllib.parse import quote
 import click
 
 from torchmoor.async_inference.request import AsyncState
+from torchmoor.cli.foreign_text import plain
 from torchmoor.cli.options import admin_options, json_option, show
 from torchmoor.cli.running_fleets import complete_endpoints
-from torchmoor.cli.tables import plain
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
 from torchmoor.errors import TorchmoorError

@@ -12,9 +12,9 @@ from torchmoor.bench.load import DURATION_S, OPEN_USERS, USERS, LoadSettings
 from torchmoor.cli.chat_options import target_options
 from torchmoor.cli.conversation import ChatTarget, image_reference
 from torchmoor.cli.exit_status import ExitStatus
+from torchmoor.cli.foreign_text import without_controls
 from torchmoor.cli.options import Number, show
 from torchmoor.cli.setting_option import given_settings, setting
-from torchmoor.cli.tables import without_controls
 
 QUESTIONS = (
     "What is in the picture?",
