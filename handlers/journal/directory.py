@@ -39,6 +39,7 @@ from handlers.journal.journal import (
 )
 from handlers.journal.stored_journal import StoredJournal
 from handlers.settings.journal import JournalSettings
+from torchmoor.wire.disk_sync import sync_to_disk
 
 CLAIMS = "claims"
 MAX_SWEPT = 10_000  # limit of folders and claims that one sweep deletes
@@ -148,7 +149,7 @@ class DirectoryJournal(StoredJournal):
         folder = self._make_folder(session_id)
         with suppress(FileExistsError):
             self._publish(folder / CLOSED, self._codec.encode(event, session_id), ANYONE)
-        files.sync_folder(folder)
+        sync_to_disk(folder)
         self._clear(folder)
         return self._read_event(session_id, CLOSED)
 
@@ -256,7 +257,7 @@ class DirectoryJournal(StoredJournal):
             path.unlink(missing_ok=True)
             raise JournalClosed()
         try:
-            files.sync_folder(folder)
+            sync_to_disk(folder)
         except FileNotFoundError:
             if not _is_expired(folder.name):
                 raise
@@ -293,7 +294,7 @@ class DirectoryJournal(StoredJournal):
         if folder.is_dir():
             return False
         folder.mkdir(mode=files.FOLDER_MODE, exist_ok=True)
-        files.sync_folder(self._root)
+        sync_to_disk(self._root)
         return True
 
     def _folder(self, session_id: str) -> Path:

@@ -81,15 +81,6 @@ def _write_partial(folder: Path, data: bytes) -> Path:
     return partial
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def remove(path: Path) -> int:
     """Delete a file, if it exists. Return the freed bytes: 0 if the file has other hard links."""
     with suppress(FileNotFoundError):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from handlers.journal import directory_files as files
 from handlers.journal.journal import MAX_LISTED, Listed, check_owner, read_listed
+from torchmoor.wire.disk_sync import sync_to_disk
 
 LISTED = "listed"
 
@@ -27,7 +28,7 @@ class DirectoryLists:
             folder.mkdir(exist_ok=True, mode=files.FOLDER_MODE)
             with suppress(FileNotFoundError):
                 (folder / listed.name).touch(mode=files.FILE_MODE)
-                files.sync_folder(folder)
+                sync_to_disk(folder)
                 return
         raise OSError("a list of the journal cannot be written: other workers delete it each time")
 

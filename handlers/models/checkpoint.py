@@ -6,7 +6,6 @@ Downloads only what a model needs: configuration, tokenizer, safetensors; never 
 import fcntl
 import hashlib
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from handlers.errors import SettingsError
 from handlers.settings.model import ModelSettings
 from torchmoor.wire.checkpoint_places import HUB, HUB_FORM, S3, split_hub_place
+from torchmoor.wire.disk_sync import sync_to_disk
 from torchmoor.wire.progress import MARK, WORKER_INTERVAL_S, download_line, reporting
 
 logger = logging.getLogger(__name__)
@@ -180,25 +180,16 @@ def _download(client: Any, bucket: str, prefix: str, objects: Sequence[_Object],
         with reporting(download_line(folder, total), _log_progress, WORKER_INTERVAL_S):
             for each in objects:
                 client.download_file(bucket, each.key, str(folder / each.name))
-                _sync(folder / each.name)
+                sync_to_disk(folder / each.name)
         if _list(client, bucket, prefix) != objects:
             raise OSError("it has changed while it was downloaded")
-        _sync(folder)
+        sync_to_disk(folder)
         folder.rename(target)
-        _sync(target.parent)
+        sync_to_disk(target.parent)
     logger.info("checkpoint downloaded files=%d bytes=%d folder=%s", len(objects), total, target)
     for older in target.parent.iterdir():  # running workers have theirs open
         if older.is_dir() and older != target:
             shutil.rmtree(older, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Make a file's content, or the names in a folder, survive a crash of the host."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _digest(*parts: str) -> str:

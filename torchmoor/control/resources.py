@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from torchmoor.errors import ConfigError, LimitExceeded
-from torchmoor.folder_sync import sync_folder
+from torchmoor.wire.disk_sync import sync_to_disk
 
 FILE = "resources.json"
 VERSION = 1
@@ -200,7 +200,7 @@ class Resources:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
-        sync_folder(self._path.parent)
+        sync_to_disk(self._path.parent)
         return len(content)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance_guard import SESSION_KEYS_FILE
-from torchmoor.folder_sync import sync_folder
+from torchmoor.wire.disk_sync import sync_to_disk
 from torchmoor.wire.session_ids import KEYS_VARIABLE, parse_session_keys
 
 
@@ -59,7 +59,7 @@ def find_session_keys(run_dir: Path, *, is_kept: bool) -> str:
                 os.fsync(file.fileno())
                 with suppress(FileExistsError):
                     os.link(file.name, path)  # completely or not at all
-            sync_folder(run_dir)
+            sync_to_disk(run_dir)
         kept = path.read_text().strip()
         parse_session_keys(kept)
     except (OSError, ValueError) as error:

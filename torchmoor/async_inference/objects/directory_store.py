@@ -38,7 +38,7 @@ from torchmoor.async_inference.objects.results_budget import ResultsBudget, unfi
 from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
-from torchmoor.folder_sync import sync_folder
+from torchmoor.wire.disk_sync import sync_to_disk
 
 MAX_NAME_BYTES = 255  # of Linux's file systems
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -143,7 +143,7 @@ class _Location:
         missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
-            sync_folder(folder.parent)
+            sync_to_disk(folder.parent)
         return path
 
     @contextmanager
@@ -269,7 +269,7 @@ class _FileWriter:
             os.fsync(fd)
             os.replace(temporary, temporary.with_name(self._location.path.name))
             self._is_over = True
-            sync_folder(temporary.parent)
+            sync_to_disk(temporary.parent)
             return StagedObject(self._num_bytes, _tag(os.fstat(fd)))
 
     def try_create(self) -> bool:
@@ -281,7 +281,7 @@ class _FileWriter:
                 os.link(temporary, temporary.with_name(self._location.path.name), follow_symlinks=False)
             except FileExistsError:
                 return False
-            sync_folder(temporary.parent)
+            sync_to_disk(temporary.parent)
             return True
 
     def _written(self) -> tuple[int, Path]:
@@ -344,7 +344,7 @@ def _publish(staged: _Location, tag: str, final: _Location) -> None:
             if exc.errno == errno.EXDEV:
                 raise LocationRefused(f"{staged.url} and {final.url} must be on one file system") from exc
             raise
-        sync_folder(target.parent)
+        sync_to_disk(target.parent)
 
 
 def _check_published(final: _Location, target: Path, tag: str) -> None:
