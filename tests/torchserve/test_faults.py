@@ -65,16 +65,26 @@ def stopped_worker(folder: Path, instance: str) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+def processor_time(pid: int) -> float:
+    """Return the seconds that a process has computed, from the clock that clock_getcpuclockid(3) names."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
 @contextmanager
 def slowed_process(pid: int) -> Iterator[None]:
-    """Let a process run for 2 ms of every 52 ms, so that an answer does not end before the test acts."""
+    """Let a process compute for 1 part of 26, so that an answer does not end before the test acts.
+
+    On a busy machine this thread wakes late, and the process has run for longer; so the pause follows what it computed.
+    """
     ended = threading.Event()
 
     def slow_down() -> None:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # the process has ended
+            computed_s = processor_time(pid)
             while not ended.wait(0.002):
                 os.kill(pid, signal.SIGSTOP)
-                ended.wait(0.05)
+                before_s, computed_s = computed_s, processor_time(pid)
+                ended.wait(min(max(0.05, 25 * (computed_s - before_s)), 1.0))  # a longer pause looks like a hang
                 os.kill(pid, signal.SIGCONT)
 
     thread = threading.Thread(target=slow_down)
