@@ -61,7 +61,7 @@ from handlers.settings.handler import HandlerSettings
 from handlers.worker.fair_threads import FairThreads
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
-from torchmoor.wire.session_ids import write_session_header
+from torchmoor.wire.session_header import write_session_header
 from torchmoor.wire.session_query import SessionQuery
 
 MAX_LISTED_SESSIONS = 1000

@@ -1,4 +1,4 @@
-"""Session ids: their format, the MAC that shows that a fleet minted them, their hash in logs, and their header.
+"""Session ids: their format, the MAC that shows that a fleet minted them, and the hash that names them in logs.
 
     ts-seq-{nonce}-{expiry}-{instance}-{key id}{mac}
 
@@ -12,10 +12,8 @@ import hmac
 import re
 import secrets
 from base64 import b32encode
-from calendar import timegm
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from time import gmtime, strftime, strptime
 from typing import NamedTuple
 
 MAX_ID_LENGTH = 256
@@ -49,8 +47,6 @@ _KEY_ID_FORM = re.compile(rf"[a-z0-9]{{{_KEY_ID_CHARS}}}")
 
 SESSION_HASH = re.compile("[0-9a-f]{16}")
 SESSION_HASH_PREFIX = re.compile("[0-9a-f]{0,16}")
-
-_EXPIRES_FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class SessionId(NamedTuple):
@@ -158,17 +154,3 @@ def session_hash(session_id: str | bytes) -> str:
     """Hash a session id. An id is a credential and must not appear in logs; its hash may."""
     data = session_id if isinstance(session_id, bytes) else session_id.encode()
     return blake2b(data, digest_size=8).hexdigest()
-
-
-def write_session_header(session_id: str, expires_at: float) -> str:
-    """Return the header's value, `<id>; Expires=...`. expires_at: seconds since 1970."""
-    return f"{session_id}; Expires={strftime(_EXPIRES_FORM, gmtime(expires_at))}"
-
-
-def read_expiry(raw: bytes) -> float | None:
-    """Return when a session expires, in seconds since 1970; None if the header does not say so."""
-    _, _, text = raw.partition(b"Expires=")
-    try:
-        return timegm(strptime(text.strip().decode("ascii"), _EXPIRES_FORM))
-    except ValueError:
-        return None

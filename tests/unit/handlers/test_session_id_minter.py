@@ -8,7 +8,8 @@ import pytest
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import SettingsError
 from handlers.requests.incoming import Caller
-from torchmoor.wire.session_ids import SessionId, verify, write_session_header
+from torchmoor.wire.session_header import write_session_header
+from torchmoor.wire.session_ids import SessionId, verify
 
 EXPIRES_AT = 1_800_003_600
 KEYS = {"k1": b"1" * 32, "k2": b"2" * 16}

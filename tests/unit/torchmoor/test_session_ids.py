@@ -14,10 +14,8 @@ from torchmoor.wire.session_ids import (
     compose,
     find_key,
     parse_session_keys,
-    read_expiry,
     session_hash,
     verify,
-    write_session_header,
 )
 
 KEYS = {"k1": b"first key of sixteen", "k2": b"second key of sixteen"}
@@ -184,15 +182,3 @@ def test_hash_of_a_session_stays_the_same() -> None:
     """A session's hash is fixed, because logs and instances of other versions use the same 16 digits."""
     assert session_hash("sm-1") == session_hash(b"sm-1") == "683820e8fc4a78b1"
     assert SESSION_HASH.fullmatch(session_hash("sm-1"))
-
-
-def test_header_has_the_expiry_in_whole_seconds() -> None:
-    value = write_session_header("ts-seq-x", 1_800_000_000.9)
-
-    assert value == "ts-seq-x; Expires=2027-01-15T08:00:00Z"
-    assert read_expiry(value.encode()) == 1_800_000_000
-
-
-@pytest.mark.parametrize("value", ["ts-seq-x", "ts-seq-x; Expires=", "ts-seq-x; Expires=tomorrow", "s; Expires=é"])
-def test_header_without_a_valid_expiry(value: str) -> None:
-    assert read_expiry(value.encode()) is None

@@ -35,7 +35,8 @@ from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
 from torchmoor.wire import error_codes, headers
 from torchmoor.wire.continuation import MARKING
-from torchmoor.wire.session_ids import SessionId, read_expiry
+from torchmoor.wire.session_header import read_expiry
+from torchmoor.wire.session_ids import SessionId
 
 LONG_FORM_BYTES = 1024  # shorter forms are cheap for an instance
 MARKING_LINE = f"{headers.CONTINUABLE}: {MARKING}\r\n".encode()
