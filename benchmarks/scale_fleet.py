@@ -64,7 +64,7 @@ HEAD = message.Request(message.RequestLine(b"POST", b"/", b"", is_http10=False),
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request as the chooser sees it (torchmoor.proxy.dispatch.dispatch_request)."""
+    """A request as the chooser sees it (torchmoor.proxy.dispatch.chooser)."""
 
     session: SessionId | None = None
     opens_session: bool = False

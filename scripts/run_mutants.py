@@ -43,7 +43,7 @@ SUBJECTS = {
     "routing": Subject(
         (
             "torchmoor/proxy/routing/session_failover.py",
-            "torchmoor/proxy/routing/session_room.py",
+            "torchmoor/proxy/routing/strategy.py",
             "torchmoor/proxy/routing/foreign_sessions.py",
             "torchmoor/proxy/routing/least_outstanding.py",
             "torchmoor/proxy/routing/kv_aware.py",

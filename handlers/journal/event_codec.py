@@ -13,8 +13,7 @@ from typing import Any
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge, check_size
 from handlers.journal.journal import is_image_name
 from handlers.settings.journal import JournalSettings
-from torchmoor.wire.session_hash import session_hash
-from torchmoor.wire.session_ids import find_key
+from torchmoor.wire.session_ids import find_key, session_hash
 
 _KINDS = ("open", "images", "queue", "begin", "end", "turn", "update", "delete", "close")
 _EMPTY: Mapping[str, Any] = {**dict.fromkeys((each.name for each in fields(Event)), ""), "images": []}

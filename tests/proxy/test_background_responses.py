@@ -17,7 +17,7 @@ from torchmoor.config.callers import CallerSettings
 from torchmoor.errors import ApiError, QueueUnavailable
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.response_ids import conversation_id, response_id
-from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import session_hash
 
 MakeStage = Callable[..., Stage]
 BODY = {"model": "llava", "input": "hello", "background": True}

@@ -21,8 +21,8 @@ from tests.proxy.test_access import make_certificate
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
+from torchmoor.proxy.http.client_state import has_unsent
 from torchmoor.proxy.http.sweeper import LINGER_S
-from torchmoor.proxy.http.unsent import has_unsent
 from torchmoor.proxy.instances.instance import InstanceState
 
 CLOCK = "torchmoor.proxy.http.client_connection.monotonic"

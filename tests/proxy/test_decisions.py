@@ -17,7 +17,7 @@ from torchmoor.config.routing import VariantSettings
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire import headers
 from torchmoor.wire.continuation import PieceKind, mark_piece
-from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import session_hash
 
 
 def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from torchmoor.config.health import HealthSettings
 from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import VariantSettings
 from torchmoor.config.timeouts import TimeoutSettings
-from torchmoor.fleet.worker_probe import MAX_TRIES
+from torchmoor.fleet.health import MAX_TRIES
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.routing.session_failover import place_of

@@ -25,7 +25,7 @@ from torchmoor.config.container import ContainerSettings
 from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import AccessDenied
 from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS, TOKENS
-from torchmoor.proxy.api.reference import common_schemas, openai_schemas, resource_schemas, tgi_schemas
+from torchmoor.proxy.api.reference import common_schemas, data_schemas, openai_schemas, resource_schemas
 from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -299,7 +299,7 @@ def test_each_parameter_of_an_answer_is_in_the_document(schema: dict[str, Any], 
 
 
 def test_each_parameter_of_tgis_body_is_in_the_document() -> None:
-    assert set(tgi_schemas.GENERATE["properties"]["parameters"]["properties"]) == set(RULES)
+    assert set(data_schemas.GENERATE["properties"]["parameters"]["properties"]) == set(RULES)
 
 
 @pytest.mark.parametrize(

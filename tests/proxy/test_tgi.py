@@ -13,7 +13,7 @@ from torchmoor import __version__
 from torchmoor.config.credentials import Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
-from torchmoor.proxy.api.reference import tgi_schemas
+from torchmoor.proxy.api.reference import data_schemas
 from torchmoor.proxy.instances.instance import InstanceState
 
 MakeStage = Callable[..., Stage]
@@ -143,7 +143,7 @@ def test_health_is_that_of_ping_with_tgis_error(stage: Stage) -> None:
     assert before == (200, b"")
     status, body = ask("GET", "health")
     assert (status, json.loads(body)) == (503, {"error": "unhealthy", "error_type": "healthcheck"})
-    jsonschema.validate(json.loads(body), tgi_schemas.ERROR)
+    jsonschema.validate(json.loads(body), data_schemas.TGI_ERROR)
     assert ask("HEAD", "health") == ask("GET", "ping") == (503, b"")
 
 

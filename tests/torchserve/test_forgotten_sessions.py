@@ -20,7 +20,7 @@ from tests.servers import LossyProxy
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.waiting import wait_until
-from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import session_hash
 
 pytestmark = [pytest.mark.slow, pytest.mark.torchserve]
 MAX_SESSIONS = 8

@@ -23,7 +23,7 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.wire import operations
 from torchmoor.wire.error_codes import INVALID_REQUEST
-from torchmoor.wire.session_hash import SESSION_HASH
+from torchmoor.wire.session_ids import SESSION_HASH
 from torchmoor.wire.session_query import SessionQuery, SessionQueryError
 from torchmoor.wire.session_row import read_session_fields
 

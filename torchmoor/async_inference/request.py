@@ -22,7 +22,7 @@ from typing import Any
 from torchmoor.errors import QUEUE_RETRY_S, CallerLimited
 from torchmoor.wire import background, headers
 from torchmoor.wire.response_ids import read_response_id
-from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import session_hash
 
 # SageMaker's defaults of InvokeEndpointAsync
 DEFAULT_TTL_S = 21_600.0

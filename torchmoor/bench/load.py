@@ -10,7 +10,7 @@ from time import monotonic
 
 from pydantic import Field
 
-from torchmoor.bench.sample import Sample
+from torchmoor.bench.client import Sample
 from torchmoor.config.group import Count, Positive, SettingsGroup
 from torchmoor.tasks import wait_at_most
 

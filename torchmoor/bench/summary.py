@@ -8,8 +8,8 @@ from statistics import fmean, median, pstdev
 from textwrap import wrap
 from typing import Any
 
+from torchmoor.bench.client import Sample
 from torchmoor.bench.load import LoadOutcome, LoadSettings
-from torchmoor.bench.sample import Sample
 
 PERCENTILES = (50, 90, 99)
 WIDTH = 80

@@ -11,27 +11,33 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from torchmoor.config.group import MIB
 from torchmoor.config.limits import LimitSettings
-from torchmoor.doctor import cgroups
 from torchmoor.doctor.finding import Finding, FleetPlan, Level, counted, expect, ok, problem, warning
 from torchmoor.fleet.archives import archive_name, built_in, find_fault
 from torchmoor.fleet.processors import available_processors
 from torchmoor.fleet.torchserve import MAX_TMPDIR_BYTES
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections
+from torchmoor.wire.cgroups import MEMBERSHIP, ROOT, groups
 
 INSTANCE_BYTES = 640 * MIB
 PROXY_BYTES = 64 * MIB
 LOG_BYTES = 256 * MIB  # logs, journal and queue of a quiet fleet
 SHM_BYTES = 64 * MIB  # a container's default; torch's pools may use it
 
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # version 1
+)
+
 
 def check_memory(plan: FleetPlan) -> Iterator[Finding]:
     """Check memory for every instance and its weights."""
     need = PROXY_BYTES + plan.num_instances * INSTANCE_BYTES + _archive_bytes(plan)
-    available, where = available_memory(Path("/proc/meminfo"), cgroups.memory_left())
+    available, where = available_memory(Path("/proc/meminfo"), memory_left())
     if available is None:
         yield warning("memory", "this system does not report free memory", f"{_gib(need)} are needed")
         return
@@ -167,3 +173,21 @@ def _instances(plan: FleetPlan) -> str:
 
 def _gib(number: int) -> str:
     return f"{number / 2**30:.1f} GiB"
+
+
+def memory_left(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
+    """Return how many bytes the control groups still allow; None if they have no limit.
+
+    They are a container's or a service's, and the lowest limit applies. The kernel counts cached files as the group's,
+    too, and drops those that are not in use when memory is needed.
+    """
+    found = []
+    for folder in groups("memory", root, membership):
+        for limit, usage, unused in _MEMORY_FILES:
+            with suppress(OSError, ValueError):  # not this version, or no limit
+                left = int((folder / limit).read_text()) - int((folder / usage).read_text())
+                with suppress(OSError, ValueError, KeyError):
+                    counts = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
+                    left += int(counts[unused])
+                found.append(left)
+    return min(found, default=None)

@@ -7,7 +7,8 @@ TorchServe's /ping succeeds before the model is loaded and for minutes after a c
 streams make no progress either. An answer that is missing because this process itself was held up does not count.
 
 TorchServe lists a worker that hangs as READY. So an instance with our handler is also probed by its status operation,
-which the worker answers under any load (worker_probe.py).
+which the worker answers under any load: silence means that it hangs. A handler that does not
+know the operation is asked a few times; then only the other probes count.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ from typing import Any
 import aiohttp
 
 from torchmoor.config.health import HealthSettings
-from torchmoor.fleet.worker_probe import WorkerProbe
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import BackgroundTasks, cancel_all
+from torchmoor.wire import headers, operations
 from torchmoor.wire.connection_errors import shows_nothing
 
 logger = logging.getLogger(__name__)
 
 HELD_UP_S = 0.5  # of a round's delay; with less, a probe has time enough
 WARNING_INTERVAL_S = 10.0  # between log lines of probes that are not sent
+
+HEADERS = {headers.OPERATION: operations.STATUS, "Content-Type": "application/json"}
+READ_BYTES = 4096  # of an answer
+MAX_TRIES = 3  # of a handler that has never answered; each try costs it an invocation
+MARK = b'"instance"'  # the first key of our handlers' status
 
 
 @dataclass(slots=True)
@@ -199,3 +205,54 @@ def _models_of(description: object) -> list[dict[str, Any]]:
 
 def _has_ready_worker(model: dict[str, Any]) -> bool:
     return any(isinstance(worker, dict) and worker.get("status") == "READY" for worker in model.get("workers", ()))
+
+
+class WorkerProbe:
+    """Probes one instance's worker by its status operation (docs/instance-protocol.md)."""
+
+    __slots__ = ("instance", "_timeout", "_knows", "_is_silent", "_num_tries")
+
+    def __init__(self, instance: Instance, timeout_s: float) -> None:
+        self.instance = instance
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._knows = False  # the handler has answered the operation before
+        self._is_silent = False
+        self._num_tries = 0
+
+    async def answers(self, client: aiohttp.ClientSession) -> bool:
+        """Return False if the worker has answered before and does not now. Never raises for an instance's failure.
+
+        Raises OSError if the probe is not sent, for lack of a descriptor, of a port, or of an answer by DNS.
+        """
+        if not self.instance.can_be_operated:
+            return True
+        if not self._knows:
+            if self._num_tries >= MAX_TRIES:
+                return True
+            self._num_tries += 1
+        instance = self.instance
+        url = f"{instance.url()}/predictions/{instance.model}"
+        try:
+            async with client.post(url, data=b"{}", headers=HEADERS, timeout=self._timeout) as answer:
+                is_answered = answer.status == 200 and MARK in await _read_beginning(answer.content)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if isinstance(error, OSError) and shows_nothing(error):
+                raise
+            is_answered = False
+        if is_answered:
+            self._knows, self._is_silent = True, False
+        elif self._knows:  # also if TorchServe refuses: its queue fills up when the worker hangs
+            level = logging.INFO if self._is_silent else logging.WARNING
+            logger.log(level, "worker does not answer instance=%s", instance.name)
+            self._is_silent = True
+        return is_answered or not self._knows
+
+
+async def _read_beginning(content: aiohttp.StreamReader) -> bytes:
+    """Read the beginning of a status, until MARK; the rest may be long."""
+    received = b""
+    async for piece in content.iter_any():
+        received += piece
+        if MARK in received or len(received) >= READ_BYTES:
+            break
+    return received

@@ -1,4 +1,4 @@
-"""The instances of one variant that the autoscaler starts and stops, and their phases.
+"""The instances of one variant that the autoscaler starts and stops, their phases, and their recent requests.
 
 The phases are:
 
@@ -14,16 +14,41 @@ The autoscaler is torchmoor.fleet.autoscaler.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.fleet.recent_requests import RecentRequests
 from torchmoor.fleet.scaling import Scaling
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.registry import Variant
+
+PERIOD_S = 60.0
+SAMPLE_S = 1.0  # samples are at least this far apart, so PERIOD_S bounds their number
+
+
+class RecentRequests:
+    """How many requests a variant got in the last minute, for SageMakerVariantInvocationsPerInstance.
+
+    Samples a count that only grows.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()  # times and counts; the first one is a period old, or less
+
+    def count(self, total: int, now: float) -> int:
+        """Return by how much the count has grown in the last period, or since the first call.
+
+        now: monotonic seconds.
+        """
+        samples = self._samples
+        if not samples or now >= samples[-1][0] + SAMPLE_S:
+            samples.append((now, total))
+        while len(samples) > 1 and samples[1][0] <= now - PERIOD_S:
+            samples.popleft()
+        return total - samples[0][1]
 
 
 class Phase(Enum):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 
-from torchmoor.admin.metrics_page import MetricsPages
 from torchmoor.admin.server import AdminServer
 from torchmoor.config.credentials import Credentials
 from torchmoor.config.settings import ProxySettings
@@ -20,6 +19,7 @@ from torchmoor.fleet.process_commands import reload_certificate, reopen_log, tak
 from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.access.tls import make_admin_tls, reload_tls
 from torchmoor.proxy.api.control_operation import AnswerControl
+from torchmoor.proxy.api.metrics_operation import MetricsPages
 from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry

@@ -1,4 +1,4 @@
-"""Session ids: their format, and the MAC that shows that a fleet minted them.
+"""Session ids: their format, the MAC that shows that a fleet minted them, and the hash that names them in logs.
 
     ts-seq-{nonce}-{expiry}-{instance}-{key id}{mac}
 
@@ -13,6 +13,7 @@ import re
 import secrets
 from base64 import b32encode
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import NamedTuple
 
 MAX_ID_LENGTH = 256
@@ -43,6 +44,9 @@ _SORTED_BASE32 = str.maketrans("abcdefghijklmnopqrstuvwxyz234567", "0123456789ab
 _EXPIRY_FORM = re.compile(rf"[0-9a-f]{{{_EXPIRY_CHARS}}}", re.ASCII)
 _INSTANCE_FORM = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)  # without ambiguity, so linear
 _KEY_ID_FORM = re.compile(rf"[a-z0-9]{{{_KEY_ID_CHARS}}}")
+
+SESSION_HASH = re.compile("[0-9a-f]{16}")
+SESSION_HASH_PREFIX = re.compile("[0-9a-f]{0,16}")
 
 
 class SessionId(NamedTuple):
@@ -144,3 +148,9 @@ def parse_session_keys(text: str) -> dict[str, bytes]:
 
 def _base32(data: bytes) -> str:
     return b32encode(data).decode("ascii").rstrip("=").lower()
+
+
+def session_hash(session_id: str | bytes) -> str:
+    """Hash a session id. An id is a credential and must not appear in logs; its hash may."""
+    data = session_id if isinstance(session_id, bytes) else session_id.encode()
+    return blake2b(data, digest_size=8).hexdigest()

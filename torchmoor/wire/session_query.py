@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torchmoor.wire.session_hash import SESSION_HASH_PREFIX
+from torchmoor.wire.session_ids import SESSION_HASH_PREFIX
 
 MAX_PAGE = 1000
 MAX_DIGITS = 9  # of a number as text, since int() raises an error of its own for thousands of digits

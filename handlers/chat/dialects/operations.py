@@ -8,7 +8,7 @@ from handlers.chat.commands import ActOnSession, CloseInJournal, Command, EndClo
 from handlers.errors import InvalidRequest
 from torchmoor.wire import operations
 from torchmoor.wire.operations import ACTION, ENTRY, IN_JOURNAL, MAX_ENDED, SESSION, SESSION_ACTIONS, SESSION_IDS
-from torchmoor.wire.session_hash import SESSION_HASH
+from torchmoor.wire.session_ids import SESSION_HASH
 from torchmoor.wire.session_query import SESSION_QUERY_FIELDS, SessionQuery, SessionQueryError
 
 

@@ -10,7 +10,7 @@ from handlers.journal.event import DamagedRecord, EventTooLarge
 from handlers.journal.failures import explain_failure
 from handlers.journal.journal import EventTaken, JournalClosed
 from handlers.worker.counters import Counters
-from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import session_hash
 
 logger = logging.getLogger(__name__)
 CONFLICT = "another request has changed the conversation meanwhile; send this again"

@@ -16,7 +16,7 @@ from handlers.journal.event import Event
 from handlers.journal.journal import Journal, JournalFull, Listed, OwnerFull, expiry, is_session_id
 from handlers.requests.incoming import Caller
 from handlers.worker.counters import Counters
-from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import session_hash
 
 FULL_RETRY_S = 60  # if the next session's expiry is not known
 FIND_TIMEOUT_S = 20.0  # the admin plane waits 30 s for an action

@@ -13,8 +13,7 @@ from handlers.errors import SessionGone
 from handlers.journal.event import Event
 from handlers.journal.journal import owner_key
 from handlers.requests.incoming import Caller
-from torchmoor.wire.session_hash import session_hash
-from torchmoor.wire.session_ids import SessionId
+from torchmoor.wire.session_ids import SessionId, session_hash
 
 
 @dataclass(slots=True, eq=False)

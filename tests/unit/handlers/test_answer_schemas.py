@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.torchserve.drawings import encoded
-from torchmoor.proxy.api.reference import openai_schemas, resource_schemas, tgi_schemas
+from torchmoor.proxy.api.reference import data_schemas, openai_schemas, resource_schemas
 from torchmoor.wire import headers as wire
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -24,7 +24,7 @@ RESPONSE: dict[str, Any] = {"input": "hello", "max_output_tokens": 4}
             openai_schemas.CHAT_ANSWER,
         ),
         ("completions", {"prompt": "hello", "max_tokens": 4, "logprobs": 2}, openai_schemas.COMPLETION_ANSWER),
-        ("generate", {"inputs": "hello", "parameters": {"details": True}}, tgi_schemas.GENERATED),
+        ("generate", {"inputs": "hello", "parameters": {"details": True}}, data_schemas.GENERATED),
         ("responses", RESPONSE, resource_schemas.RESPONSE_ANSWER),
         ("responses", {**RESPONSE, "background": True}, resource_schemas.RESPONSE_ANSWER),
         (

@@ -17,7 +17,7 @@ from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.settings.handler import HandlerSettings
 from handlers.settings.journal import JournalSettings
 from tests.torchserve.drawings import data_url
-from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import session_hash
 
 SHORT = {"parameters": {"max_new_tokens": 12}}
 MAX_EVENT_BYTES = 4096

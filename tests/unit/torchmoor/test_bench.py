@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from torchmoor.bench.client import Sample
 from torchmoor.bench.load import NOT_SENT, Load, LoadOutcome, LoadSettings
-from torchmoor.bench.sample import Sample
 from torchmoor.bench.summary import describe, percentile, summarize
 
 

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.dispatch.id_operations import IdOperations
 from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.instances.instance import Instance

@@ -28,8 +28,7 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.data_plane import DataPlane
 from torchmoor.run.processes.limits import divide, part_of_body_bytes
 from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text, to_text
-from torchmoor.run.processes.parent import ProcessGroup
-from torchmoor.run.processes.port import reserve
+from torchmoor.run.processes.parent import ProcessGroup, reserve
 from torchmoor.run.processes.totals import Report as ProcessReport
 from torchmoor.run.processes.totals import Totals
 

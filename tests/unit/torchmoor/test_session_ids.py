@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmoor.wire import session_ids
-from torchmoor.wire.session_hash import SESSION_HASH, session_hash
-from torchmoor.wire.session_ids import SessionId, compose, find_key, parse_session_keys, verify
+from torchmoor.wire.session_ids import (
+    SESSION_HASH,
+    SessionId,
+    compose,
+    find_key,
+    parse_session_keys,
+    session_hash,
+    verify,
+)
 
 KEYS = {"k1": b"first key of sixteen", "k2": b"second key of sixteen"}
 

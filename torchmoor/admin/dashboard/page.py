@@ -13,8 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, VariantHistory
-from torchmoor.admin.dashboard.instance_history import InstanceHistory, find_gpu
+from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, InstanceHistory, VariantHistory, find_gpu
 from torchmoor.admin.http import RequestRefused, add_routes, get
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import SHOWN_VALUES, describe_instance, describe_scaling

@@ -10,14 +10,16 @@ import asyncio
 import ipaddress
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from torchmoor.async_inference.objects.name_lookups import NameLookups
 from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.wire.public_addresses import destination, is_public
 
@@ -25,6 +27,46 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 READ_BUFFER_BYTES = 1 << 18
 MAX_LOOKUPS = 32  # of names at a time
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host name. Blocks, perhaps for longer than a connection may take. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class NameLookups:
+    """Looks names up, at most `max_threads` at a time.
+
+    Its threads are daemons, because nothing can interrupt the system's resolver: the process can end meanwhile.
+    """
+
+    def __init__(self, max_threads: int) -> None:
+        self._free = asyncio.Semaphore(max_threads)
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """Return the addresses of a host name. Raises OSError. Cancelling the caller does not stop the look-up."""
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        found: Future[list[str]] = Future()
+        found.set_running_or_notify_cancel()  # the caller cannot cancel it
+
+        def run() -> None:
+            try:
+                addresses = resolve(host, port)
+            except Exception as exc:
+                found.set_exception(exc)
+            else:
+                found.set_result(addresses)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._free.release)
+
+        try:
+            threading.Thread(target=run, name="lookup", daemon=True).start()
+        except RuntimeError as exc:
+            self._free.release()
+            raise OSError("no thread can be started to look a name up") from exc
+        return await asyncio.wrap_future(found)
 
 
 def is_retryable(status: int) -> bool:

@@ -19,8 +19,7 @@ from uuid import uuid4
 
 from torchmoor.async_inference.queues.queue import CLOCK_TOLERANCE_S, Queue
 from torchmoor.async_inference.queues.sqlite_database import SqliteDatabase, used_bytes
-from torchmoor.async_inference.queues.sqlite_schema import ENDED, TAKEABLE, UNDECIDED
-from torchmoor.async_inference.queues.sqlite_shares import check_share, take_share
+from torchmoor.async_inference.queues.sqlite_schema import ENDED, TAKEABLE, UNDECIDED, check_share, take_share
 from torchmoor.async_inference.request import (
     CANCELLED,
     EXPIRED,

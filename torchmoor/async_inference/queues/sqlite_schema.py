@@ -3,14 +3,14 @@
 `wake_at` is the end of a lease or a retry's delay, `set_at` its beginning and `span_s` its length; if `wake_at` is NULL
 the request can be claimed (or has ended). `reserved` has the locations of requests that have not ended. Bodies have
 their own tables, so that updating a request does not write 128 KB again. Triggers maintain `totals`, so that counting
-needs no scan.
+needs no scan, and to count each caller's pending requests in `callers`.
 """
 
 from __future__ import annotations
 
 import sqlite3
 
-from torchmoor.async_inference.queues.sqlite_shares import SCHEMA as SHARES
+from torchmoor.async_inference.request import CallerShare
 from torchmoor.errors import ConfigError
 
 VERSION = 1
@@ -70,6 +70,27 @@ CREATE TRIGGER leaves AFTER DELETE ON requests BEGIN
 END;
 """
 
+_SHARES = """
+CREATE TABLE shares (seq INTEGER PRIMARY KEY, caller TEXT NOT NULL, body_bytes INTEGER NOT NULL);
+CREATE TABLE callers (
+    caller TEXT PRIMARY KEY, requests INTEGER NOT NULL, body_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TRIGGER share_begins AFTER INSERT ON shares BEGIN
+    INSERT INTO callers VALUES (new.caller, 1, new.body_bytes) ON CONFLICT DO
+    UPDATE SET requests = requests + 1, body_bytes = body_bytes + new.body_bytes;
+END;
+CREATE TRIGGER share_ends AFTER DELETE ON shares BEGIN
+    UPDATE callers SET requests = requests - 1, body_bytes = body_bytes - old.body_bytes
+    WHERE caller = old.caller;
+    DELETE FROM callers WHERE caller = old.caller AND requests = 0;
+END;
+CREATE TRIGGER request_ends AFTER UPDATE OF state ON requests
+WHEN new.state IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') BEGIN
+    DELETE FROM shares WHERE seq = new.seq;
+END;
+"""
+
 
 def prepare(connection: sqlite3.Connection) -> None:
     """Create the tables if they are missing. Raises ConfigError for another program's or version's file."""
@@ -77,7 +98,7 @@ def prepare(connection: sqlite3.Connection) -> None:
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:
-            for statement in _statements(_SCHEMA + SHARES):
+            for statement in _statements(_SCHEMA + _SHARES):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")
         elif version != VERSION:
@@ -101,3 +122,15 @@ def _statements(schema: str) -> list[str]:
             statements.append(rest)
             rest = ""
     return statements
+
+
+def check_share(db: sqlite3.Connection, share: CallerShare, body_bytes: int) -> None:
+    """Raise CallerLimited if another request with such a body exceeds its caller's share."""
+    row = db.execute("SELECT requests, body_bytes FROM callers WHERE caller = ?", (share.caller,)).fetchone()
+    num_requests, num_bytes = row or (0, 0)
+    share.check(num_requests, num_bytes, body_bytes)
+
+
+def take_share(db: sqlite3.Connection, share: CallerShare, seq: int | None, body_bytes: int) -> None:
+    """Count a request for its caller until it ends."""
+    db.execute("INSERT INTO shares VALUES (?, ?, ?)", (seq, share.caller, body_bytes))

@@ -18,8 +18,7 @@ from torchmoor.async_inference.workers.attempt import Attempt, RetryableFailure,
 from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRenewal
-from torchmoor.async_inference.workers.publication import Publication, PublishLater
-from torchmoor.async_inference.workers.response_publication import ResponsePublication
+from torchmoor.async_inference.workers.publication import Publication, PublishLater, ResponsePublication
 from torchmoor.errors import QueueUnavailable
 from torchmoor.tasks import cancel_all, wait_at_most
 

@@ -5,7 +5,6 @@ requests wait in a queue, for endpoints that scale to zero.
 """
 
 from torchmoor.clients.langchain.async_endpoint import SagemakerAsyncEndpoint
-from torchmoor.clients.langchain.chat import ChatSagemakerEndpoint
-from torchmoor.clients.langchain.session import ChatSagemakerSession
+from torchmoor.clients.langchain.chat import ChatSagemakerEndpoint, ChatSagemakerSession
 
 __all__ = ["ChatSagemakerEndpoint", "ChatSagemakerSession", "SagemakerAsyncEndpoint"]

@@ -14,8 +14,7 @@ from pydantic import ConfigDict, Field
 
 from torchmoor.clients.async_results import AsyncEndpoint, Patience
 from torchmoor.clients.langchain.connection import EndpointConnection
-from torchmoor.clients.stop import StopCutter
-from torchmoor.clients.streams import read_stream
+from torchmoor.clients.streams import StopCutter, read_stream
 
 
 class ContentHandler(Protocol):

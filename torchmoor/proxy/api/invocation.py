@@ -12,16 +12,16 @@ from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError
 from torchmoor.proxy.access.gate import body_too_large
 from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.form_fields import check_form
-from torchmoor.proxy.api.observation import Observation
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.runtime_members import PREFIX_AWARE_ID
 from torchmoor.proxy.api.stream_continuer import StreamContinuer
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.assignment import MAX_REPEATS, Assignment
 from torchmoor.proxy.dispatch.callers import CallerLease
-from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.model_use import ModelUse
+from torchmoor.proxy.dispatch.observer import Observation
 from torchmoor.proxy.dispatch.record import RequestRecord, begin_record, complete_record, record_place
 from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS

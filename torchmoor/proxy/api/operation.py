@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.runtime_members import TARGET_MODEL
-from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.field_names import INFERENCE_ID, INVOCATION_ID

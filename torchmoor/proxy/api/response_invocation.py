@@ -26,8 +26,8 @@ from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import operations
 from torchmoor.wire.response_ids import read_response_id
-from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_header import read_expiry
+from torchmoor.wire.session_ids import session_hash
 
 # Of one attempt, the longest of AWS's asynchronous requests. Not a setting: the handler has one for the time of an
 # answer, handler.engine.turn_timeout_s.

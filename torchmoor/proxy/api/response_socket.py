@@ -19,12 +19,12 @@ from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.affinity_keys import FIELDS, has_header
 from torchmoor.proxy.api.runtime_members import make_note
 from torchmoor.proxy.api.socket_messages import SocketMessages, error_message
-from torchmoor.proxy.http.byte_budget import ByteBudget
 from torchmoor.proxy.http.call import Call, MessageRequest, Upgrade
 from torchmoor.proxy.http.field_names import ACCEPT, CONTENT_TYPE, INVOCATION_ID
 from torchmoor.proxy.http.fields import BadMessage, FieldKind
 from torchmoor.proxy.http.head import HeadBook
 from torchmoor.proxy.http.message import Reply, Request, RequestLine
+from torchmoor.proxy.http.outgoing import ByteBudget
 from torchmoor.proxy.http.websocket import accept
 from torchmoor.wire.json_values import BYTES_PER_VALUE, count_values
 

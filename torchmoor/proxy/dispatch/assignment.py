@@ -14,8 +14,7 @@ from torchmoor.config.body_heap import body_weight
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ApiError, BodyTooLarge, CallerLimited, ServiceUnavailable
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
-from torchmoor.proxy.dispatch.choice import Choice
-from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
+from torchmoor.proxy.dispatch.chooser import Choice, DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.model_use import ModelUse
@@ -66,7 +65,7 @@ Resume = Callable[[ApiError | None], None]
 
 
 class Assignment:
-    """A DispatchRequest (see dispatch_request.py), with its leases and its place in the queue.
+    """A DispatchRequest (see chooser.py), with its leases and its place in the queue.
 
     expected: what the strategy expects of the chosen instance's answer. has_failed: the chosen instance has failed the
     request. was_lost: see DispatchRequest. ticket: its place in the queue while it waits. waited_s: seconds until an

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
-from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.proxy.dispatch.choice import Choice
-from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
+from torchmoor.metrics.invocations import InvocationMetrics, Tally
 from torchmoor.proxy.http.field_names import INVOCATION_ID
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import SERVING, Instance
@@ -20,10 +18,64 @@ from torchmoor.proxy.routing.affinity import Affinity
 from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER
 from torchmoor.proxy.routing.session_failover import place_of, rendezvous
 from torchmoor.proxy.routing.strategy import StrategyRequest
+from torchmoor.wire import headers
 from torchmoor.wire.last_kept import LastKept
 from torchmoor.wire.session_ids import SessionId
 
+_ANSWER_LINES = f"{headers.INSTANCE}: %b\r\n{headers.INVOKED_ROUTING_REASON}: %b\r\n".encode()
+_VARIANT_LINE = f"{headers.INVOKED_VARIANT}: %b\r\n%b".encode()
+
 MAX_REMEMBERED_OPENINGS = 4096  # clients retry an opening within seconds
+
+
+class Choice:
+    """An instance and a reason, kept with their header lines because each is used often.
+
+    request_line: the end of the request line, and the host line. answer_lines: name the instance and the reason.
+    runtime_lines: name the variant too, for the runtime API. tally: counts the reason over all instances of the
+    variant.
+    """
+
+    __slots__ = ("instance", "reason", "tally", "request_line", "answer_lines", "runtime_lines")
+
+    def __init__(self, instance: Instance, reason: str, variant: bytes, tally: Tally) -> None:
+        self.instance = instance
+        self.reason = reason
+        self.tally = tally
+        self.request_line = b" HTTP/1.1\r\nhost: %b\r\n" % instance.authority().encode()
+        self.answer_lines = _ANSWER_LINES % (instance.name.encode(), reason.encode())
+        self.runtime_lines = _VARIANT_LINE % (variant, self.answer_lines)
+
+
+class DispatchRequest(Protocol):
+    """The properties of a request that its instance's choice depends on.
+
+    complete_at: when the request was whole, or its streamed answer was cut; its wait counts from then. target_model:
+    None if the endpoint serves one model. num_body_bytes: of the body, times body_weight, which is above 1 for a form.
+    was_lost: it was sent to an instance that is gone, and may be sent to that one's replacement, of the same name.
+    """
+
+    head: Request
+    complete_at: float
+    session: SessionId | None
+    opens_session: bool
+    num_body_bytes: int
+    body_weight: int
+    target_model: str | None
+    strategy_request: StrategyRequest
+    was_lost: bool
+
+    def exclude_only(self, instances: frozenset[str]) -> None:
+        """Allow all instances but these."""
+        ...
+
+    def go(self, choice: Choice) -> None:
+        """End the wait and take this instance."""
+        ...
+
+    def route_again(self) -> None:
+        """Choose again: the instance that it waited for is gone, and its ticket is void."""
+        ...
 
 
 class Chooser:

@@ -18,9 +18,7 @@ from torchmoor.config.scaling import ScalingSettings
 from torchmoor.errors import BodyTooLargeForInstance, ServiceUnavailable
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch import unavailable
-from torchmoor.proxy.dispatch.choice import Choice
-from torchmoor.proxy.dispatch.chooser import Chooser
-from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
+from torchmoor.proxy.dispatch.chooser import Choice, Chooser, DispatchRequest
 from torchmoor.proxy.dispatch.retry_budget import RetryBudget
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.http.call import Outcome
 from torchmoor.proxy.http.field_names import ERROR_CODE, INFERENCE_ID, NEW_SESSION_ID, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
-from torchmoor.wire.session_hash import session_hash
-from torchmoor.wire.session_ids import SessionId
+from torchmoor.wire.session_ids import SessionId, session_hash
 
 logger = logging.getLogger(__name__)
 

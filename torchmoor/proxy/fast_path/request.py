@@ -14,7 +14,7 @@ from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.runtime import DROPPED_FIELDS, answer_lines
 from torchmoor.proxy.dispatch.assignment import marking_line
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
-from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.dispatch.record import begin_record, complete_record, record_place
 from torchmoor.proxy.http.answer import Loss

@@ -14,7 +14,7 @@ from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.runtime import RuntimeApi, invoke_path
 from torchmoor.proxy.api.runtime_members import NOT_THERE, TARGET_MODEL, TARGET_VARIANT
 from torchmoor.proxy.dispatch.assignment import weigh_body
-from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
 from torchmoor.proxy.fast_path.request import FastOperation, FastRequest

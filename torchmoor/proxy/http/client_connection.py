@@ -14,14 +14,13 @@ from time import monotonic
 from typing import Protocol, cast
 
 from torchmoor.proxy.http.call import FastPath, RunningRequest
+from torchmoor.proxy.http.client_state import HalfClosedProbe, has_unsent
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.http.fields import BadMessage
-from torchmoor.proxy.http.half_closed import HalfClosedProbe
 from torchmoor.proxy.http.message import CONTINUE, Reply, Request
 from torchmoor.proxy.http.message_exchange import SocketServer
 from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 from torchmoor.proxy.http.sweeper import LINGER_S, NEVER
-from torchmoor.proxy.http.unsent import has_unsent
 from torchmoor.proxy.http.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)

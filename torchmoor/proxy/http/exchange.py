@@ -20,11 +20,10 @@ from torchmoor.proxy.http.answer import Answer, ClientSide, CollectedRefusal, Lo
 from torchmoor.proxy.http.arriving import ArrivingBody, counted_source
 from torchmoor.proxy.http.call import Call, Hold, NextStep, Outcome, PassOn, ReadRefusal, Send, Target, Wait
 from torchmoor.proxy.http.connection_parts import ConnectionParts
-from torchmoor.proxy.http.held_answer import HeldAnswer
 from torchmoor.proxy.http.marked_answer import MarkedAnswer
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.http.outgoing import SENT_ONCE, OutgoingRequest
-from torchmoor.proxy.http.request_delivery import RequestDelivery
+from torchmoor.proxy.http.request_delivery import HeldAnswer, RequestDelivery
 from torchmoor.proxy.http.spool import SpooledBody, SpoolFull
 from torchmoor.proxy.http.upstream import UpstreamConnection
 

@@ -11,7 +11,7 @@ from time import monotonic
 
 from torchmoor.proxy.http.answer import ClientSide, Loss
 from torchmoor.proxy.http.call import Target
-from torchmoor.proxy.http.held_answer import HeldAnswer
+from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.proxy.http.outgoing import OutgoingRequest
 from torchmoor.proxy.http.upstream import AnswerReceiver, Connector, UpstreamConnection
 from torchmoor.wire.connection_errors import is_shortage
@@ -167,3 +167,32 @@ def _loss_of(error: OSError) -> Loss:
     if isinstance(error, ConnectionRefusedError):
         return Loss.UNREACHABLE
     return Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNROUTED
+
+
+class HeldAnswer:
+    """Receives, in place of the exchange, what the target has already sent of an answer that waits for its call.
+
+    The connection is not read meanwhile, so little more arrives.
+    """
+
+    def __init__(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
+        self._head = head
+        self._data = piece
+        self._is_complete = is_complete
+        self._loss: Loss | None = None
+
+    def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
+        """Do nothing: the head was received."""
+
+    def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        self._data += piece
+        self._is_complete = is_complete
+
+    def on_lost(self, loss: Loss) -> None:
+        self._loss = loss
+
+    def pass_on(self, receiver: AnswerReceiver) -> None:
+        """Let the exchange receive what was held."""
+        receiver.on_answer(self._head, self._data, is_complete=self._is_complete)
+        if self._loss is not None and not self._is_complete:
+            receiver.on_lost(self._loss)

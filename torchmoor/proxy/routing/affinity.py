@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.preferred import find_preferred
+from torchmoor.proxy.routing.pool import C, Pool, find_preferred
 from torchmoor.proxy.routing.reasons import AFFINITY, AFFINITY_OVERFLOW
 from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 

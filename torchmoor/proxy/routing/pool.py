@@ -8,6 +8,8 @@ request's counting is cheap. When no instance is noted:
     an open instance is in the level of its load, behind those that reached that level before it
     an instance that is not open is in no level
     the ring has every instance, open or not, and changes only when one is added or removed
+
+All proxies compute the order in which a key prefers the instances alike, from the names of the instances.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import islice
 from random import Random
 from typing import Generic, Protocol, TypeVar
 
@@ -23,6 +26,8 @@ from torchmoor.proxy.routing.reported_status import ReportedStatus
 
 POINTS_PER_INSTANCE = 128  # on the ring: shares of the keys differ by about 1 / sqrt(128)
 MAX_RANDOM_TRIES = 4
+
+MAX_WALKED = 16  # preferred instances that are tried
 
 
 class Candidate(Protocol):
@@ -222,3 +227,28 @@ def _points(name: str) -> Iterator[int]:
         digest = blake2b(f"{number}\n{name}".encode(), digest_size=64).digest()
         for start in range(0, 64, 8):
             yield int.from_bytes(digest[start : start + 8], "big")
+
+
+def find_preferred(pool: Pool[C], key: int, limit: int, excluded: frozenset[str]) -> tuple[C, bool] | None:
+    """Return the first instance in a key's order with fewer outstanding requests than the limit. key: 64 bits.
+
+    The flag is True for the first in the key's order. None if the first MAX_WALKED all reach the limit. An instance in
+    slow start has empty caches and gets its keys back gradually: first those whose place is below its share.
+    """
+    for number, instance in enumerate(islice(pool.walk(key), MAX_WALKED)):
+        if (
+            instance.outstanding < min(limit, instance.capacity)
+            and instance.is_ready
+            and (instance.share == 1.0 or _place_of(key) < instance.share)
+            and instance.name not in excluded
+        ):
+            return instance, number == 0
+    return None
+
+
+def _place_of(key: int) -> float:
+    """Return a number from 0 to 1 for the key, independent of its position on the ring.
+
+    The golden ratio spreads neighbouring keys (Knuth, "The Art of Computer Programming" 3, 6.4).
+    """
+    return (key * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) / (1 << 64)

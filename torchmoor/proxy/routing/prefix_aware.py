@@ -6,8 +6,7 @@ from hashlib import blake2b
 from random import Random
 from typing import Any
 
-from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.preferred import find_preferred
+from torchmoor.proxy.routing.pool import C, Pool, find_preferred
 from torchmoor.proxy.routing.reasons import add_reason
 from torchmoor.proxy.routing.strategy import Pick, Strategy, StrategyRequest
 
@@ -18,7 +17,7 @@ PREFIX_AWARE_OVERFLOW = add_reason("prefix-aware-overflow", "the one that has se
 class PrefixAware(Strategy):
     """Chooses the instance that the prefix's hash prefers; above the threshold, the next in the hash's order.
 
-    All proxies compute the same order (torchmoor.proxy.routing.preferred).
+    All proxies compute the same order (torchmoor.proxy.routing.pool).
     """
 
     name = "PREFIX_AWARE"

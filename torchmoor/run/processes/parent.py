@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 from torchmoor.config.settings import ProxySettings
@@ -28,7 +29,6 @@ from torchmoor.run.async_parts import make_async_inference
 from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.limits import divide, part_of_body_bytes
 from torchmoor.run.processes.link import ChildAssignment, Message, describe, to_text
-from torchmoor.run.processes.port import reserve
 from torchmoor.run.processes.totals import Totals, VariantTotal
 
 logger = logging.getLogger(__name__)
@@ -265,3 +265,33 @@ async def _wait_for(waits: Sequence[Awaitable[Any]]) -> None:
         _, late = await asyncio.wait([asyncio.ensure_future(wait) for wait in waits], timeout=ANSWER_TIMEOUT_S)
         for wait in late:
             wait.cancel()
+
+
+def reserve(host: str, port: int) -> tuple[list[socket.socket], int]:
+    """Bind sockets that do not listen, to reserve a port (0 for any); return them and the port.
+
+    Raises OSError if another program uses the port, even one that would share it.
+    """
+    with ExitStack() as stack:
+        bound = []
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            if port:
+                with _make(family, kind, protocol) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind((address[0], port, *address[2:]))
+            own = stack.enter_context(_make(family, kind, protocol))
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            own.bind((address[0], port, *address[2:]))
+            port = own.getsockname()[1]
+            bound.append(own)
+        stack.pop_all()
+        return bound, port
+
+
+def _make(family: int, kind: int, protocol: int) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    if family == socket.AF_INET6:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as asyncio's servers do
+    return made

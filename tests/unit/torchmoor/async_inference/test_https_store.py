@@ -22,7 +22,6 @@ from tests.unit.torchmoor.async_inference.rig import until
 from tests.unit.torchmoor.stream_server import Serve, stream_server
 from tests.waiting import PROGRAM_S
 from torchmoor.async_inference.objects.https_store import HttpsStore
-from torchmoor.async_inference.objects.name_lookups import NameLookups
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectDenied,
@@ -31,7 +30,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectTooLarge,
     ObjectUnavailable,
 )
-from torchmoor.async_inference.objects.outbound import Outbound
+from torchmoor.async_inference.objects.outbound import NameLookups, Outbound
 from torchmoor.async_inference.objects.s3_store import S3Store
 from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.config.objects import ObjectSettings

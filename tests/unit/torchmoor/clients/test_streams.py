@@ -1,4 +1,4 @@
-"""Streams are read alike wherever their bytes are cut; the handlers' output is the reference."""
+"""Streams are read alike wherever they are cut, and end at stop sequences; the handlers' output is the reference."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.errors import Overloaded
 from torchmoor.clients.errors import ErrorInStream, StreamCut, StreamError, UnreadableStream
 from torchmoor.clients.pieces import Piece, Usage
-from torchmoor.clients.streams import STOP_SEQUENCE, StreamReader, aread_stream, read_stream
+from torchmoor.clients.streams import STOP_SEQUENCE, StopCutter, StreamReader, aread_stream, read_stream
 
 FORMS: dict[str, AnswerForm] = {
     "tgi": TgiForm(),
@@ -28,6 +28,8 @@ NAMES = st.sampled_from(list(FORMS))
 TEXTS = st.lists(st.text(st.sampled_from('aabb \n\r"\\{}[]:data,ß€😀\u2028\ufeff'), max_size=6), min_size=1, max_size=6)
 TEXTS = TEXTS.filter(any)  # the stream of an empty answer in old LMI's form is empty, like that of a failed server
 CUTS = st.lists(st.integers(0, 3000), max_size=12)
+
+WORDS = st.text("ab", max_size=12)
 
 
 def write(form: AnswerForm, texts: Sequence[str]) -> bytes:
@@ -334,3 +336,32 @@ def test_a_line_without_an_end_is_bounded() -> None:
 
     with pytest.raises(UnreadableStream, match="1000 bytes"):
         list(reader.feed(b"x" * 101))
+
+
+def passed(pieces: list[str], stop: list[str]) -> str:
+    cutter = StopCutter(stop)
+    return "".join(map(cutter.feed, pieces)) + cutter.flush()
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("aaab", ["aab"], "a"),  # its beginning repeats itself
+        ("xabcd", ["abcd", "bc"], "xa"),  # the one that is complete first, though it begins later
+        ("xabc", ["abc", "bc"], "x"),  # both are complete: the longer one
+        ("xab", ["abc"], "xab"),  # only the beginning of one
+        ("xab", [""], "xab"),
+    ],
+)
+def test_the_first_complete_sequence_cuts(text: str, stop: list[str], expected: str) -> None:
+    """The first complete stop sequence cuts the text, whole and character by character."""
+    assert passed([text], stop) == passed(list(text), stop) == expected
+
+
+@given(WORDS, st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.integers(0, 12))
+def test_cuts_of_the_text_do_not_matter(text: str, stop: list[str], at: int) -> None:
+    """The result does not depend on how the text is divided, with an alphabet of two letters that overlap."""
+    ends = [(end, end - len(s)) for s in stop for end in range(len(s), len(text) + 1) if text[:end].endswith(s)]
+    expected = text[: min(ends)[1]] if ends else text
+
+    assert passed([text[:at], text[at:]], stop) == passed(list(text), stop) == expected

@@ -13,8 +13,7 @@ from tests.unit.torchmoor.stream_server import stream_server
 from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.worker_probe import WorkerProbe
+from torchmoor.fleet.health import HealthChecker, WorkerProbe
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 

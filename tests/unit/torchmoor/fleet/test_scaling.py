@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torchmoor.config.scaling import LEAST_TARGET, ScalingSettings, StepScaling, TargetTracking, TrackedMetric
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.recent_requests import RecentRequests
+from torchmoor.fleet.scaled_variant import RecentRequests
 from torchmoor.fleet.scaling import Scaling, decide, explain
 
 PUBLISHED = ScalingSettings()  # target 5.0, 0 to 1, in after 600 s, out 300 s

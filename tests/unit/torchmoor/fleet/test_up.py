@@ -29,10 +29,9 @@ from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings,
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.run.checkpoints import Checkpoint
 from torchmoor.run.gpus import find_gpus, share_gpus, usable_gpus
-from torchmoor.run.host_plan import equip
 from torchmoor.run.launching import plan_instances
 from torchmoor.run.run_directory import find_session_keys
-from torchmoor.run.up import run
+from torchmoor.run.up import equip, run
 from torchmoor.wire.handler_variables import ALLOWED_HOSTS, DEVICE_FRACTION, MODEL_PATH
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 

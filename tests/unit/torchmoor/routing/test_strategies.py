@@ -11,13 +11,11 @@ from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named
 from torchmoor.proxy.dispatch.dispatchers import choose_weighted
 from torchmoor.proxy.routing.kv_aware import KvAware, PrefixIndex, chain
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
-from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.preferred import MAX_WALKED
+from torchmoor.proxy.routing.pool import MAX_WALKED, C, Pool
 from torchmoor.proxy.routing.prefix_aware import PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice
 from torchmoor.proxy.routing.session_failover import place_of, rendezvous
-from torchmoor.proxy.routing.session_room import find_roomiest
-from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Pick, Strategy, StrategyRequest
+from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Pick, Strategy, StrategyRequest, find_roomiest
 
 NOBODY = frozenset[str]()
 RNG = Random(1)  # where nothing is drawn

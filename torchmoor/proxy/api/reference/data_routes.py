@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from torchmoor.proxy.api.reference import (
     common_schemas,
-    container_schemas,
-    inference_schemas,
-    runtime_schemas,
-    tgi_schemas,
+    data_schemas,
 )
 from torchmoor.proxy.api.reference.openai_routes import OPENAI
 from torchmoor.proxy.api.reference.route import (
@@ -33,7 +30,7 @@ _ANY = Body(schema=common_schemas.ANY_FORM, types=_FORMS)
 RUNTIME = Group(
     "runtime",
     "SageMaker's runtime API, as boto3's sagemaker-runtime sends it.",
-    runtime_schemas.ERROR,
+    data_schemas.RUNTIME_ERROR,
     (
         post(
             "/endpoints/{endpoint}/invocations",
@@ -50,7 +47,7 @@ RUNTIME = Group(
             _ANY,
             headers=_TURN,
             is_body_required=False,
-            answers=((200, "An event stream of PayloadParts.", Body(schema=runtime_schemas.FRAMES, types=(_FRAMES,))),),
+            answers=((200, "An event stream of PayloadParts.", Body(schema=data_schemas.FRAMES, types=(_FRAMES,))),),
         ),
         post(
             "/endpoints/{endpoint}/async-invocations",
@@ -59,20 +56,20 @@ RUNTIME = Group(
             _ANY,
             headers=tuple(OF_ASYNC),
             is_body_required=False,
-            answers=((202, "Queued; headers have the URLs of result and failure.", json_body(runtime_schemas.QUEUED)),),
+            answers=((202, "Queued; headers have the URLs of result and failure.", json_body(data_schemas.QUEUED)),),
         ),
         get(
             "/endpoints/{endpoint}",
             "DescribeEndpoint",
             "The endpoint's state, in the form of DescribeEndpoint.",
-            answers=answer(runtime_schemas.ENDPOINT),
+            answers=answer(data_schemas.ENDPOINT),
         ),
     ),
 )
 CONTAINER = Group(
     "container",
     "The API of SageMaker's containers. The operations on models exist only if torchmoor runs as a container.",
-    container_schemas.ERROR,
+    data_schemas.CONTAINER_ERROR,
     (
         get("/ping", "ping", "Is the first endpoint healthy? Needs no credentials.", answers=EMPTY_ANSWER),
         post(
@@ -88,45 +85,45 @@ CONTAINER = Group(
             "listLoadedModels",
             "List the loaded models.",
             query=(("next_page_token", "The token of the previous page."),),
-            answers=answer(container_schemas.LOADED_MODELS),
+            answers=answer(data_schemas.LOADED_MODELS),
         ),
         post(
             "/models",
             "loadModel",
             "Load a model.",
-            json_body(container_schemas.LOAD_MODEL),
-            answers=answer(container_schemas.LOADED_MODEL),
+            json_body(data_schemas.LOAD_MODEL),
+            answers=answer(data_schemas.LOADED_MODEL),
         ),
         get(
             "/models/{model}",
             "describeLoadedModel",
             "Describe a loaded model.",
-            answers=answer(container_schemas.LOADED_MODEL),
+            answers=answer(data_schemas.LOADED_MODEL),
         ),
-        delete("/models/{model}", "unloadModel", "Unload a model.", answers=answer(container_schemas.LOADED_MODEL)),
+        delete("/models/{model}", "unloadModel", "Unload a model.", answers=answer(data_schemas.LOADED_MODEL)),
         post("/models/{model}/invoke", "invokeLoadedModel", "Ask a loaded model.", _ANY, is_body_required=False),
     ),
 )
 TGI = Group(
     "text generation inference",
     "The routes of Text Generation Inference (TGI), for the first endpoint.",
-    tgi_schemas.ERROR,
+    data_schemas.TGI_ERROR,
     (
         post(
             "/generate",
             "generate",
             "Continue a text; the answer comes as a whole.",
-            json_body(tgi_schemas.GENERATE),
+            json_body(data_schemas.GENERATE),
             headers=_TURN,
-            answers=answer(tgi_schemas.GENERATED),
+            answers=answer(data_schemas.GENERATED),
         ),
         post(
             "/generate_stream",
             "generateStream",
             "Continue a text; the answer is streamed.",
-            json_body(tgi_schemas.GENERATE),
+            json_body(data_schemas.GENERATE),
             headers=_TURN,
-            answers=answer(tgi_schemas.EVENTS, EVENT_STREAM),
+            answers=answer(data_schemas.TGI_EVENTS, EVENT_STREAM),
         ),
         post(
             "/",
@@ -135,64 +132,64 @@ TGI = Group(
             Body(schema=common_schemas.ANY_FORM, types=("application/json",)),
             headers=_TURN,
         ),
-        get("/info", "info", "Get the first endpoint's name.", answers=answer(tgi_schemas.INFO)),
+        get("/info", "info", "Get the first endpoint's name.", answers=answer(data_schemas.INFO)),
         get("/health", "health", "Is the first endpoint healthy? Needs no credentials.", answers=EMPTY_ANSWER),
     ),
 )
 INFERENCE = Group(
     "open inference protocol",
     "Version 2, for the first endpoint with many models.",
-    container_schemas.ERROR,
+    data_schemas.CONTAINER_ERROR,
     (
         get(
             "/v2",
             "serverMetadata",
             "Get the server's name, version and extensions.",
-            answers=answer(inference_schemas.SERVER),
+            answers=answer(data_schemas.SERVER),
         ),
         get(
             "/v2/health/live",
             "serverLive",
             "Does the proxy run? Needs no credentials.",
-            answers=answer(inference_schemas.LIVE),
+            answers=answer(data_schemas.LIVE),
         ),
         get(
             "/v2/health/ready",
             "serverReady",
             "Is an instance ready? Needs no credentials.",
-            answers=answer(inference_schemas.READY),
+            answers=answer(data_schemas.READY),
         ),
         get(
             "/v2/models/{model}",
             "modelMetadata",
             "Describe a model's inputs and outputs.",
-            answers=answer(inference_schemas.MODEL_METADATA),
+            answers=answer(data_schemas.MODEL_METADATA),
         ),
         get(
             "/v2/models/{model}/ready",
             "modelReady",
             "Wait until a model is loaded; an unloaded model is loaded.",
-            answers=answer(inference_schemas.MODEL_READY),
+            answers=answer(data_schemas.MODEL_READY),
         ),
         post(
             "/v2/models/{model}/infer",
             "modelInfer",
             "Run a model on tensors.",
-            json_body(inference_schemas.TENSORS),
-            answers=answer(inference_schemas.TENSORS_ANSWER, JSON, "application/octet-stream"),
+            json_body(data_schemas.TENSORS),
+            answers=answer(data_schemas.TENSORS_ANSWER, JSON, "application/octet-stream"),
         ),
     ),
 )
 REFERENCE = Group(
     "reference",
     "The reference.",
-    runtime_schemas.ERROR,
+    data_schemas.RUNTIME_ERROR,
     (
         get(
             "/openapi.json",
             "openapi",
             "Get the OpenAPI document of this port.",
-            answers=answer(runtime_schemas.DOCUMENT),
+            answers=answer(data_schemas.DOCUMENT),
         ),
     ),
 )

@@ -1,13 +1,17 @@
-"""Finds out whether a client that sends no more still reads."""
+"""Finds out what a client still does: whether it reads after it has sent all, and whether it has received all bytes."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import termios
 from collections.abc import Callable
 
 from torchmoor.proxy.http.message import CONTINUE
 
 PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers; the last interval repeats
+
+_NONE = bytes(4)
 
 
 class HalfClosedProbe:
@@ -35,3 +39,15 @@ class HalfClosedProbe:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def has_unsent(transport: asyncio.Transport) -> bool:
+    """Return True if the peer has not confirmed all bytes; False also on a system that does not report it.
+
+    A transport with TLS does not count encrypted bytes. They wait in the process only while the system's own buffer is
+    full.
+    """
+    try:
+        return fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, _NONE) != _NONE
+    except (AttributeError, OSError, ValueError):  # the socket is closed, or does not report it
+        return False
