@@ -19,10 +19,9 @@ from benchmarks.boto_client import make_runtime_client
 from benchmarks.fleet import Fleet, Spent
 from benchmarks.report import ROOT
 from benchmarks.stepped_engine import NO_DEADLINE
-from handlers.engine.builtin.chat_engine import make_engine
+from handlers.engine.builtin.chat_engine import DEFAULT_CPU_KV_BYTES, make_engine
 from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.sequence import TokenSequence
-from handlers.engine.builtin.start import DEFAULT_CPU_KV_BYTES
 from handlers.engine.contract import AnswerRequest, SamplingParams, TokenEvent
 from handlers.errors import TurnTimedOut
 from handlers.models.loader import load_model

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from handlers.engine.builtin.chat_engine import make_engine
+from handlers.engine.builtin.chat_engine import DEFAULT_CPU_KV_BYTES, make_engine
 from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.sequence import TokenSequence
-from handlers.engine.builtin.start import DEFAULT_CPU_KV_BYTES
 from handlers.engine.contract import AnswerRequest, SamplingParams, TokenEvent
 from handlers.models.lora import LoraAdapter
 from handlers.models.text import TextModel

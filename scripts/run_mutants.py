@@ -58,7 +58,6 @@ SUBJECTS = {
             "handlers/journal/event.py",
             "handlers/journal/directory.py",
             "handlers/journal/directory_files.py",
-            "handlers/journal/expiring_sessions.py",
             "handlers/journal/budget.py",
             "handlers/journal/bounded.py",
         ),

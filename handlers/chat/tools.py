@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.checks import check_texts, names, read_flag
-from handlers.chat.closed_schemas import close_objects
+from handlers.chat.grammar_fields import close_objects
 from handlers.engine.contract import JSON_OPTIONS, GrammarText
 from handlers.errors import InvalidRequest
 from handlers.models.answer_style import AnswerStyle, forced_call

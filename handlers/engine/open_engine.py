@@ -17,6 +17,6 @@ def open_engine(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None)
         from handlers.engine.vllm.start import open_vllm
 
         return open_vllm(settings, checkpoint, gpu_id)
-    from handlers.engine.builtin.start import open_builtin
+    from handlers.engine.builtin.chat_engine import open_builtin
 
     return open_builtin(settings, checkpoint, gpu_id)

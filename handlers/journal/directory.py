@@ -7,9 +7,11 @@ handlers/journal/directory_images.py and directory_lists.py.
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from heapq import heappop, heappush
 from pathlib import Path
 
 from handlers.journal import directory_files as files
@@ -18,12 +20,11 @@ from handlers.journal.directory_images import DirectorySharedImages
 from handlers.journal.directory_lists import DirectoryLists
 from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, KV_MARK, OWNER_MARK, measure, owner_of
 from handlers.journal.event import Event, image_hash
-from handlers.journal.expiring_sessions import ExpiringSessions
-from handlers.journal.failures import EventsMissing
 from handlers.journal.journal import (
     ANYONE,
     MAX_CLAIM_BYTES,
     NO_KEYS,
+    EventsMissing,
     EventTaken,
     JournalClosed,
     JournalFull,
@@ -330,3 +331,39 @@ def _is_expired(name: str) -> bool:
         return expiry(name) <= time.time()
     except ValueError:
         return False
+
+
+class ExpiringSessions:
+    """Sessions that expire before a time (the end), so that most sweeps need not list the directory. Any thread.
+
+    Later sessions take no memory.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._end = 0
+        self._order: list[tuple[int, str]] = []  # a heap: expiry, session
+        self._names: set[str] = set()
+
+    def begin(self, end: int) -> None:
+        """Forget all sessions; from now on list those that expire before this time, in seconds since 1970."""
+        with self._lock:
+            self._end = end
+            self._order, self._names = [], set()
+
+    def add(self, session_id: str) -> None:
+        """List a session, if it expires before the end. Raises ValueError if this is not a session's id."""
+        expires_at = expiry(session_id)
+        with self._lock:
+            if expires_at < self._end and session_id not in self._names:
+                self._names.add(session_id)
+                heappush(self._order, (expires_at, session_id))
+
+    def pop(self, expired_before: int, most: int) -> list[str]:
+        """Remove and return up to `most` sessions that expired before this time."""
+        popped: list[str] = []
+        with self._lock:
+            while self._order and self._order[0][0] < expired_before and len(popped) < most:
+                popped.append(heappop(self._order)[1])
+            self._names.difference_update(popped)
+        return popped

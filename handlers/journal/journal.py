@@ -6,6 +6,7 @@ their bytes, once for all sessions of an owner, as long as one of them is there.
 compute the session again, not tensors (docs/decisions/0006, 0008 and 0039).
 """
 
+import errno
 import hashlib
 import re
 from collections.abc import Mapping
@@ -260,3 +261,16 @@ def check_image(image: str, data: bytes | None) -> bytes:
     if image_hash(data) != image:
         raise OSError(f"image {image} of this session is damaged")
     return data
+
+
+class EventsMissing(OSError):
+    """The store has lost events that it had confirmed."""
+
+
+def explain_failure(error: Exception) -> str:
+    """Return the message for a client whose request needs the journal."""
+    if isinstance(error, EventsMissing):
+        return "the session's journal has lost events; open a new session, or restore the journal's data"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the session's journal is full; try again later"
+    return "the session's journal cannot be reached; try again later"

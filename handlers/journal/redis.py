@@ -16,13 +16,13 @@ from typing import Any
 
 from handlers.journal.budget import JournalUsage
 from handlers.journal.event import DamagedRecord, Event, image_hash
-from handlers.journal.failures import EventsMissing
 from handlers.journal.journal import (
     ANYONE,
     EXPIRED_KEPT_S,
     MAX_CLAIM_BYTES,
     MAX_LISTED,
     NO_KEYS,
+    EventsMissing,
     EventTaken,
     JournalClosed,
     Listed,

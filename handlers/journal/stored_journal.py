@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from handlers.journal.budget import Budget
-from handlers.journal.event_codec import EventCodec
+from handlers.journal.codec import EventCodec
 from handlers.settings.journal import JournalSettings
 
 

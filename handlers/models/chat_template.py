@@ -1,4 +1,4 @@
-"""Renders a conversation as a prompt: default templates, and protection against texts that imitate turns."""
+"""Renders a conversation as a prompt: default templates, limits of templates, and texts that imitate turns."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from handlers.errors import InvalidRequest, SettingsError
 from handlers.models.answer_style import TOOL_MARKS, find_answer_style
-from handlers.models.template_process import SHARED, TemplateFailed
+from handlers.worker.limited_process import LimitedProcess, WorkTooCostly
 
 # Source: Touvron et al. 2023, "Llama 2", and the prompts of Meta's reference code.
 LLAMA2 = """\
@@ -63,6 +63,48 @@ NO_TEMPLATE = (
 # Tokens of this form mark turns even if the tokenizer does not call them special. The second bar is full-width.
 _BRACKETED = re.compile("<[|\uff5c].+[|\uff5c]>")
 MAX_ROUNDS = 4  # of looking for marks in what the tokenizer makes of a text
+RENDER_CPU_S = 3.0
+RENDER_MEMORY_BYTES = 256 << 20
+
+
+class TemplateFailed(Exception):
+    """A template did not render; the message has the reason.
+
+    is_refusal: the template itself refused the messages.
+    """
+
+    def __init__(self, reason: str, *, is_refusal: bool = False) -> None:
+        super().__init__(reason)
+        self.is_refusal = is_refusal
+
+
+class TemplateProcess(LimitedProcess):
+    """Renders templates, one at a time, in a process of their own. Any thread.
+
+    Checkpoints bring templates, so their time and memory are limited.
+    """
+
+    def __init__(self, cpu_s: float = RENDER_CPU_S) -> None:
+        super().__init__("template", cpu_s, RENDER_MEMORY_BYTES)
+
+    def check(self, template: str) -> None:
+        """Raise TemplateFailed if a template cannot be compiled, as for an error of its syntax."""
+        self.render({"compiled": template})
+
+    def render(self, request: dict[str, Any]) -> str:
+        """Return the rendered text. request: as limited_child.py describes it. Raises TemplateFailed."""
+        try:
+            answer = self.ask(request)
+        except WorkTooCostly as exc:
+            raise TemplateFailed(str(exc)) from exc
+        if "text" in answer:
+            return str(answer["text"])
+        if "refused" in answer:
+            raise TemplateFailed(answer["refused"], is_refusal=True)
+        raise TemplateFailed(f"it raised {answer['failed']}")
+
+
+SHARED_PROCESS = TemplateProcess()  # one per worker; one per model would cost 40 MB each
 
 
 class ChatTemplate:
@@ -120,7 +162,7 @@ class ChatTemplate:
             if tools:
                 request["tools"] = self._disarm_all(list(tools))
             own = {**self._tokenizer.special_tokens_map, **self._variables, **request}
-            return SHARED.render({**self._disarm_all(variables), **own})
+            return SHARED_PROCESS.render({**self._disarm_all(variables), **own})
         except RecursionError:
             raise InvalidRequest("the tools, or the arguments of a call, are nested too deeply") from None
         except TemplateFailed as exc:
@@ -157,7 +199,7 @@ class ChatTemplate:
 def _check(template: Any) -> None:
     """Raise SettingsError unless a checkpoint's template can be compiled."""
     try:
-        SHARED.check(template)
+        SHARED_PROCESS.check(template)
     except TemplateFailed as exc:
         raise SettingsError(
             f"the checkpoint's chat template cannot be used: {exc}; correct its chat_template.jinja, or the "

@@ -3,7 +3,8 @@
 import copy
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import logging as transformers_logging
 
 from handlers.errors import HandlerError, InternalError, NoMemoryForModel, SettingsError
-from handlers.models.compiled import compile_layers
 from handlers.models.declared_size import BuildLimit, check_config
+from handlers.models.fast_layers import compile_layers
 from handlers.models.llava import LlavaModel
 from handlers.models.memory import check_fits, is_out_of_memory, read_headers, weight_files
 from handlers.models.plain import PlainModel
@@ -22,7 +23,7 @@ from handlers.models.skeleton import build_skeleton, making_lock
 from handlers.models.text import TextModel
 from handlers.models.tokenizer import TOKENIZER, load_tokenizer
 from handlers.models.transformers_check import TransformersCheck
-from handlers.models.weights_progress import reporting_weights
+from torchmoor.wire.progress import MARK, WORKER_INTERVAL_S, reporting
 
 logger = logging.getLogger(__name__)
 MAX_NAMED = 3  # weights that an error lists
@@ -216,3 +217,33 @@ def choose_type(dtype: str, device: torch.device) -> torch.dtype | None:
         chosen: torch.dtype = getattr(torch, dtype)
         return chosen
     return torch.float32 if device.type == "cpu" else None
+
+
+@contextmanager
+def reporting_weights() -> Iterator[None]:
+    """Log how many weights are loaded, at intervals, in place of transformers' own progress bar."""
+    done, total = 0, 0
+
+    def count(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        nonlocal done, total
+        if options.get("desc") != "Loading weights":
+            return factory(*arguments, **options)
+        done, total = 0, len(arguments[0])
+        return counted(arguments[0])
+
+    def counted(weights: Iterable[Any]) -> Iterator[Any]:
+        nonlocal done
+        for weight in weights:
+            yield weight
+            done += 1
+
+    def report(line: str) -> None:
+        if total:
+            logger.info("%s%s", MARK, line)
+
+    previous = transformers_logging.set_tqdm_hook(count)
+    try:
+        with reporting(lambda: f"loading {done} of {total} weights", report, WORKER_INTERVAL_S):
+            yield
+    finally:
+        transformers_logging.set_tqdm_hook(previous)

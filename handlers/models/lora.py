@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from handlers.errors import ModelBroken, OutOfMemory, SettingsError
-from handlers.models.packed_linear import PackedLinear
+from handlers.models.fast_layers import PackedLinear
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

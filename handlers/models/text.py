@@ -1,5 +1,6 @@
 """A causal language model as the engine sees it: embed, forward, logits."""
 
+import hashlib
 import logging
 from typing import Any
 
@@ -8,14 +9,13 @@ from PIL import Image
 from torch import Tensor
 
 from handlers.models.attention import RAGGED, PackedBatch, PackedStep
-from handlers.models.fingerprint import fingerprint
-from handlers.models.fused_norm import fuse_norms
+from handlers.models.fast_layers import PackedLinear, can_pack, fuse_norms, pack_linears, rows_are_independent
 from handlers.models.lora import AdaptedLayers
-from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears, rows_are_independent
 from handlers.models.prompt_format import PromptFormat
 
 logger = logging.getLogger(__name__)
 _LAYERS = {"full_attention", "sliding_attention"}  # the kinds that packed attention computes
+NUM_SAMPLES = 8  # numbers of each parameter
 
 
 class TextModel(PromptFormat):
@@ -111,3 +111,18 @@ def _constant_rope_lengths(config: Any) -> list[int]:
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
     return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+
+
+@torch.inference_mode()
+def fingerprint(model: Any) -> str:
+    """Return a name of the model's kind, layers, float types and a sample of its weights: equal for equal models.
+
+    Call this before the weights are packed.
+    """
+    digest = hashlib.blake2b(model.config.model_type.encode(), digest_size=16)
+    samples = []
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        samples.append(parameter.reshape(-1)[:NUM_SAMPLES].float())
+    digest.update(torch.cat(samples).cpu().numpy().tobytes())
+    return digest.hexdigest()

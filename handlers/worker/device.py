@@ -1,4 +1,4 @@
-"""The worker's device: the choice of it, and the end of the worker when it fails."""
+"""The worker's device: the choice of it, copies to it, and the end of the worker when it fails."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from handlers.errors import SettingsError
 
@@ -66,3 +67,11 @@ def _cuda_build() -> str:
 def exit_worker() -> None:
     """End the process at once, so that TorchServe starts another one. A lost device cannot be used again."""
     os._exit(1)
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Return a small CPU tensor on the device, without waiting for the kernels that it still runs.
+
+    A copy from pageable memory would wait for them.
+    """
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values

@@ -10,13 +10,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from handlers.engine.builtin.chat_engine import choose_kv_bytes
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.kv_cache import SequenceCache
 from handlers.engine.builtin.pace import Pace
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.engine.builtin.scheduler import Scheduler
 from handlers.engine.builtin.sequence import TokenSequence
-from handlers.engine.builtin.start import choose_kv_bytes
 from handlers.engine.contract import AnswerRequest, PlacedImage, SamplingParams, TokenEvent
 from handlers.errors import OutOfMemory
 from handlers.models.loader import load_model

@@ -1,11 +1,14 @@
-"""OpenAI's resources: responses, conversations and files, and tokenize, selected by method and path."""
+"""OpenAI's resources, selected by method and path: responses, conversations and files; and tokenize."""
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from handlers.chat.checks import check_unicode
 from handlers.chat.commands import (
+    AddItems,
     Command,
     Compact,
     CountTokens,
@@ -16,6 +19,7 @@ from handlers.chat.commands import (
     Generate,
     ItemQuery,
     ListFiles,
+    OpenFile,
     OpenSession,
     Respond,
     RespondInConversation,
@@ -25,21 +29,24 @@ from handlers.chat.commands import (
     ShowResponse,
     UpdateConversation,
 )
-from handlers.chat.dialects.conversation_requests import parse_conversation, parse_items, refuse_other_fields
-from handlers.chat.dialects.file_requests import parse_file
-from handlers.chat.dialects.responses import parse_response, read_metadata, resolve, unknown_field
+from handlers.chat.dialects.responses import missing_field, parse_response, read_metadata, resolve, unknown_field
 from handlers.chat.dialects.tokens import parse_detokenize, parse_tokenize
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.identity import identify
-from handlers.chat.items import Referred, find_references
+from handlers.chat.items import Referred, check_results, find_references, parse_input
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
 from torchmoor.wire import background
+from torchmoor.wire import headers as wire
 
 MAX_LIMIT = 100  # items of a page: OpenAI's limit
 MAX_FILE_LIMIT = 10_000  # of files: OpenAI's limit; a page has at most MAX_LIMIT
 MAX_DIGITS = 9
+UNNAMED_FILE = "picture"
+MAX_FILENAME_CHARS = 255
+LIFETIMES_S = range(3600, 2_592_001)  # of files: OpenAI's limits
+MAX_ADDED_ITEMS = 20  # of a conversation, by one request: OpenAI's limit
 
 
 def parse_resource(
@@ -71,9 +78,9 @@ def parse_resource(
         case "DELETE", "responses", str():
             return DeleteResponse(caller=caller, response_id=ids[0], invocation_id=incoming.invocation_id)
         case "POST", "conversations":
-            return parse_conversation(incoming, read_body(), now)
+            return _parse_conversation(incoming, read_body(), now)
         case "POST", "conversations", str(), "items":
-            return parse_items(incoming, ids[0], read_body())
+            return _parse_items(incoming, ids[0], read_body())
         case "GET", "conversations", str():
             return ShowConversation(caller=caller, conversation_id=ids[0])
         case "GET", "conversations", str(), "items":
@@ -84,14 +91,14 @@ def parse_resource(
             return ShowConversation(caller=caller, conversation_id=ids[0], item_id=ids[1], included=included)
         case "POST", "conversations", str():
             body = read_body()
-            refuse_other_fields(body, {"metadata"})
+            _refuse_other_fields(body, {"metadata"})
             return UpdateConversation(caller=caller, conversation_id=ids[0], metadata=read_metadata(body))
         case "DELETE", "conversations", str(), "items", str():
             return UpdateConversation(caller=caller, conversation_id=ids[0], item_id=ids[1])
         case "DELETE", "conversations", str():
             return DeleteConversation(caller=caller, conversation_id=ids[0], invocation_id=incoming.invocation_id)
         case "POST", "files":
-            return parse_file(incoming, read_body(), now)
+            return _parse_file(incoming, read_body(), now)
         case "GET", "files":
             page = _parse_page(values, MAX_FILE_LIMIT, MAX_LIMIT)
             return ListFiles(caller=caller, page=page, purpose=values.get("purpose", ""))
@@ -171,3 +178,97 @@ def _parse_page(query: Mapping[str, str], max_limit: int = MAX_LIMIT, default: i
         raise InvalidRequest("'order' must be asc or desc", param="order")
     number = min(int(limit[:MAX_DIGITS]), MAX_LIMIT)
     return ItemQuery(after=query.get("after", ""), limit=number, is_ascending=order == "asc")
+
+
+def _parse_conversation(incoming: Incoming, body: dict[str, Any], now: float) -> Command:
+    """Read a body that opens a conversation."""
+    _refuse_other_fields(body, {"items", "metadata"})
+    check_session_limit(incoming)
+    metadata = read_metadata(body)
+    opening = OpenSession(
+        caller=incoming.caller,
+        invocation_id=incoming.invocation_id,
+        question=identify(body.get("items"), metadata),
+        resource=json.dumps({"object": "conversation", "created_at": int(now), "metadata": metadata}),
+    )
+
+    def resume(referred: Referred) -> AddItems:
+        items = parse_input(body.get("items") or [], MAX_ADDED_ITEMS, "items", referred)
+        check_results(items, (), "items")
+        return AddItems(
+            caller=incoming.caller,
+            conversation_id="",
+            items=items,
+            invocation_id=incoming.invocation_id,
+            opening=opening,
+        )
+
+    return resolve(incoming, find_references(body.get("items"), MAX_ADDED_ITEMS, "items"), resume)
+
+
+def _parse_items(incoming: Incoming, conversation_id: str, body: dict[str, Any]) -> Command:
+    """Read a body that adds items to a conversation."""
+    _refuse_other_fields(body, {"items", "include"})
+    if not body.get("items"):
+        raise missing_field("items")
+
+    def resume(referred: Referred) -> AddItems:
+        items = parse_input(body["items"], MAX_ADDED_ITEMS, "items", referred)
+        return AddItems(
+            caller=incoming.caller, conversation_id=conversation_id, items=items, invocation_id=incoming.invocation_id
+        )
+
+    return resolve(incoming, find_references(body["items"], MAX_ADDED_ITEMS, "items"), resume)
+
+
+def _refuse_other_fields(body: dict[str, Any], known: set[str]) -> None:
+    unknown = {name for name, value in body.items() if value is not None} - known
+    if unknown:
+        raise unknown_field(min(unknown))
+
+
+def _parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFile:
+    """Read a form with an image."""
+    content, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(content, bytes) or not content:
+        raise missing_field("file")
+    if purpose not in (b"vision", b"user_data"):
+        raise InvalidRequest("'purpose' must be vision or user_data: files are images here", param="purpose")
+    check_session_limit(incoming)
+    fields = {
+        "object": "file",
+        "bytes": len(content),
+        "created_at": int(now),
+        "filename": _read_filename(incoming) or UNNAMED_FILE,
+        "purpose": purpose.decode(),
+        "status": "processed",
+    }
+    opening = OpenSession(
+        caller=incoming.caller,
+        images=(content,),
+        ttl_s=_read_lifetime(form),
+        invocation_id=incoming.invocation_id,
+        resource=json.dumps(fields),
+    )
+    return OpenFile(opening=opening)
+
+
+def _read_lifetime(form: dict[str, Any]) -> int | None:
+    """Return the seconds of `expires_after`, as OpenAI's clients send it; None without it. Raises InvalidRequest."""
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != b"created_at":
+        raise InvalidRequest("'expires_after[anchor]' must be created_at", param="expires_after[anchor]")
+    lifetime_s = int(seconds) if isinstance(seconds, bytes) and re.fullmatch(rb"[0-9]{1,9}", seconds) else 0
+    if lifetime_s not in LIFETIMES_S:
+        wanted = f"a whole number of seconds from {LIFETIMES_S[0]} to {LIFETIMES_S[-1]}"
+        raise InvalidRequest(f"'expires_after[seconds]' must be {wanted}", param="expires_after[seconds]")
+    return lifetime_s
+
+
+def _read_filename(incoming: Incoming) -> str:
+    """Return the uploaded file's name without path and unprintable characters; empty if the proxy has sent none."""
+    name = unquote(incoming.headers.get(wire.FORM_FILENAME, ""), errors="ignore")
+    printable = "".join(each for each in re.split(r"[/\\]", name)[-1] if each.isprintable())
+    return printable.strip()[:MAX_FILENAME_CHARS]

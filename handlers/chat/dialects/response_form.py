@@ -9,12 +9,12 @@ from typing import Any
 
 from handlers.chat.answer_parts import AnswerPart, Content
 from handlers.chat.commands import ItemQuery
-from handlers.chat.dialects.response_stream import ResponseStream
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.items import Item, read_items, text_of
 from handlers.chat.logprobs import TokenScore
 from handlers.chat.messages import Message
-from handlers.chat.output_items import OutputItem, OutputItems, read_output
+from handlers.chat.output_items import OutputItem, OutputItems, ResponseStream, read_output
+from handlers.engine.contract import FinishReason
 from handlers.errors import HandlerError, InvalidRequest
 from torchmoor.wire.response_ids import compaction_id, image_id, item_id, read_item_id, response_id
 
@@ -339,3 +339,19 @@ def show_list(items: list[dict[str, Any]], *, has_more: bool = False) -> dict[st
         "last_id": items[-1]["id"] if items else None,
         "has_more": has_more,
     }
+
+
+class PreparedForm(ResponseForm):
+    """The form of a response whose prompt alone is computed, so that a response after it begins sooner.
+
+    Omits the answer's only token: the engine generates at least one.
+    """
+
+    def record(self, summary: Summary) -> tuple[str, str]:
+        end = replace(summary, finish_reason=FinishReason.EOS.value, num_tokens=0, message=None)
+        fields = {**self._fields, **find_ending(end, None)}
+        self._ended = self._show(fields)
+        return "[]", json.dumps(fields, ensure_ascii=False)
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        return super().token(replace(token, text="", parts=None), summary)

@@ -20,9 +20,8 @@ from handlers.chat.commands import (
     opening_of,
 )
 from handlers.chat.dialects.background_form import BackgroundForm
-from handlers.chat.dialects.prepared_form import PreparedForm
 from handlers.chat.dialects.reasoning_fields import REASONING_WANTED, is_reasoning, read_reasoning
-from handlers.chat.dialects.response_form import ResponseForm
+from handlers.chat.dialects.response_form import PreparedForm, ResponseForm
 from handlers.chat.dialects.turns import check_session_limit
 from handlers.chat.grammar_fields import read_text_format
 from handlers.chat.items import NOTHING, Item, References, Referred, check_results, images_in, parse_input, read_items

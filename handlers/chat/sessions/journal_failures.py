@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from handlers.chat.sessions.store import SessionStore
 from handlers.errors import InvalidRequest, JournalUnavailable, SessionClosed, SessionLost, TurnConflict
 from handlers.journal.event import DamagedRecord, EventTooLarge
-from handlers.journal.failures import explain_failure
-from handlers.journal.journal import EventTaken, JournalClosed
+from handlers.journal.journal import EventTaken, JournalClosed, explain_failure
 from handlers.worker.counters import Counters
 from torchmoor.wire.session_ids import session_hash
 

@@ -16,9 +16,9 @@ from handlers.chat.images.store import Image
 from handlers.chat.sessions.session import Session
 from handlers.engine.contract import KvParts
 from handlers.errors import HandlerError, OutOfMemory
+from handlers.journal.codec import HEAD_BYTES, KvCodec
 from handlers.journal.event import DamagedRecord
 from handlers.journal.journal import Journal, JournalFull, OwnerFull
-from handlers.journal.kv_codec import HEAD_BYTES, KvCodec
 from handlers.worker.counters import Counters
 from torchmoor.wire.last_kept import LastKept
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from handlers.engine.builtin.runner import StepResult
 from handlers.engine.builtin.sampler import Sampler, choose_tokens, draw_tokens, note_token
-from handlers.engine.builtin.upload import upload
 from handlers.engine.grammar import GrammarFailed
+from handlers.worker.device import upload
 
 logger = logging.getLogger(__name__)
 

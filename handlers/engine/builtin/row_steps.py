@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, SequenceCache
-from handlers.engine.builtin.upload import upload
 from handlers.errors import OutOfMemory
 from handlers.models.attention import DecodingRows, PackedBatch
 from handlers.models.text import TextModel
-from handlers.worker.device import capture_lock
+from handlers.worker.device import capture_lock, upload
 
 logger = logging.getLogger(__name__)
 MEASURED_BLOCKS = 64  # of the context with which rows are measured

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import TypicalLogitsWarper
 
-from handlers.engine.builtin.upload import upload
 from handlers.engine.contract import SamplingParams
+from handlers.worker.device import upload
 from torchmoor.wire.sampling_parameters import LOGIT_BIAS
 
 MIN_TEMPERATURE = 1e-6  # below it logits overflow float32, and sampling is already greedy

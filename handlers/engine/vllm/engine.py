@@ -13,13 +13,16 @@ from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from PIL.Image import Image
+from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from handlers.engine.contract import (
     AnswerRequest,
@@ -32,13 +35,11 @@ from handlers.engine.contract import (
     TokenEvent,
 )
 from handlers.engine.grammar import GrammarCompiler
-from handlers.engine.vllm.adapters import VllmAdapter
 from handlers.engine.vllm.event_loop import EventLoopThread
 from handlers.engine.vllm.images import VllmImage, make_prompt
 from handlers.engine.vllm.parameters import REFUSED
 from handlers.engine.vllm.pool import VllmCache, VllmPool
 from handlers.engine.vllm.sampling import read_output, to_vllm
-from handlers.engine.vllm.step_log import StepLog
 from handlers.errors import (
     MODEL_FAILED,
     STOPPING,
@@ -49,7 +50,7 @@ from handlers.errors import (
     ModelBroken,
     TurnTimedOut,
 )
-from handlers.models.lora import read_files
+from handlers.models.lora import CONFIG, WEIGHTS, AdapterFiles, read_files
 from handlers.models.prompt_format import PromptFormat
 from handlers.worker.counters import Counters
 from handlers.worker.device import exit_worker
@@ -67,6 +68,67 @@ class _RunningAnswer:
         self.scope = scope
         self.task: asyncio.Task[None] | None = None
         self.error: Exception = InternalError(STOPPING)
+
+
+class VllmAdapter:
+    """Implements `Adapter`. vLLM may read the files again at any time, so they lie in a folder of their own.
+
+    number: distinguishes it from all others of the engine. on_drop: called with the request.
+    """
+
+    def __init__(self, files: AdapterFiles, number: int, on_drop: Callable[[LoRARequest], None]) -> None:
+        self.version = files.version
+        self.num_bytes = len(files.weights)
+        self._folder = TemporaryDirectory(prefix="torchmoor-adapter-")
+        (Path(self._folder.name) / CONFIG).write_bytes(files.config)
+        (Path(self._folder.name) / WEIGHTS).write_bytes(files.weights)
+        self.request = LoRARequest(f"{self.version}-{number}", number, self._folder.name)
+        self._on_drop = on_drop
+
+    def drop(self) -> None:
+        self._on_drop(self.request)
+        self.forget()
+
+    def forget(self) -> None:
+        """Delete the files."""
+        self.num_bytes = 0
+        self._folder.cleanup()
+
+
+class StepLog(PrometheusStatLogger):
+    """Counts steps for the worker's status: vLLM calls `record` on the loop's thread after each step.
+
+    It replaces vLLM's own Prometheus metrics, which take time in each step and are not shown on any page.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
+        cache = vllm_config.cache_config
+        self.pool = VllmPool((cache.num_gpu_blocks or 0) * cache.block_size, _token_bytes(vllm_config))
+        self._steps = self._rows = self._queued = 0
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        self._steps += 1
+        if scheduler_stats is not None:
+            self._rows = scheduler_stats.num_running_reqs
+            self._queued = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self.pool.used_bytes = int(scheduler_stats.kv_cache_usage * self.pool.capacity_bytes)
+
+    def log_engine_initialized(self) -> None: ...
+
+    def record_admission_rejection(self, reason: str) -> None: ...
+
+    def numbers(self) -> EngineNumbers:
+        return EngineNumbers(self._steps, self._rows, self._queued)
+
+
+def _token_bytes(config: VllmConfig) -> int:
+    """Return the bytes of a position's keys and values on all devices together."""
+    model = config.model_config
+    num_layers = model.hf_text_config.num_hidden_layers
+    kind = model.dtype.itemsize if config.cache_config.cache_dtype == "auto" else 1
+    return int(2 * num_layers * model.get_total_num_kv_heads() * model.get_head_size() * kind)
 
 
 class VllmEngine:

@@ -69,9 +69,8 @@ def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -
             "that has vLLM, with torchmoor up --python (docs/gpu.md)"
         ) from exc
     from handlers.engine.grammar import GrammarCompiler
-    from handlers.engine.vllm.engine import VllmEngine
+    from handlers.engine.vllm.engine import StepLog, VllmEngine
     from handlers.engine.vllm.event_loop import EventLoopThread
-    from handlers.engine.vllm.step_log import StepLog
 
     arguments = make_arguments(settings, checkpoint)
     unknown = set(arguments) - {each.name for each in fields(AsyncEngineArgs)}

@@ -1,4 +1,4 @@
-"""Loads a model's folder, and makes the parts of its task, which task_choice.py chooses."""
+"""Loads a model's folder: chooses its task and transformers' class for it, and makes the parts of the task."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -6,31 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoImageProcessor
 
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.errors import ModelBroken, SettingsError
 from handlers.many.compute import Compute, TaskRow
-from handlers.many.folder import CONFIG, OWN_CONFIG, read_json
+from handlers.many.folder import CONFIG, OWN_CONFIG, read_json, read_own_config
 from handlers.many.loading.chat_model import ChatModel
 from handlers.many.loading.shared import SharedParts, digest
-from handlers.many.loading.task_choice import choose_head, choose_task
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.tensor_placement import Assembled
 from handlers.many.loading.transformers_loading import load_model
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.openai_bodies import TEXT_GENERATION
-from handlers.many.tasks.embeddings import Embeddings, read_pooling
+from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
 from handlers.many.tasks.feature_extraction import FeatureExtraction
 from handlers.many.tasks.fill_mask import FillMask
 from handlers.many.tasks.image_classification import ImageClassification
 from handlers.many.tasks.open_inference import read_inference
 from handlers.many.tasks.question_answering import QuestionAnswering
-from handlers.many.tasks.scores import check_labels
 from handlers.many.tasks.task import Task
 from handlers.many.tasks.text import SharedTokenizer
-from handlers.many.tasks.text_classification import TextClassification
+from handlers.many.tasks.text_classification import TextClassification, check_labels
 from handlers.many.tasks.token_classification import TokenClassification
 from handlers.many.tasks.triton import TritonTask, is_triton
 from handlers.models.declared_size import check_files
@@ -48,6 +47,37 @@ _TOKENIZER_FILES = (
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     "spm.model",
 )
+_TASK_VARIABLE = "HF_TASK"
+# transformers' class for the head of each task.
+_HEADS: dict[str, Any] = {
+    TextClassification.name: transformers.AutoModelForSequenceClassification,
+    TokenClassification.name: transformers.AutoModelForTokenClassification,
+    FillMask.name: transformers.AutoModelForMaskedLM,
+    QuestionAnswering.name: transformers.AutoModelForQuestionAnswering,
+    ImageClassification.name: transformers.AutoModelForImageClassification,
+    Embeddings.name: transformers.AutoModel,
+    FeatureExtraction.name: transformers.AutoModel,
+    TEXT_GENERATION: transformers.AutoModelForCausalLM,
+}
+_ENDINGS = {
+    "ForSequenceClassification": TextClassification.name,
+    "ForTokenClassification": TokenClassification.name,
+    "ForMaskedLM": FillMask.name,
+    "ForQuestionAnswering": QuestionAnswering.name,
+    "ForImageClassification": ImageClassification.name,
+    "ForCausalLM": TEXT_GENERATION,
+    "LMHeadModel": TEXT_GENERATION,
+    "ForConditionalGeneration": TEXT_GENERATION,
+    "Model": FeatureExtraction.name,
+}
+# Other names of the tasks in HF_TASK.
+_ALIASES = {
+    "sentiment-analysis": TextClassification.name,
+    "ner": TokenClassification.name,
+    "sentence-similarity": Embeddings.name,
+    "text-embedding": Embeddings.name,
+    "image-text-to-text": TEXT_GENERATION,
+}
 
 
 class CheckpointLoader:
@@ -186,3 +216,45 @@ def _check_reads_text_alone(task: Any) -> None:
             f"models of type {kind} do not compute {task.name} from a text alone ({type(exc).__name__}: "
             f"{str(exc)[:300]}): serve an encoder, such as BERT, or name another task in {OWN_CONFIG}"
         ) from exc
+
+
+def choose_task(folder: Path, config: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Return the task that torchmoor.json in the folder names, else HF_TASK, else the one of its files.
+
+    Raises ModelBroken if none of them names a task.
+    """
+    named = read_own_config(folder).get("task") or environ.get(_TASK_VARIABLE)
+    if named is not None:
+        task = _ALIASES.get(str(named), str(named))
+        if task not in _HEADS:
+            raise ModelBroken(f"there is no task {str(named)[:100]!r}; the tasks are {', '.join(_HEADS)}")
+        return task
+    if (folder / MODULES).is_file():
+        return Embeddings.name
+    architecture = _first_architecture(config)
+    if not architecture:
+        raise ModelBroken(f"{CONFIG} names no architectures: say what the model does in {OWN_CONFIG}, " + _example())
+    for ending, task in _ENDINGS.items():
+        if architecture.endswith(ending):
+            return task
+    raise ModelBroken(
+        f"models of architecture {architecture[:100]} have no task here: name one in {OWN_CONFIG}, " + _example()
+    )
+
+
+def choose_head(task: str, config: Mapping[str, Any]) -> Any:
+    """Return transformers' class for a task of this model."""
+    head = _HEADS[task]
+    if head is transformers.AutoModel and _first_architecture(config).endswith("EncoderModel"):
+        return transformers.AutoModelForTextEncoding  # T5's AutoModel has a decoder, too
+    return head
+
+
+def _first_architecture(config: Mapping[str, Any]) -> str:
+    """Return the class that config.json names first; empty if it names none."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
+
+
+def _example() -> str:
+    return f'{{"task": "{TextClassification.name}"}}, of {", ".join(_HEADS)}'

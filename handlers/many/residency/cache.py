@@ -24,10 +24,18 @@ from functools import partial
 from handlers.errors import STOPPING, HandlerError, ModelBroken, ModelLoading, ModelUnknown, Overloaded
 from handlers.many.model import DiskLease, LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency import eviction
-from handlers.many.residency.load_history import BrokenModel, LoadHistory
 from handlers.many.residency.memory_budget import MemoryBudget
-from handlers.many.residency.model_entries import RESIDENT, LoaderStep, ModelEntries, ModelEntry, ModelState, OnDone
-from handlers.many.residency.ticket import ModelTicket
+from handlers.many.residency.model_entries import (
+    RESIDENT,
+    BrokenModel,
+    LoaderStep,
+    LoadHistory,
+    ModelEntries,
+    ModelEntry,
+    ModelState,
+    ModelTicket,
+    OnDone,
+)
 from handlers.settings.many import ManySettings
 from handlers.worker.counters import Counters
 

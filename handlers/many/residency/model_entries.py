@@ -1,16 +1,54 @@
-"""The state of each model from its download to the release of its memory, and all of them by name and by state."""
+"""The state of each model from its download to the release of its memory, and the requests that wait for it."""
 
 import math
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from handlers.errors import HandlerError
-from handlers.many.model import DiskLease, LoadProgress, ModelTier, ResidentModel
-from handlers.many.residency.ticket import ModelTicket
+from handlers.errors import HandlerError, ModelBroken
+from handlers.many.model import DiskLease, LoadProgress, ModelLease, ModelTier, ResidentModel
 
 OnDone = Callable[[HandlerError | None], None]
+MAX_REMEMBERED = 10_000  # failed loads, and sizes
+
+
+class ModelTicket:
+    """A request for a model, which gets a lease or an error, once.
+
+    until: when the request stops waiting; infinite for loads that no request waits for.
+    """
+
+    def __init__(
+        self, on_ready: Callable[[ModelLease], None], on_failed: Callable[[HandlerError], None], until: float
+    ) -> None:
+        self.until = until
+        self._on_ready = on_ready
+        self._on_failed = on_failed
+        self._is_over = False
+        self._lock = threading.Lock()
+
+    def end(self) -> bool:
+        """Suppress both callbacks from now on. Returns False if the ticket had ended before."""
+        with self._lock:
+            is_first, self._is_over = not self._is_over, True
+            return is_first
+
+    def hand_over(self, lease: ModelLease) -> None:
+        """Pass the lease on, or release it if the ticket has ended."""
+        if not self.end():
+            lease.release()
+            return
+        try:
+            self._on_ready(lease)
+        except Exception:
+            lease.release()
+            raise
+
+    def fail(self, error: HandlerError) -> None:
+        if self.end():
+            self._on_failed(error)
 
 
 class ModelState(Enum):
@@ -135,3 +173,47 @@ class ModelEntries:
                 raise RuntimeError(f"a ticket waits for {entry!r}")
             if is_wrong:
                 raise RuntimeError(f"{entry!r} is in the wrong collection")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenModel:
+    """A failed load, kept so that the model is not read again for each request."""
+
+    error: ModelBroken
+    version: str  # empty if it failed before one was found
+    until: float
+
+
+class LoadHistory:
+    """Which models are broken, and how much memory each version takes.
+
+    Outlives the models in memory. Bounded: the oldest record is dropped first.
+    """
+
+    def __init__(self) -> None:
+        self._broken: OrderedDict[str, BrokenModel] = OrderedDict()
+        self._sizes: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def note_broken(self, name: str, broken: BrokenModel) -> None:
+        self._broken[name] = broken
+        if len(self._broken) > MAX_REMEMBERED:
+            self._broken.popitem(last=False)
+
+    def forget_broken(self, name: str) -> None:
+        self._broken.pop(name, None)
+
+    def find_broken(self, name: str, now: float) -> BrokenModel | None:
+        broken = self._broken.get(name)
+        return broken if broken is not None and now < broken.until else None
+
+    def broken(self, now: float) -> dict[str, BrokenModel]:
+        return {name: each for name, each in self._broken.items() if now < each.until}
+
+    def note_size(self, name: str, version: str, num_bytes: int) -> None:
+        self._sizes[name, version] = num_bytes
+        if len(self._sizes) > MAX_REMEMBERED:
+            self._sizes.popitem(last=False)
+
+    def find_size(self, name: str, version: str) -> int | None:
+        """Return the measured bytes on the device, None before the first load."""
+        return self._sizes.get((name, version))

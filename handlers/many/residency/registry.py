@@ -23,9 +23,8 @@ from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.disk_cache import DiskCache, take_home
 from handlers.many.residency.download import Downloader
 from handlers.many.residency.loader_threads import LoaderThreads
-from handlers.many.residency.model_entries import ModelEntry, ModelState, OnDone
+from handlers.many.residency.model_entries import ModelEntry, ModelState, ModelTicket, OnDone
 from handlers.many.residency.status import add_disk, describe_memory
-from handlers.many.residency.ticket import ModelTicket
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import identify_source, open_source
 from handlers.many.sources.source import SOURCE, check_name

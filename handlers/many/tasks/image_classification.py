@@ -11,8 +11,8 @@ from handlers.chat.images.loader import ImageLoader
 from handlers.errors import InvalidRequest
 from handlers.many.compute import TaskRow
 from handlers.many.request import ParameterTypes, TaskRequest, as_list
-from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, TaskWork
+from handlers.many.tasks.text_classification import choose_function, label_scores
 from handlers.models.processor import scaled_side
 from handlers.requests.reply import PendingReply
 from handlers.settings.tasks import TaskSettings

@@ -11,8 +11,10 @@ class ScriptedHandler(ChatHandler):
     def initialize(self, context: Any) -> None:
         from scripted_model import ScriptedModel
 
-        import handlers.engine.builtin.start
+        import handlers.engine.builtin.chat_engine
 
-        load = handlers.engine.builtin.start.load_model
-        handlers.engine.builtin.start.load_model = lambda *given, **options: ScriptedModel(load(*given, **options))
+        load = handlers.engine.builtin.chat_engine.load_model
+        handlers.engine.builtin.chat_engine.load_model = lambda *given, **options: ScriptedModel(
+            load(*given, **options)
+        )
         super().initialize(context)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from handlers.chat.images.loader import ImageLoader
-from handlers.chat.sessions.remembered_openings import RememberedOpenings
+from handlers.chat.sessions.unjournaled_sessions import RememberedOpenings
 from handlers.engine.builtin.kv_cache import BLOCK, cache_shape
 from handlers.errors import ImageUnreachable
 from tests.torchserve.drawings import data_url

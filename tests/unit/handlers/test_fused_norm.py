@@ -7,7 +7,7 @@ from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCau
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
-from handlers.models.fused_norm import fuse_norms
+from handlers.models.fast_layers import fuse_norms
 
 SIZES = {
     "vocab_size": 64,

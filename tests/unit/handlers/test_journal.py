@@ -13,11 +13,10 @@ from handlers.chat.forms import Summary
 from handlers.chat.sessions.journaled_sessions import MAX_CLAIMS
 from handlers.chat.turns.turn import Turn
 from handlers.errors import InternalError, JournalUnavailable
+from handlers.journal.codec import EventCodec
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
-from handlers.journal.event_codec import EventCodec
-from handlers.journal.failures import EventsMissing
-from handlers.journal.journal import ANYONE, NO_KEYS, expiry, owner_key
+from handlers.journal.journal import ANYONE, NO_KEYS, EventsMissing, expiry, owner_key
 from handlers.requests.incoming import Caller
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handlers.journal import directory_lists, redis, redis_connection, s3, s3_objects
+from handlers.journal.codec import EventCodec
 from handlers.journal.event import DamagedRecord, Event, EventTooLarge, image_hash
-from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import (
     ANYONE,
     NO_KEYS,

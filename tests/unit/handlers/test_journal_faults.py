@@ -20,8 +20,7 @@ from handlers.journal import s3 as s3_journal
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
-from handlers.journal.failures import EventsMissing
-from handlers.journal.journal import ANYONE, EventTaken, Journal
+from handlers.journal.journal import ANYONE, EventsMissing, EventTaken, Journal
 from handlers.journal.redis import RedisJournal
 from handlers.journal.redis_connection import RedisConnection
 from handlers.journal.s3 import S3Journal

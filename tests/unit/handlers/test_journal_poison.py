@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from handlers.errors import SettingsError
+from handlers.journal.codec import EventCodec
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import DamagedRecord, Event
-from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import ANYONE, NO_KEYS
 from handlers.settings.handler import HandlerSettings
 from handlers.settings.journal import JournalSettings

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from handlers.journal.codec import EventCodec
 from handlers.journal.event import DamagedRecord, Event
-from handlers.journal.event_codec import EventCodec
 from handlers.journal.journal import ANYONE, NO_KEYS, Journal
 from handlers.journal.url import open_journal
 from handlers.settings.journal import JournalSettings

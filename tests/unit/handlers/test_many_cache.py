@@ -22,8 +22,7 @@ from handlers.errors import (
 )
 from handlers.many.model import DiskLease, ModelLease, ModelTier, ResidentModel
 from handlers.many.residency.cache import ModelCache
-from handlers.many.residency.model_entries import LoaderStep, ModelEntry, ModelState
-from handlers.many.residency.ticket import ModelTicket
+from handlers.many.residency.model_entries import LoaderStep, ModelEntry, ModelState, ModelTicket
 from handlers.settings.many import ManySettings
 
 NAMES = ("a", "b", "c", "d")

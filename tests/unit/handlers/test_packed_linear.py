@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears, rows_are_independent
+from handlers.models.fast_layers import PackedLinear, can_pack, pack_linears, rows_are_independent
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32, CPU), reason="this torch was built without MKL")

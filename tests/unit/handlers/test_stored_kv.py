@@ -10,8 +10,8 @@ import torch
 from handlers.engine.builtin.kv_cache import BLOCK, CacheShape
 from handlers.engine.builtin.kv_parts import PART, PART_BLOCKS, block_names, find_part, split_parts
 from handlers.engine.contract import KvPart
+from handlers.journal.codec import HEAD_BYTES, KvCodec
 from handlers.journal.event import DamagedRecord
-from handlers.journal.kv_codec import HEAD_BYTES, KvCodec
 from handlers.journal.url import open_journal
 from handlers.settings.journal import JournalSettings
 from tests.torchserve.drawings import data_url

@@ -15,8 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from handlers.errors import InternalError, InvalidRequest, SettingsError
-from handlers.models.chat_template import LLAMA2, LLAVA15, ChatTemplate
-from handlers.models.template_process import TemplateFailed, TemplateProcess
+from handlers.models.chat_template import LLAMA2, LLAVA15, ChatTemplate, TemplateFailed, TemplateProcess
 from handlers.worker import limited_process
 from handlers.worker.limited_process import CHILD
 from scripts.tiny_llava.build import CHAT_TEMPLATE

@@ -20,7 +20,7 @@ STAND_INS = (
     *("vllm.sampling_params", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.async_llm", "vllm.v1.engine.exceptions"),
     *("vllm.v1.metrics", "vllm.v1.metrics.loggers"),
 )
-IMPORTERS = ("adapters", "engine", "sampling", "step_log")  # of handlers.engine.vllm; they import vLLM
+IMPORTERS = ("engine", "sampling")  # of handlers.engine.vllm; they import vLLM
 
 
 class StandIn(ModuleType):

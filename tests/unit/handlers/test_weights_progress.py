@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
-from handlers.models.weights_progress import reporting_weights
+from handlers.models.loader import reporting_weights
 from tests.waiting import wait_until
 
 CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny-llava"
@@ -14,7 +14,7 @@ CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny-llava"
 
 @pytest.fixture(autouse=True)
 def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handlers.models.weights_progress.WORKER_INTERVAL_S", 0.01)
+    monkeypatch.setattr("handlers.models.loader.WORKER_INTERVAL_S", 0.01)
 
 
 def test_weights_are_counted_as_they_are_loaded(caplog: pytest.LogCaptureFixture) -> None:

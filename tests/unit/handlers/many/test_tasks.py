@@ -30,7 +30,7 @@ from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.tasks.image_classification import ImageClassification
 from handlers.many.tasks.question_answering import QuestionAnswering
 from handlers.models import memory
-from handlers.models.template_process import TemplateProcess
+from handlers.models.chat_template import TemplateProcess
 from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply, WholeReply
 from handlers.settings.handler import HandlerSettings

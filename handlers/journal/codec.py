@@ -1,9 +1,10 @@
-"""Encodes and decodes the events of a journal.
+"""Encodes and decodes the records of a journal: events, and parts of KV caches.
 
-Other programs may write to a journal's store, so an event is checked in full before use, and its signature proves that
+Other programs may write to a journal's store, so a record is checked in full before use, and its signature proves that
 a worker of this fleet wrote it for this session.
 """
 
+import hashlib
 import hmac
 import json
 from collections.abc import Mapping
@@ -18,7 +19,11 @@ from torchmoor.wire.session_ids import find_key, session_hash
 _KINDS = ("open", "images", "queue", "begin", "end", "turn", "update", "delete", "close")
 _EMPTY: Mapping[str, Any] = {**dict.fromkeys((each.name for each in fields(Event)), ""), "images": []}
 _SESSION = "session"  # encoded with the event: binds it to its session
-_CONTEXT = "torchmoor-event-v1"  # no message that a fleet signs for another purpose begins so
+# No messages that a fleet signs for another purpose begin so:
+_EVENT_CONTEXT = "torchmoor-event-v1"
+_KV_CONTEXT = "torchmoor-kv-v1"
+NAME_BYTES = SIGNATURE_BYTES = 32
+HEAD_BYTES = NAME_BYTES + SIGNATURE_BYTES
 
 
 class EventCodec:
@@ -70,7 +75,7 @@ class EventCodec:
         key = find_key(session_id, self._keys)
         if key is None:
             return None
-        message = "\n".join((_CONTEXT, session_id, json.dumps(value, sort_keys=True)))
+        message = "\n".join((_EVENT_CONTEXT, session_id, json.dumps(value, sort_keys=True)))
         return hmac.digest(key, message.encode(), "sha256").hex()
 
 
@@ -98,3 +103,35 @@ def _is_text(value: Any) -> bool:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
         return False
+
+
+class KvCodec:
+    """Encodes and decodes parts of KV caches: name, signature, content.
+
+    The name identifies the model, and all tokens and images up to the part's end; the signature is for this position of
+    this session.
+
+    keys: of the fleet's session ids, by key id. Without that of the session's id, the signature is a checksum only.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        self._keys = keys
+
+    def encode(self, session_id: str, number: int, name: bytes, content: bytes) -> bytes:
+        return b"".join((name, self._sign(session_id, number, name, content), content))
+
+    def decode(self, data: bytes, session_id: str, number: int) -> tuple[bytes, memoryview]:
+        """Return a part's name and content. Raises DamagedRecord."""
+        if len(data) < HEAD_BYTES:
+            raise DamagedRecord("a part of a KV cache is too short")
+        name, signature, content = data[:NAME_BYTES], data[NAME_BYTES:HEAD_BYTES], memoryview(data)[HEAD_BYTES:]
+        if not hmac.compare_digest(signature, self._sign(session_id, number, name, content)):
+            raise DamagedRecord("a part of a KV cache is not signed by this fleet for its place")
+        return name, content
+
+    def _sign(self, session_id: str, number: int, name: bytes, content: bytes | memoryview) -> bytes:
+        key = find_key(session_id, self._keys)
+        head = f"{_KV_CONTEXT}\n{session_id}\n{number}\n".encode() + name
+        digest = hashlib.sha256(head) if key is None else hmac.new(key, head, "sha256")
+        digest.update(content)
+        return digest.digest()
