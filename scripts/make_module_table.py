@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ PAGE = ROOT / "docs" / "modules.md"
 PACKAGES = ("handlers", "torchmoor")
 HEAD = """# Modules
 
-Each package, and the first sentence of each module's docstring. `scripts/make_module_table.py` writes this page.
+Each package, and the first sentence of each module's docstring or of each script's first comment. `scripts/make_module_table.py` writes this page.
 [architecture.md](architecture.md) follows a request and a token through these packages.
 The [last table](#settings) says which module has which setting.
 """
@@ -45,13 +46,27 @@ def first_sentence(path: Path) -> str:
     return first.removesuffix(".").replace("|", "\\|")
 
 
+def first_comment(path: Path) -> str:
+    """Return the first sentence of the comment that a script begins with, without its full stop."""
+    lines = itertools.takewhile(lambda line: line.startswith("// "), path.read_text(encoding="utf-8").splitlines())
+    comment = " ".join(line.removeprefix("// ") for line in lines)
+    return comment.split(". ")[0].removesuffix(".")
+
+
 def make_section(folder: Path) -> str:
-    """Return a package's heading, its docstring, and a row for each of its modules."""
+    """Return a package's heading, its docstring, and a row for each of its modules and of the scripts of its page."""
     name = folder.relative_to(ROOT)
     modules = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
     rows = [f"| `{path.name}` | {first_sentence(path)} |" for path in modules]
+    scripts = sorted(path for path in folder.glob("**/*.js") if find_package(path) == folder)
+    rows += [f"| `{path.relative_to(folder)}` | {first_comment(path)} |" for path in scripts if first_comment(path)]
     table = ["", "| module | purpose |", "|---|---|", *rows] if rows else []
     return "\n".join([f"## {name}/", "", f"{first_sentence(folder / '__init__.py')}.", *table])
+
+
+def find_package(path: Path) -> Path:
+    """Return the innermost package that a file is in."""
+    return next(folder for folder in path.parents if (folder / "__init__.py").is_file())
 
 
 def make_settings_rows(path: Path) -> Iterator[str]:

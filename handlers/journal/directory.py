@@ -57,7 +57,7 @@ class DirectoryJournal(StoredJournal):
         self._images = DirectorySharedImages(root)
         self._lists = DirectoryLists(root)
         self._expiring = ExpiringSessions()
-        root.mkdir(parents=True, exist_ok=True, mode=files.FOLDER_MODE)
+        files.make_folder(root, parents=True)
 
     def check_room(self, owner: str) -> None:
         super().check_room(owner)
@@ -294,7 +294,7 @@ class DirectoryJournal(StoredJournal):
         """Make a folder if it is not there. Return whether it was missing."""
         if folder.is_dir():
             return False
-        folder.mkdir(mode=files.FOLDER_MODE, exist_ok=True)
+        files.make_folder(folder)
         sync_to_disk(self._root)
         return True
 

@@ -1,4 +1,4 @@
-"""Files of a journal in a directory: written completely or not at all, and checked when they are read."""
+"""Files and folders of a journal in a directory: who may read them; written completely or not at all, and checked."""
 
 import errno
 import os
@@ -11,8 +11,13 @@ from handlers.journal.event import DamagedRecord, check_size
 
 ABANDONED_S = 600.0  # age of an abandoned temporary file; much longer than any operation takes
 BLOCK_BYTES = 4096  # of the usual file systems; a file takes whole blocks
-FOLDER_MODE = 0o700  # below the root, other users cannot reach the files
+FOLDER_MODE = 0o700  # other users cannot reach the files
 FILE_MODE = 0o600
+
+
+def make_folder(path: Path, *, parents: bool = False) -> None:
+    """Make a folder of the journal, if it is not there. parents: make the missing ones above it, too."""
+    path.mkdir(FOLDER_MODE, parents, exist_ok=True)
 
 
 def read(path: Path, max_bytes: int) -> bytes:

@@ -50,7 +50,7 @@ class DirectorySharedImages:
             except OSError as exc:
                 if exc.errno != errno.EMLINK:  # a file system limits the links to one file
                     raise
-            shared.parent.mkdir(parents=True, exist_ok=True, mode=files.FOLDER_MODE)
+            files.make_folder(shared.parent, parents=True)
             with suppress(FileNotFoundError, FileExistsError):  # swept, or damaged, at this moment
                 if write(shared, data):
                     num_written = files.size_of_new(len(data))

@@ -23,9 +23,9 @@ class DirectoryLists:
 
     def add(self, owner: str, listed: Listed) -> None:
         folder = self._folder / check_owner(owner)
-        self._folder.mkdir(exist_ok=True, mode=files.FOLDER_MODE)  # without the root, which may not be mounted
+        files.make_folder(self._folder)  # without the root, which may not be mounted
         for _ in range(2):  # a sweep deletes empty folders
-            folder.mkdir(exist_ok=True, mode=files.FOLDER_MODE)
+            files.make_folder(folder)
             with suppress(FileNotFoundError):
                 (folder / listed.name).touch(mode=files.FILE_MODE)
                 sync_to_disk(folder)

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from dataclasses import asdict
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any
 
 from aiohttp import web
 
+from torchmoor import __version__
 from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, InstanceHistory, VariantHistory, find_gpu
 from torchmoor.admin.http import RequestRefused, add_routes, get
 from torchmoor.admin.statuses import InstanceStatuses
@@ -136,7 +136,7 @@ class Dashboard:
     def describe(self, range_name: str) -> dict[str, Any]:
         """Return the content of GET /dashboard.json."""
         return {
-            "version": version("torchmoor"),
+            "version": __version__,
             "time": time.time(),
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "interval_s": INTERVAL_S,

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from torchmoor import __version__
 from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.async_inference.objects.outbound import Outbound, Resolve, is_retryable
 from torchmoor.config.notices import NotificationSettings, Webhook
@@ -47,6 +48,7 @@ class WebhookSender:
         host = urlsplit(webhook.url).hostname
         headers = {
             "Content-Type": "application/json",
+            "User-Agent": f"torchmoor/{__version__}",
             "webhook-id": message_id,
             "webhook-timestamp": str(timestamp),
             "webhook-signature": sign(webhook.key, message_id, timestamp, body),

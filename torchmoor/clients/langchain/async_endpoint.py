@@ -17,6 +17,9 @@ from torchmoor.clients.langchain.connection import EndpointConnection
 from torchmoor.clients.streams import StopCutter, read_stream
 
 
+USUAL = Patience()
+
+
 class ContentHandler(Protocol):
     """The form of langchain_aws' LLMContentHandler; handlers of SagemakerEndpoint can be used here."""
 
@@ -52,11 +55,11 @@ class SagemakerAsyncEndpoint(EndpointConnection, LLM):
     content_handler: Any = None
     endpoint_kwargs: dict[str, Any] = Field(default_factory=dict)
     input_prefix: str | None = None
-    max_wait: float = Field(default=900.0, gt=0)
-    first_delay: float = Field(default=0.2, gt=0)
-    max_delay: float = Field(default=10.0, gt=0)
+    max_wait: float = Field(default=USUAL.timeout_s, gt=0)
+    first_delay: float = Field(default=USUAL.first_delay_s, gt=0)
+    max_delay: float = Field(default=USUAL.max_delay_s, gt=0)
     on_cold_start: Literal["wait", "raise"] | None = None
-    cold_start: float = Field(default=900.0, ge=0)
+    cold_start: float = Field(default=USUAL.start_s, ge=0)
     max_answer_bytes: int = Field(default=64 << 20, gt=0)
     s3_client: Any = Field(default=None, exclude=True)
     sagemaker_client: Any = Field(default=None, exclude=True)
