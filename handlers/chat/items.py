@@ -22,6 +22,7 @@ from handlers.chat.messages import (
     read_call,
 )
 from handlers.chat.output_items import write_output_text
+from handlers.chat.tools import join_name
 from handlers.errors import ContextTooLong, InvalidRequest
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -225,12 +226,15 @@ _CALL_TEXTS = ("call_id", "name", "arguments")
 
 
 def _call(given: dict[str, Any], where: str) -> Item:
-    """Read a call that the model made."""
-    _check_fields(given, {"type", "id", "status", "parsed_arguments", *_CALL_TEXTS}, where)  # OpenAI's `parse` adds one
+    """Read a call that the model made. A function in a namespace has the name by which the model calls it."""
+    known = {"type", "id", "status", "namespace", "parsed_arguments", *_CALL_TEXTS}  # OpenAI's `parse` adds the last
+    _check_fields(given, known, where)
     status = _read_status(given, where)
     call_id, name, text = (_text(given.get(each), f"{where}.{each}") for each in _CALL_TEXTS)
+    namespace = _text(given.get("namespace", ""), f"{where}.namespace")
     value = {"type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": text}
-    return Item(value, Message(ASSISTANT, (), (read_call(call_id, name, text),)))
+    value |= {"namespace": namespace} if namespace else {}
+    return Item(value, Message(ASSISTANT, (), (read_call(call_id, join_name(namespace, name), text),)))
 
 
 def _result(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | None) -> Item:

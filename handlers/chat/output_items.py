@@ -1,6 +1,6 @@
 """The output of a response as it grows: items of reasoning, text and calls, in their order, and their events."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import Any
@@ -20,14 +20,16 @@ def write_output_text(text: str, scores: Sequence[TokenScore] = ()) -> dict[str,
 class OutputItem:
     """One item, whose kind is its type.
 
-    pieces: lengths of the deltas that made its text. scores: of each delta's tokens, and of those after the last delta;
-    a message has them if the request asks for log probabilities.
+    name, namespace: of the function that a call calls; the namespace is "" if the function is in none. pieces: lengths
+    of the deltas that made its text. scores: of each delta's tokens, and of those after the last delta; a message has
+    them if the request asks for log probabilities.
     """
 
     kind: str
     text: str = ""
     call_id: str = ""
     name: str = ""
+    namespace: str = ""
     pieces: list[int] = field(default_factory=list)
     scores: list[list[TokenScore]] = field(default_factory=list)
 
@@ -38,6 +40,7 @@ class OutputItem:
         match self.kind:
             case "function_call":
                 value = {"call_id": self.call_id, "name": self.name, "arguments": self.text if is_begun else ""}
+                value |= {"namespace": self.namespace} if self.namespace else {}
             case "message":
                 value = {"role": "assistant", "content": [self.part()] if is_begun else []}
             case _:
@@ -71,10 +74,14 @@ class Delta:
 
 
 class OutputItems:
-    """All items of an answer. Text after a call is a new item; reasoning is shown as a summary."""
+    """All items of an answer. Text after a call is a new item; reasoning is shown as a summary.
 
-    def __init__(self) -> None:
+    namespaced: the namespace and the name of each function in a namespace, by the name that the model calls.
+    """
+
+    def __init__(self, namespaced: Mapping[str, tuple[str, str]]) -> None:
         self.items: list[OutputItem] = []
+        self._namespaced = namespaced
         self.held: list[TokenScore] = []  # of tokens whose text is not certain yet
 
     def add(self, parts: Sequence[AnswerPart], score: TokenScore | None = None) -> list[Delta]:
@@ -111,7 +118,8 @@ class OutputItems:
 
     def _add(self, part: AnswerPart) -> Delta:
         if isinstance(part, CallStart):
-            self.items.append(OutputItem(CALL, call_id=part.id, name=part.name))
+            namespace, name = self._namespaced.get(part.name, ("", part.name))
+            self.items.append(OutputItem(CALL, call_id=part.id, name=name, namespace=namespace))
             return Delta(len(self.items) - 1, "", is_new=True)
         kind = CALL if isinstance(part, CallArguments) else MESSAGE
         if isinstance(part, Reasoning):
@@ -154,7 +162,7 @@ def read_output(
 
 def _read(value: dict[str, Any]) -> OutputItem:
     if value["type"] == CALL:
-        return OutputItem(CALL, value["arguments"], value["call_id"], value["name"])
+        return OutputItem(CALL, value["arguments"], value["call_id"], value["name"], value.get("namespace", ""))
     if value["type"] == MESSAGE:
         return OutputItem(MESSAGE, value["content"][0]["text"])
     return OutputItem(REASONING, value["summary"][0]["text"])
@@ -163,13 +171,19 @@ def _read(value: dict[str, Any]) -> OutputItem:
 class ResponseStream:
     """Writes the events of items: each is added, grows by deltas and is done, in the order of the answer.
 
-    event: encodes and numbers an event. item_id: returns the id of the item at an index, of this type.
+    event: encodes and numbers an event. item_id: returns the id of the item at an index, of this type. namespaced: see
+    OutputItems.
     """
 
-    def __init__(self, event: Callable[..., bytes], item_id: Callable[[int, str], str]) -> None:
+    def __init__(
+        self,
+        event: Callable[..., bytes],
+        item_id: Callable[[int, str], str],
+        namespaced: Mapping[str, tuple[str, str]],
+    ) -> None:
         self._event = event
         self._item_id = item_id
-        self._output = OutputItems()
+        self._output = OutputItems(namespaced)
 
     def write(self, parts: Sequence[AnswerPart], score: TokenScore | None) -> bytes:
         """Write the parts of one more token."""

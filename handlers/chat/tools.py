@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,11 @@ MAX_TOOLS = 128  # OpenAI's limit
 MAX_CALLS = 16  # calls of an answer that must call: without a bound a weak model would not stop
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+# Tools of the Responses API that are not functions. The model is not offered them, as in llama.cpp and vLLM:
+_NOT_OFFERED = {"custom", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview", "tool_search"}
+_NOT_OFFERED |= {"code_interpreter", "file_search", "image_generation", "mcp", "programmatic_tool_calling"}
+_NOT_OFFERED |= {"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"}
+_NAMESPACE = "namespace"  # the type of a tool that has functions of its own
 _THINKING = r"""
 thinking: thought GAP
 thought[lazy]: /(.|\n)*<\/think>/
@@ -44,17 +49,19 @@ class ToolUse:
 def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | None:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`; None if the answer may call no tool.
 
-    is_flat: a function's fields are not nested in `function`, as in the Responses API. Raises InvalidRequest.
+    is_flat: as in the Responses API, a function's fields are not nested in `function`, functions may be in a namespace,
+    and OpenAI's other kinds of tools are left out. Raises InvalidRequest.
     """
     tools = given.get("tools", [])
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+    functions = list(_list_functions(tools, is_flat)) if isinstance(tools, list) else None
+    if functions is None or len(functions) > MAX_TOOLS:
         raise InvalidRequest(f"'tools' must be a list of at most {MAX_TOOLS} tools", param="tools")
-    definitions = {}
-    for index, tool in enumerate(tools):
-        definition = _read_tool(tool, f"tools[{index}]", is_flat)
-        name = definition["function"]["name"]
+    definitions: dict[str, dict[str, Any]] = {}
+    for where, tool, namespace in functions:
+        definition = _read_tool(tool, where, is_flat)
+        name = definition["function"]["name"] = join_name(namespace, definition["function"]["name"])
         if name in definitions:
-            where = f"tools[{index}].name" if is_flat else f"tools[{index}].function.name"
+            where += ".name" if is_flat else ".function.name"
             raise InvalidRequest(f"{where}: another tool has the name {name!r}, too", param=where)
         definitions[name] = definition
     is_parallel = read_flag(given, "parallel_tool_calls", default=True)
@@ -66,6 +73,53 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
     chosen, must_call = _read_choice(choice, list(definitions), is_flat)
     is_one = isinstance(choice, dict) and choice["type"] == "function"  # a named function is called once
     return ToolUse(tuple(definitions[name] for name in chosen), must_call, is_parallel and not is_one)
+
+
+def _list_functions(
+    tools: Sequence[Any], is_flat: bool, at: str = "tools", namespace: str = ""
+) -> Iterator[tuple[str, Any, str]]:
+    """Yield each tool that must be a function: its place in the request, the tool, and its namespace, "" without one.
+
+    Raises InvalidRequest for a wrong namespace.
+    """
+    for index, tool in enumerate(tools):
+        where, kind = f"{at}[{index}]", _find_type(tool) if is_flat else ""
+        if kind == _NAMESPACE and not namespace:
+            name = _read_name(tool, where)
+            if not isinstance(tool.get("tools"), list):
+                raise InvalidRequest(f"{where}.tools must be a list of functions", param=f"{where}.tools")
+            yield from _list_functions(tool["tools"], is_flat, f"{where}.tools", name)
+        elif kind not in _NOT_OFFERED:
+            yield where, tool, namespace
+
+
+def _find_type(tool: Any) -> str:
+    """Return the type of a tool; "" without one."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def join_name(namespace: str, name: str) -> str:
+    """Return the name by which the model calls a function. namespace: "" if the function is in none."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def list_offered(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return those of a response's tools that are offered to the model. tools: of a request that has been read."""
+    offered = []
+    for tool in tools:
+        if tool["type"] == _NAMESPACE:
+            tool = {**tool, "tools": list_offered(tool["tools"])}
+        if tool["type"] == "function" or (tool["type"] == _NAMESPACE and tool["tools"]):
+            offered.append(tool)
+    return offered
+
+
+def find_namespaced(tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return the namespace and the name of each function in a namespace, by the name that the model calls."""
+    spaces = [tool for tool in tools if tool["type"] == _NAMESPACE]
+    owned = [(space["name"], function["name"]) for space in spaces for function in space["tools"]]
+    return {join_name(*names): names for names in owned}
 
 
 def _in_openais_form(choice: Any, names: Collection[str]) -> Any:
@@ -85,11 +139,7 @@ def _read_tool(given: Any, where: str, is_flat: bool) -> dict[str, Any]:
         other = f", not {names([kind])}" if isinstance(kind, str) and kind != "function" else ""
         raise InvalidRequest(f"{where} must be an object of type function{wanted}{other}", param=where)
     where += "" if is_flat else ".function"
-    name, about = function.get("name"), function.get("description")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{where}.name must have 1 to 64 letters, digits, dots, hyphens or underscores", param=f"{where}.name"
-        )
+    name, about = _read_name(function, where), function.get("description")
     if not isinstance(about, str | None):
         raise InvalidRequest(f"{where}.description must be a text", param=f"{where}.description")
     schema = function.get("parameters")
@@ -98,6 +148,15 @@ def _read_tool(given: Any, where: str, is_flat: bool) -> dict[str, Any]:
     check_texts(function, where, where)
     known = {"name": name, "description": about or "", "parameters": schema or NO_PARAMETERS}
     return {"type": "function", "function": known}
+
+
+def _read_name(given: Mapping[str, Any], where: str) -> str:
+    name = given.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{where}.name must have 1 to 64 letters, digits, dots, hyphens or underscores", param=f"{where}.name"
+        )
+    return name
 
 
 def _member(given: Any, name: str, is_flat: bool) -> dict[str, Any] | None:
@@ -110,10 +169,10 @@ def _read_choice(given: Any, names: Sequence[str], is_flat: bool) -> tuple[list[
     """Return the names that may be called, and whether one must be."""
     if given in ("auto", "required"):
         if not names:
-            raise InvalidRequest("'tool_choice' is required, but there are no 'tools'", param="tool_choice")
+            raise InvalidRequest("'tool_choice' is required, but no function is among the 'tools'", param="tool_choice")
         return list(names), given == "required"
-    kind = given.get("type") if isinstance(given, dict) else None
-    if kind == "function":
+    kind = _find_type(given)
+    if kind == "function" or kind in _NOT_OFFERED:
         return [_named(given, names, is_flat)], True
     allowed = _member(given, "allowed_tools", is_flat) if kind == "allowed_tools" else None
     if allowed is None or allowed.get("mode") not in ("auto", "required"):
@@ -128,6 +187,11 @@ def _read_choice(given: Any, names: Sequence[str], is_flat: bool) -> tuple[list[
 
 
 def _named(given: Any, names: Sequence[str], is_flat: bool) -> str:
+    if (kind := _find_type(given)) in _NOT_OFFERED:
+        raise InvalidRequest(
+            f"'tool_choice' names a tool of type {kind}, but this server offers only functions to the model",
+            param="tool_choice",
+        )
     function = _member(given, "function", is_flat)
     name = None if function is None else function.get("name")
     if not isinstance(name, str) or name not in names:

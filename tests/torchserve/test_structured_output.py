@@ -7,11 +7,12 @@ from typing import Any, Literal
 import openai
 import pytest
 import requests
+from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel, Field
 
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.openai_client import gpt
+from tests.torchserve.openai_client import at_both_bases, gpt
 
 __all__ = ["gpt"]  # a fixture
 pytestmark = pytest.mark.torchserve
@@ -121,6 +122,35 @@ def test_openai_client_calls_a_tool(gpt: openai.OpenAI, choice: Any) -> None:
     ]
     assert kinds.count("tool_calls.function.arguments.delta") > 1
     assert answer.choices[0].message.content is not None
+
+
+@at_both_bases
+def test_openai_client_calls_a_function_of_a_namespace(gpt: openai.OpenAI) -> None:
+    """The Codex CLI offers functions, namespaces of functions and other tools; a call has namespace and name apart."""
+    function: Any = {"name": "Forecast", "strict": False, "parameters": Forecast.model_json_schema()}
+    namespace: Any = {"type": "namespace", "name": "mcp__weather", "description": "Weather", "tools": []}
+    namespace["tools"] = [{"type": "function", "description": "Look up", **function}]
+    others: Any = [
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "web_search", "external_web_access": True},
+    ]
+    request: Any = {"model": "llava", "tools": [*others, namespace], "store": False, "parallel_tool_calls": False}
+    asked: list[Any] = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]}]
+
+    choice: Any = {"type": "function", "name": "mcp__weather__Forecast"}
+    with gpt.responses.stream(input=asked, tool_choice=choice, **request) as stream:
+        called = [event.item for event in stream if event.type == "response.output_item.done"]
+        whole = stream.get_final_response()
+    [call] = called
+    assert isinstance(call, ResponseFunctionToolCall)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"}
+    said = [*asked, call.model_dump(exclude_none=True), result]
+    answer = gpt.responses.create(input=said, tool_choice="auto", max_output_tokens=8, **request)
+
+    assert (call.namespace, call.name) == ("mcp__weather", "Forecast")
+    assert Forecast.model_validate_json(call.arguments)
+    assert [tool.type for tool in whole.tools] == ["namespace"]
+    assert answer.output[0].type == "message"
 
 
 def test_session_calls_a_tool(fleet: Fleet) -> None:

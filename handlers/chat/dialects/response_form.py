@@ -14,6 +14,7 @@ from handlers.chat.items import Item, read_items, text_of
 from handlers.chat.logprobs import TokenScore
 from handlers.chat.messages import Message
 from handlers.chat.output_items import OutputItem, OutputItems, ResponseStream, read_output
+from handlers.chat.tools import find_namespaced
 from handlers.engine.contract import FinishReason
 from handlers.errors import HandlerError, InvalidRequest
 from torchmoor.wire.response_ids import compaction_id, image_id, item_id, read_item_id, response_id
@@ -56,8 +57,9 @@ class ResponseForm:
         self._session_id, self._number = session_id, 1
         self._num_events = 0
         self._first_event = 0  # events before it are not written
-        self._output = OutputItems()
-        self._stream = ResponseStream(self._event, self._item_id)
+        self._namespaced = find_namespaced(fields.get("tools", ()))
+        self._output = OutputItems(self._namespaced)
+        self._stream = ResponseStream(self._event, self._item_id, self._namespaced)
         self._ended: dict[str, Any] | None = None
         self._is_restored = False  # _ended is that of an earlier attempt
         self._stored: list[OutputItem] = []  # its output
@@ -155,7 +157,7 @@ class ResponseForm:
     def _repeat_stored(self, first_event: int) -> bytes:
         """Write the events of a restored answer from this number on."""
         self._first_event, self._num_events = first_event, 0
-        self._stream = ResponseStream(self._event, self._item_id)
+        self._stream = ResponseStream(self._event, self._item_id, self._namespaced)
         return self.begin() + self._stream.repeat(self._stored) + self._end()
 
     def _score(self, token: Token) -> TokenScore | None:

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from handlers.chat.messages import SYSTEM, Message, TextPart, joined
 from handlers.chat.parameters import OPENAI_NAMES, Parameters, draw_seed, read_openai_parameters
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.template_variables import TEMPLATE_FIELD
-from handlers.chat.tools import TOOL_FIELDS, read_tools
+from handlers.chat.tools import TOOL_FIELDS, list_offered, read_tools
 from handlers.errors import InvalidRequest, ResponseUnknown
 from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
@@ -321,7 +321,9 @@ def read_metadata(given: dict[str, Any]) -> dict[str, str]:
     return pairs
 
 
-def _show_tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _show_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    if tool["type"] == "namespace":
+        return {**tool, "tools": [_show_tool(each) for each in tool["tools"]]}
     return {"type": "function", "description": None, "parameters": None, "strict": True, **tool}
 
 
@@ -355,7 +357,7 @@ def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict
         "temperature": 1.0 if temperature is None else temperature,
         "text": {"format": given.get("text", {}).get("format") or TEXT_FORMAT, "verbosity": "medium"},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [_show_tool(tool) for tool in given.get("tools", [])],
+        "tools": [_show_tool(tool) for tool in list_offered(given.get("tools", []))],
         "top_logprobs": given.get("top_logprobs", 0),
         "top_p": 1.0 if parameters.top_p is None else float(given["top_p"]),
         "truncation": given.get("truncation", "disabled"),

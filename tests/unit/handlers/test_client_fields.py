@@ -231,7 +231,7 @@ def test_a_response_takes_what_the_codex_cli_sends(client: Any) -> None:
         "model": "llava",
         "instructions": "You are an agent.",
         "input": items,
-        "tools": [{"type": "function", **PAINT, "strict": False}],
+        "tools": [{"type": "function", **PAINT, "strict": False}, {"type": "web_search", "external_web_access": False}],
         "tool_choice": "auto",
         "parallel_tool_calls": False,
         "reasoning": None,

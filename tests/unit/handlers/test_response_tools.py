@@ -138,6 +138,40 @@ def test_results_continue_a_call(make_client: ServiceFactory, tmp_path: Path, is
         assert response["output"][0]["content"] == whole["output"][0]["content"]
 
 
+def test_other_kinds_of_tools_change_no_prompt(client: Client) -> None:
+    """The Codex CLI sends some with each request; the model reads the same prompt as without them."""
+    others = [{"type": "custom", "name": "apply_patch"}, {"type": "web_search", "external_web_access": True}]
+
+    plain = respond(client, "Hello", tools=TOOLS).json
+    answer = respond(client, "Hello", tools=[others[0], *TOOLS, others[1]]).json
+
+    assert answer["usage"]["input_tokens"] == plain["usage"]["input_tokens"]
+    assert answer["tools"] == plain["tools"]
+    assert answer["output"][0]["content"] == plain["output"][0]["content"]
+
+
+def test_a_call_in_a_namespace_continues(make_client: ServiceFactory, tmp_path: Path) -> None:
+    """The model reads the same prompt from memory, from the journal and in a conversation that is sent."""
+
+    def make() -> Client:
+        return make_client(journal=DirectoryJournal(tmp_path, JournalSettings()))
+
+    client = make()
+    fields = {"tools": [{"type": "namespace", "name": "mcp__docs", "description": "Docs", "tools": TOOLS}]}
+    choice = {"type": "function", "name": "mcp__docs__count"}
+    first = respond(client, "Hello", tool_choice=choice, **fields).json
+    [call] = first["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "Done"}
+    sent = respond(client, [{"role": "user", "content": "Hello"}, call, result], store=False, **fields).json
+    assert (call["namespace"], call["name"]) == ("mcp__docs", "count")
+    jsonschema.validate(json.loads(call["arguments"]), SCHEMAS["count"])
+
+    for each in (client, make()):
+        chained = respond(each, [result], previous_response_id=first["id"], **fields).json
+        assert chained["usage"]["input_tokens"] == sent["usage"]["input_tokens"]
+        assert chained["output"][0]["content"] == sent["output"][0]["content"]
+
+
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_a_result_needs_its_call(client: Client, is_stored: bool) -> None:
     """A result without a matching call is refused, alone and in a chain."""
@@ -171,7 +205,7 @@ def test_a_result_that_is_added_to_a_conversation_needs_its_call(client: Client)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_serch"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -190,5 +224,5 @@ def test_bad_fields_are_named(client: Client, fields: dict[str, Any], param: str
     answer = respond(client, fields.pop("input", "Hello"), **fields)
 
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
-    if fields.get("tools") == [{"type": "web_search"}]:
-        assert answer.json["error"]["message"] == "tools[0] must be an object of type function, not 'web_search'"
+    if fields.get("tools") == [{"type": "web_serch"}]:
+        assert answer.json["error"]["message"] == "tools[0] must be an object of type function, not 'web_serch'"

@@ -39,7 +39,8 @@ def page(item: Schema) -> Schema:
     )
 
 
-_RESPONSE_TOOL = record(("type", "name"), type={"const": "function"}, **FUNCTION["properties"])
+_TYPE: Schema = {**TEXT, "description": "function, or namespace with functions as its tools; others are not offered"}
+_RESPONSE_TOOL = record(("type",), type=_TYPE, tools={"type": "array", "items": OBJECT}, **FUNCTION["properties"])
 RESPONSE = record(
     ("model",),
     model=TEXT,
