@@ -157,7 +157,7 @@ class AsyncRequest:
     @classmethod
     def from_json(cls, text: str | bytes, body: bytes | None) -> AsyncRequest:
         """Restore a request. body: of an inline input; None, if it is left out or deleted, becomes b""."""
-        values = json.loads(text)
+        values = _from_json(cls, text)
         return cls(**values, body=(body or b"") if values["input_location"] is None else None)
 
 
@@ -213,7 +213,7 @@ class AsyncOutcome:
     @classmethod
     def from_json(cls, text: str | bytes, body: bytes | None) -> AsyncOutcome:
         """Restore an outcome with its body."""
-        values = json.loads(text)
+        values = _from_json(cls, text)
         return cls(**values | {"state": AsyncState(values["state"])}, body=body)
 
 
@@ -271,3 +271,9 @@ class Backlog:
 def _to_json(record: Any) -> str:
     values = {item.name: getattr(record, item.name) for item in fields(record) if item.name != "body"}
     return json.dumps(values, separators=(",", ":"))
+
+
+def _from_json(kind: type, text: str | bytes) -> dict[str, Any]:
+    """Return a record's fields. Those of a later version, whose proxies may share the queue, are left out."""
+    known = {item.name for item in fields(kind)}
+    return {name: value for name, value in json.loads(text).items() if name in known}
