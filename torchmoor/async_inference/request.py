@@ -7,7 +7,8 @@
 
 The outcome is fixed once, when the request becomes DECIDED. What follows (publish objects, send notifications) may be
 done by any worker, and more than once. So a request never has both a result and a failure, nor two different results.
-One change is allowed before the end: a failure replaces a result that can never be published.
+Two changes are allowed before the end: a failure replaces a result that can never be published, and a staged result is
+marked as published.
 """
 
 from __future__ import annotations
@@ -196,6 +197,7 @@ class AsyncOutcome:
     staged_tag: str = ""  # its identity, which its published object keeps
     body: bytes | None = field(default=None, repr=False)
     reason: str = ""  # for the client, unless COMPLETED
+    is_published: bool = False  # the staged object has its name, and receivers are notified
 
     def __post_init__(self) -> None:
         if not self.state.is_end:

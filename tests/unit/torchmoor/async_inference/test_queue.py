@@ -166,19 +166,19 @@ def test_result_that_cannot_be_published_is_replaced_once_and_for_all(store: Sto
     failure = AsyncOutcome(state=AsyncState.FAILED, reason="taken")
     store.do(queue.submit(request("r1")))
     late = store.do(claimed(queue))
-    assert not store.do(queue.revoke(late, failure))  # nothing is decided yet
+    assert not store.do(queue.replace(late, failure))  # nothing is decided yet
     store.do(queue.decide(late, result()))
     store.clock.step(31)
     held = store.do(claimed(queue))
 
-    assert not store.do(queue.revoke(late, failure))
-    assert store.do(queue.revoke(held, failure))
-    assert store.do(queue.revoke(held, failure))
+    assert not store.do(queue.replace(late, failure))
+    assert store.do(queue.replace(held, failure))
+    assert store.do(queue.replace(held, failure))
     store.clock.step(31)
     after = store.do(claimed(queue))
     assert failure == after.decided
     assert store.do(queue.finish(after))
-    assert not store.do(queue.revoke(after, failure))
+    assert not store.do(queue.replace(after, failure))
     record = store.do(queue.get("r1"))
     assert record is not None
     assert (record.state, record.reason) == (AsyncState.FAILED, "taken")
