@@ -76,7 +76,7 @@ class Publication:
             logger.error("ends without a failure object inference_id=%s error=%s", self.request.inference_id, error)
         await self._notify()
         if self.outcome.staged is not None:
-            # A client may delete what it has read. Once the staged object is gone, too, only this shows that it was there.
+            # A client may delete what it has read. Once the staged object is gone, too, only this shows the success.
             await self._replace(replace(self.outcome, is_published=True))
 
     async def _notify(self) -> None:
