@@ -122,7 +122,8 @@ class Publication:
     async def _remove_staged(self) -> None:
         """Remove the staged name of the result, and what lost attempts may have staged."""
         attempts = range(1, self._claim.attempt + (0 if self.outcome.succeeded else 1))
-        stale = {locate_staged(self.context.output_path, self.request.identity, attempt) for attempt in attempts}
+        place = self.context.output_path, self.request.output_location, self.request.identity
+        stale = {locate_staged(*place, attempt) for attempt in attempts}
         if self.outcome.staged is not None:
             stale.add(self.outcome.staged)
         for staged in stale:

@@ -21,6 +21,7 @@ from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     NO_METADATA,
     Download,
+    LocationRefused,
     ObjectDenied,
     ObjectError,
     ObjectMetadata,
@@ -400,6 +401,28 @@ async def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: byte
         assert told == [True, True]
         assert record.state is AsyncState.COMPLETED
         assert rig.results() == {"one.out": answer}
+
+
+async def test_long_result_stays_in_its_store_if_the_endpoints_results_move(rig: Rig) -> None:
+    """A request that waits while the endpoint gets another S3OutputPath has the location that its client knows."""
+
+    class OfTwoDisks(DirectoryStore):
+        async def publish(self, staged: str, tag: str, final: str) -> None:
+            if ("/earlier/" in staged) is not ("/earlier/" in final):
+                raise LocationRefused("they must be on one file system")
+            await super().publish(staged, tag, final)
+
+    async with rig:
+        rig.instance.behave = answering(body=LARGE)
+        rig.make_store = lambda: OfTwoDisks(rig.objects)
+        service = await rig.start()
+        location = (rig.folder / "results/earlier/one.out").as_uri()
+
+        await service.submit(replace(rig.request("one"), output_location=location))
+        record = await rig.until_ended(service, "one")
+
+        assert record.state is AsyncState.COMPLETED
+        assert rig.results() == {"one.out": LARGE}
 
 
 async def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
