@@ -7,7 +7,8 @@
 
 The outcome is fixed once, when the request becomes DECIDED. What follows (publish objects, send notifications) may be
 done by any worker, and more than once. So a request never has both a result and a failure, nor two different results.
-One change is allowed before the end: a failure replaces a result that can never be published.
+Two changes are allowed before the end: a failure replaces a result that can never be published, and a staged result is
+marked as published.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class AsyncRequest:
     @classmethod
     def from_json(cls, text: str | bytes, body: bytes | None) -> AsyncRequest:
         """Restore a request. body: of an inline input; None, if it is left out or deleted, becomes b""."""
-        values = json.loads(text)
+        values = _from_json(cls, text)
         return cls(**values, body=(body or b"") if values["input_location"] is None else None)
 
 
@@ -196,6 +197,7 @@ class AsyncOutcome:
     staged_tag: str = ""  # its identity, which its published object keeps
     body: bytes | None = field(default=None, repr=False)
     reason: str = ""  # for the client, unless COMPLETED
+    is_published: bool = False  # the staged object has its name, and receivers are notified
 
     def __post_init__(self) -> None:
         if not self.state.is_end:
@@ -213,7 +215,7 @@ class AsyncOutcome:
     @classmethod
     def from_json(cls, text: str | bytes, body: bytes | None) -> AsyncOutcome:
         """Restore an outcome with its body."""
-        values = json.loads(text)
+        values = _from_json(cls, text)
         return cls(**values | {"state": AsyncState(values["state"])}, body=body)
 
 
@@ -271,3 +273,9 @@ class Backlog:
 def _to_json(record: Any) -> str:
     values = {item.name: getattr(record, item.name) for item in fields(record) if item.name != "body"}
     return json.dumps(values, separators=(",", ":"))
+
+
+def _from_json(kind: type, text: str | bytes) -> dict[str, Any]:
+    """Return a record's fields. Those of a later version, whose proxies may share the queue, are left out."""
+    known = {item.name for item in fields(kind)}
+    return {name: value for name, value in json.loads(text).items() if name in known}

@@ -130,7 +130,7 @@ class ScalableTargets:
         return list_page(rows, {"MaxResults": PAGE_SIZE, **values}, "ScalableTargets")
 
     async def _deregister(self, values: Values) -> Values:
-        resource = self._check_target(values)
+        resource = self._check_target(values, "No scalable target found")
         policies = self._resources.policies
         of_target = [key for key, policy in policies.items() if policy.values["ResourceId"] == resource]
         changes = [Change(policies, key, None) for key in of_target]
@@ -138,7 +138,7 @@ class ScalableTargets:
         return {}
 
     async def _put_policy(self, values: Values) -> Values:
-        resource = self._check_target(values)
+        resource = self._check_target(values, "No scalable target registered")
         self._check_variant(resource)
         key = f"{resource}|{values['PolicyName']}"
         before = self._resources.policies.get(key)
@@ -172,10 +172,10 @@ class ScalableTargets:
         return list_page(rows, {"MaxResults": PAGE_SIZE, **values}, "ScalingPolicies")
 
     async def _delete_policy(self, values: Values) -> Values:
-        resource = self._check_target(values)
+        resource = _check(values)
         key = f"{resource}|{values['PolicyName']}"
         if key not in self._resources.policies:
-            raise ScalableTargetMissing(f"No scaling policy {values['PolicyName']!r} of resource ID {resource}.")
+            raise _missing("No scaling policy found", resource, f", policy name: {values['PolicyName']}")
         await self._change(resource, Change(self._resources.policies, key, None))
         return {}
 
@@ -248,14 +248,19 @@ class ScalableTargets:
                     return name, variant
         return None
 
-    def _check_target(self, values: Mapping[str, Any]) -> str:
+    def _check_target(self, values: Mapping[str, Any], problem: str) -> str:
+        """Return a request's ResourceId. Raises ScalableTargetMissing with this problem, RequestInvalid."""
         resource = _check(values)
         if resource not in self._resources.targets:
-            raise ScalableTargetMissing(
-                f"No scalable target registered for service namespace: {NAMESPACE}, resource ID: {resource}, scalable "
-                f"dimension: {DIMENSION}"
-            )
+            raise _missing(problem, resource)
         return resource
+
+
+def _missing(problem: str, resource: str, more: str = "") -> ScalableTargetMissing:
+    """Make the error about a target or policy that does not exist, in the service's words, which scripts recognize."""
+    return ScalableTargetMissing(
+        f"{problem} for service namespace: {NAMESPACE}, resource ID: {resource}, scalable dimension: {DIMENSION}{more}"
+    )
 
 
 def _check(values: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Notifier that delivers a request's notification to its endpoint's SNS topic and to every webhook.
 
 Delivery is retried until it succeeds or the tries are used up. After that the receiver counts as down until a delivery
-to it succeeds, so that it does not delay the results of other requests. A crash can cause a second delivery, which
-receivers recognize by its inferenceId.
+to it succeeds, and no notification waits for another's turn, so that it does not delay other requests. A crash can
+cause a second delivery, which receivers recognize by its inferenceId.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Send = Callable[[], Awaitable[None]]
 class Notifier:
     """Sends notifications, a bounded number at a time to each receiver.
 
-    A receiver that is down gets each notification once. One that comes meanwhile and would have to wait fails at once.
+    While a receiver is down, a notification that would have to wait fails at once, and one that has waited since before
+    is tried once.
     """
 
     def __init__(
@@ -74,27 +75,29 @@ class Notifier:
         out whether the receiver is down. receiver: a topic, or a webhook's URL.
         """
         turns = self._turns[receiver]
-        if receiver in self._down and turns.locked():
+        has_to_wait = turns.locked()
+        if has_to_wait and receiver in self._down:
             shown = urlsplit(receiver).hostname or receiver
             error = NotDelivered(f"{shown} is down, and as many deliveries as are allowed wait for it")
             _log_failure(notification, 0, error, is_last=True)
             return False
         async with turns:
-            return await self._try_repeatedly(receiver, send, notification)
+            is_late = has_to_wait and receiver in self._down
+            return await self._try(receiver, send, notification, 1 if is_late else self._settings.max_attempts)
 
-    async def _try_repeatedly(self, receiver: str, send: Send, notification: Notification) -> bool:
+    async def _try(self, receiver: str, send: Send, notification: Notification, max_attempts: int) -> bool:
         """Try until the notification is delivered. Returns False after a permanent failure or the last try."""
-        for attempt in range(1, self._settings.max_attempts + 1):
+        for attempt in range(1, max_attempts + 1):
             try:
                 await send()
                 self._down.discard(receiver)
                 return True
             except NotDelivered as exc:
-                if attempt == self._settings.max_attempts and not exc.is_permanent:
-                    self._down.add(receiver)
-                is_last = exc.is_permanent or receiver in self._down
+                is_last = exc.is_permanent or attempt == max_attempts
                 _log_failure(notification, attempt, exc, is_last=is_last)
                 if is_last:
+                    if not exc.is_permanent:
+                        self._down.add(receiver)
                     return False
                 await self._sleep(self._backoff.delay_s(attempt))
             except Exception:

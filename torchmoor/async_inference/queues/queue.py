@@ -71,10 +71,11 @@ class Queue(Protocol):
         or the request cancelled; the caller deletes what it staged.
         """
 
-    async def revoke(self, claim: Claim, failure: AsyncOutcome) -> bool:
-        """Replace a decided result, which can never be published, by a failure, durably.
+    async def replace(self, claim: Claim, outcome: AsyncOutcome) -> bool:
+        """Replace a decided outcome by one without a body, durably.
 
-        May be repeated. Returns False if the claim is lost.
+        The other one is a failure if a result can never be published, or the same one when it is published. Returns
+        False if the claim is lost.
         """
 
     async def finish(self, claim: Claim) -> bool:

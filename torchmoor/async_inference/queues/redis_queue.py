@@ -92,9 +92,9 @@ class RedisQueue(Queue):
         )
         return bool(answer)
 
-    async def revoke(self, claim: Claim, failure: AsyncOutcome) -> bool:
+    async def replace(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         held = claim.request.inference_id, claim.token
-        return bool(await self._run(redis_scripts.REVOKE, *held, failure.to_json(), failure.reason))
+        return bool(await self._run(redis_scripts.REPLACE, *held, outcome.to_json(), outcome.reason))
 
     async def finish(self, claim: Claim) -> bool:
         answer = await self._run(redis_scripts.FINISH, claim.request.inference_id, claim.token)

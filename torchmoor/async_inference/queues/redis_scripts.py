@@ -193,7 +193,7 @@ return 1
 """
 
 # inference id, token, outcome, reason.
-REVOKE = """
+REPLACE = """
 local id = ARGV[2]
 local _, state = held(id, ARGV[3])
 if state ~= 'DECIDED' then return 0 end

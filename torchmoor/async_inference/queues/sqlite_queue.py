@@ -76,8 +76,8 @@ class SqliteQueue(Queue):
     async def decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         return await self._database.run(partial(self._decide, claim, outcome), is_durable=True)
 
-    async def revoke(self, claim: Claim, failure: AsyncOutcome) -> bool:
-        return await self._database.run(partial(self._revoke, claim, failure), is_durable=True)
+    async def replace(self, claim: Claim, outcome: AsyncOutcome) -> bool:
+        return await self._database.run(partial(self._replace, claim, outcome), is_durable=True)
 
     async def finish(self, claim: Claim) -> bool:
         return await self._database.run(partial(self._finish, claim))
@@ -227,11 +227,11 @@ class SqliteQueue(Queue):
         db.execute("UPDATE requests SET wake_at = ?, set_at = ? WHERE seq = ?", (now + span_s, now, seq))
         return True
 
-    def _revoke(self, claim: Claim, failure: AsyncOutcome, db: sqlite3.Connection) -> bool:
+    def _replace(self, claim: Claim, outcome: AsyncOutcome, db: sqlite3.Connection) -> bool:
         row = db.execute(
             "UPDATE requests SET outcome = ?, reason = ?, updated_at = ?"
             " WHERE inference_id = ? AND token = ? AND state = 'DECIDED' RETURNING seq",
-            (failure.to_json(), failure.reason, self._clock(), claim.request.inference_id, claim.token),
+            (outcome.to_json(), outcome.reason, self._clock(), claim.request.inference_id, claim.token),
         ).fetchone()
         if row is None:
             return False

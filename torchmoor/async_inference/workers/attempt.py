@@ -169,7 +169,8 @@ class Attempt:
 
     async def _stage(self, answer: InstanceAnswer, chunks: AsyncIterator[bytes]) -> AsyncOutcome:
         """Upload a large answer to a staging name beside its result."""
-        staged = locate_staged(self._context.output_path, self._request.identity, self._attempt)
+        request = self._request
+        staged = locate_staged(self._context.output_path, request.output_location, request.identity, self._attempt)
         began = monotonic()
         try:
             stored = await self._context.store.upload(staged, chunks, ObjectMetadata(answer.content_type))

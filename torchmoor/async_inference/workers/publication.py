@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 from torchmoor.async_inference.notifications.notification import Notification
@@ -17,6 +19,7 @@ from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Claim
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.instance_client import InstanceLost, InstanceUnreachable, InvocationTimedOut
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost
+from torchmoor.async_inference.workers.queue_calls import until_answered
 from torchmoor.wire import background, headers
 
 logger = logging.getLogger(__name__)
@@ -51,19 +54,30 @@ class Publication:
         self._metrics = context.metrics.of(variant)
 
     async def run(self) -> None:
-        """Publish. Raises PublishLater, ClaimLost, QueueUnavailable."""
+        """Publish. Raises PublishLater, ClaimLost."""
+        context, request, metrics = self.context, self.request, self._metrics
+        if not self.outcome.is_published:
+            await self._publish()
+        await self._remove_staged()
+        if await until_answered(partial(context.queue.finish, self._claim), context, request, "not ended yet"):
+            counter = _COUNTERS[self.outcome.state]
+            setattr(metrics, counter, getattr(metrics, counter) + 1)
+            metrics.async_total_time.observe(max(0.0, context.wall() - request.received_at))
+
+    async def _publish(self) -> None:
         error = await self._try_write()
         if error is not None and self.outcome.succeeded:
-            await self._revoke(error)
+            logger.warning("result replaced by a failure inference_id=%s error=%s", self.request.inference_id, error)
+            await self._replace(
+                AsyncOutcome(state=AsyncState.FAILED, reason=f"The result could not be stored: {error}")
+            )
             error = await self._try_write()
-        context, request, outcome, metrics = self.context, self.request, self.outcome, self._metrics
         if error is not None:
-            logger.error("ends without a failure object inference_id=%s error=%s", request.inference_id, error)
+            logger.error("ends without a failure object inference_id=%s error=%s", self.request.inference_id, error)
         await self._notify()
-        await self._remove_staged()  # last: a client may delete what it has read, and this worker may end meanwhile
-        if await context.queue.finish(self._claim):
-            setattr(metrics, _COUNTERS[outcome.state], getattr(metrics, _COUNTERS[outcome.state]) + 1)
-            metrics.async_total_time.observe(max(0.0, context.wall() - request.received_at))
+        if self.outcome.staged is not None:
+            # A client may delete what it has read. Once the staged object is gone, too, only this shows the success.
+            await self._replace(replace(self.outcome, is_published=True))
 
     async def _notify(self) -> None:
         context, outcome = self.context, self.outcome
@@ -87,13 +101,12 @@ class Publication:
         """True if the outcome is no longer to be published."""
         return self.context.wall() > min(self.request.expires_at + MAX_LATE_S, self.context.ends_at)
 
-    async def _revoke(self, error: ObjectError) -> None:
-        """Replace the result by a failure. Raises ClaimLost."""
-        logger.warning("result replaced by a failure inference_id=%s error=%s", self.request.inference_id, error)
-        failure = AsyncOutcome(state=AsyncState.FAILED, reason=f"The result could not be stored: {error}")
-        if not await self.context.queue.revoke(self._claim, failure):
+    async def _replace(self, outcome: AsyncOutcome) -> None:
+        """Record another outcome. Raises ClaimLost."""
+        call = partial(self.context.queue.replace, self._claim, outcome)
+        if not await until_answered(call, self.context, self.request, "outcome not replaced yet"):
             raise ClaimLost(f"the claim of {self.request.inference_id} is lost")
-        self.outcome = failure
+        self.outcome = outcome
 
     async def _write(self) -> None:
         store, request, outcome = self.context.store, self.request, self.outcome
@@ -109,7 +122,8 @@ class Publication:
     async def _remove_staged(self) -> None:
         """Remove the staged name of the result, and what lost attempts may have staged."""
         attempts = range(1, self._claim.attempt + (0 if self.outcome.succeeded else 1))
-        stale = {locate_staged(self.context.output_path, self.request.identity, attempt) for attempt in attempts}
+        place = self.context.output_path, self.request.output_location, self.request.identity
+        stale = {locate_staged(*place, attempt) for attempt in attempts}
         if self.outcome.staged is not None:
             stale.add(self.outcome.staged)
         for staged in stale:

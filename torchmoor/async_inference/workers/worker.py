@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from itertools import count
+from functools import partial
 
 from torchmoor.async_inference.objects.object_store import ObjectError
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState, Claim
@@ -19,6 +19,7 @@ from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRenewal
 from torchmoor.async_inference.workers.publication import Publication, PublishLater, ResponsePublication
+from torchmoor.async_inference.workers.queue_calls import until_answered
 from torchmoor.errors import QueueUnavailable
 from torchmoor.tasks import cancel_all, wait_at_most
 
@@ -243,16 +244,11 @@ class Worker:
             raise RetryableFailure(f"The proxy failed: {type(error).__name__}") from error
 
     async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> AsyncOutcome:
-        """Decide the outcome and return it; repeats until the queue answers. Raises ClaimLost."""
-        for failures in count(1):
-            try:
-                if await self._queue.decide(claim, outcome):
-                    return outcome
-                raise ClaimLost("another worker has decided it, or it was cancelled")
-            except QueueUnavailable as error:
-                self._faults.add("not decided yet", error, inference_id=claim.request.inference_id)
-                await asyncio.sleep(self._backoff.delay_s(failures))
-        raise AssertionError("unreachable")
+        """Decide the outcome and return it. Raises ClaimLost."""
+        decide = partial(self._queue.decide, claim, outcome)
+        if not await until_answered(decide, self._context, claim.request, "not decided yet"):
+            raise ClaimLost("another worker has decided it, or it was cancelled")
+        return outcome
 
     async def _discard(self, claim: Claim, staged: str) -> None:
         """Remove a staged answer that was not decided upon.

@@ -434,12 +434,14 @@ def test_a_webhook_that_goes_on_failing_is_given_up() -> None:
 
 
 @asynccontextmanager
-async def notifying(*urls: str, **settings: Any) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+async def notifying(
+    *urls: str, sleep: Callable[[float], Awaitable[None]] | None = None, **settings: Any
+) -> AsyncIterator[Callable[[], Awaitable[int]]]:
     """Yield a function that notifies the webhooks of a success, and returns the number of failed deliveries."""
     hooks = tuple(Webhook(url=url, secret=SECRET) for url in urls)
     notifier = Notifier(
         NotificationSettings(private_networks=LOOPBACK, webhooks=hooks, max_attempts=3, timeout_s=300, **settings),
-        sleep=no_wait,
+        sleep=sleep or no_wait,
     )
     try:
         yield lambda: notifier.notify(SUCCEEDED, AsyncEndpointSettings())
@@ -451,20 +453,40 @@ async def no_wait(seconds: float) -> None:
     pass
 
 
-def test_a_webhook_that_is_down_is_tried_once_until_it_answers() -> None:
-    """It would hold the results of other requests for the time of all attempts."""
-    listener, counts = Listener(statuses=[500] * 5), []
+def test_a_webhook_that_is_down_is_tried_again_for_each_notification() -> None:
+    """It may be back before the last attempt, and other requests do not wait for a notification with its own turn."""
+    listener, counts = Listener(statuses=[500] * 8), []
 
     async def body() -> None:
         async with listening(listener) as url, notifying(url) as notify_all:
-            for _ in range(4):
+            for _ in range(3):
                 counts.append((await notify_all(), len(listener.ids)))
-            listener.statuses = [500]
-            counts.append((await notify_all(), len(listener.ids)))
 
     asyncio.run(body())
 
-    assert counts == [(1, 3), (1, 4), (1, 5), (0, 6), (0, 8)]
+    assert counts == [(1, 3), (1, 6), (0, 9)]
+
+
+def test_a_notification_keeps_its_attempts_when_its_webhook_counts_as_down() -> None:
+    """The last attempt of an earlier notification does not end the later ones that are between their attempts."""
+    listener, sleeping, may_continue = Listener(statuses=[500] * 3), asyncio.Event(), asyncio.Event()
+
+    async def sleep_first(seconds: float) -> None:
+        if not sleeping.is_set():
+            sleeping.set()
+            await may_continue.wait()
+
+    async def body() -> list[int]:
+        async with listening(listener) as url, notifying(url, sleep=sleep_first) as notify_all:
+            first = asyncio.create_task(notify_all())
+            await sleeping.wait()
+            listener.statuses = [500] * 4
+            second = await notify_all()
+            may_continue.set()
+            return [second, await first]
+
+    assert asyncio.run(body()) == [1, 0]
+    assert len(listener.ids) == 1 + 3 + 2
 
 
 def test_a_webhook_is_down_after_the_tries_of_one_notification_however_many_wait() -> None:

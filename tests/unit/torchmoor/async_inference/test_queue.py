@@ -1,6 +1,7 @@
 """The contract of queues, on every store: SQLite, Valkey, a Valkey cluster."""
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,34 @@ def test_bodies_that_are_empty_differ_from_none(store: Store, queue: Queue, body
 
     assert body == first.request.body
     assert outcome == second.decided
+
+
+class LaterRequest(AsyncRequest):
+    def to_json(self) -> str:
+        return json.dumps({"unknown": 1} | json.loads(super().to_json()), separators=(",", ":"))
+
+
+class LaterOutcome(AsyncOutcome):
+    def to_json(self) -> str:
+        return json.dumps({"unknown": [None]} | json.loads(super().to_json()))
+
+
+def test_fields_of_a_later_version_are_left_out(store: Store, queue: Queue) -> None:
+    """Proxies of two versions share a queue during a rolling update, and each runs and ends the other's requests."""
+    sent, outcome = request("r1", body=b"input"), result()
+    later = LaterRequest(**{name: getattr(sent, name) for name in sent.__dataclass_fields__})
+    store.do(queue.submit(later))
+
+    assert store.do(queue.backlog(ENDPOINT)).waiting == 1
+    first = store.do(claimed(queue))
+    assert first.request == replace(sent, received_at=store.clock.now)
+    assert store.do(queue.decide(first, LaterOutcome(state=outcome.state, content_type="text/plain", body=b"answer")))
+    store.clock.step(31)
+    second = store.do(claimed(queue))
+    assert second.decided == outcome
+    assert store.do(queue.finish(second))
+    (record,) = store.do(queue.list(ENDPOINT))
+    assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
 
 
 def test_requests_are_claimed_in_the_order_of_arrival(store: Store, queue: Queue) -> None:
@@ -137,19 +166,19 @@ def test_result_that_cannot_be_published_is_replaced_once_and_for_all(store: Sto
     failure = AsyncOutcome(state=AsyncState.FAILED, reason="taken")
     store.do(queue.submit(request("r1")))
     late = store.do(claimed(queue))
-    assert not store.do(queue.revoke(late, failure))  # nothing is decided yet
+    assert not store.do(queue.replace(late, failure))  # nothing is decided yet
     store.do(queue.decide(late, result()))
     store.clock.step(31)
     held = store.do(claimed(queue))
 
-    assert not store.do(queue.revoke(late, failure))
-    assert store.do(queue.revoke(held, failure))
-    assert store.do(queue.revoke(held, failure))
+    assert not store.do(queue.replace(late, failure))
+    assert store.do(queue.replace(held, failure))
+    assert store.do(queue.replace(held, failure))
     store.clock.step(31)
     after = store.do(claimed(queue))
     assert failure == after.decided
     assert store.do(queue.finish(after))
-    assert not store.do(queue.revoke(after, failure))
+    assert not store.do(queue.replace(after, failure))
     record = store.do(queue.get("r1"))
     assert record is not None
     assert (record.state, record.reason) == (AsyncState.FAILED, "taken")

@@ -21,6 +21,7 @@ from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     NO_METADATA,
     Download,
+    LocationRefused,
     ObjectDenied,
     ObjectError,
     ObjectMetadata,
@@ -28,7 +29,7 @@ from torchmoor.async_inference.objects.object_store import (
     StagedObject,
 )
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.request import AsyncState, Backlog, Claim
+from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Backlog, Claim
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.errors import QueueUnavailable
 
@@ -186,24 +187,96 @@ async def test_failure_that_cannot_be_stored_ends_the_request(rig: Rig, answer: 
 @pytest.mark.parametrize("answer", [b"small", LARGE])
 async def test_result_that_was_published_before_a_crash_is_its_own(rig: Rig, answer: bytes) -> None:
     """A worker recognises an object that a dead worker published before the request's end."""
+
+    class Dying(Listener):
+        async def notify(self, notice: Notification, endpoint: AsyncEndpointSettings) -> int:
+            await super().notify(notice, endpoint)
+            if len(self.notices) <= 2:
+                raise RuntimeError("the worker dies")
+            return 0
+
+    async with rig:
+        rig.instance.behave = answering(body=answer)
+        rig.listener = Dying()
+
+        record = await rig.run_one()
+
+        assert (record.state, len(rig.listener.notices)) == (AsyncState.COMPLETED, 3)
+        assert rig.results() == {"one.out": answer}
+
+
+@pytest.mark.parametrize("answer", [b"small", LARGE])
+async def test_result_that_a_client_has_read_and_deleted_does_not_come_again(rig: Rig, answer: bytes) -> None:
+    """While the queue cannot record the end, the result is neither published again nor replaced by a failure."""
     async with rig:
         rig.instance.behave = answering(body=answer)
         service = await rig.start()
-        finish, num_lost = service.queue.finish, 0
+        finish, num_refused = service.queue.finish, 0
 
-        async def lose(claim: Claim) -> bool:
-            nonlocal num_lost
-            num_lost += 1
-            if num_lost <= 2:
-                raise QueueUnavailable("not now")
-            return await finish(claim)
+        async def delete_and_refuse(claim: Claim) -> bool:
+            nonlocal num_refused
+            if num_refused == 2:
+                return await finish(claim)
+            if num_refused == 0:
+                await asyncio.to_thread(Path(urlsplit(claim.request.output_location).path).unlink)
+            num_refused += 1
+            raise QueueUnavailable("not now")
 
-        service.queue.finish = lose
+        service.queue.finish = delete_and_refuse
         await service.submit(rig.request("one"))
         record = await rig.until_ended(service, "one")
 
-        assert (record.state, num_lost) == (AsyncState.COMPLETED, 3)
-        assert rig.results() == {"one.out": answer}
+        assert (record.state, num_refused) == (AsyncState.COMPLETED, 2)
+        assert rig.results() == {}
+        assert [notice.outcome.state for notice in rig.listener.notices] == [AsyncState.COMPLETED]
+
+
+async def test_long_result_that_its_client_has_deleted_is_no_failure_after_a_stop(rig: Rig) -> None:
+    """The queue knows that the result was there, also if the proxy stops before it can record the end."""
+    async with rig:
+        rig.instance.behave = answering(body=LARGE)
+        async with rig.make_service() as first:
+            num_refused = 0
+
+            async def refuse(claim: Claim) -> bool:
+                nonlocal num_refused
+                num_refused += 1
+                raise QueueUnavailable("not now")
+
+            first.queue.finish = refuse
+            sent = await first.submit(rig.request("one"))
+            await until(lambda: num_refused > 0, "only the end is missing")
+            await asyncio.to_thread(Path(urlsplit(sent.output_location).path).unlink)
+        second = await rig.start()
+
+        assert (await rig.until_ended(second, "one")).state is AsyncState.COMPLETED
+        assert rig.results() == {}
+        assert [notice.outcome.state for notice in rig.listener.notices] == [AsyncState.COMPLETED]
+
+
+@pytest.mark.parametrize("answer", [b"small", LARGE])
+async def test_failure_instead_of_a_result_is_decided_once_the_queue_answers(rig: Rig, answer: bytes) -> None:
+    """A queue that is away for a moment costs no second attempt at a publication that can never succeed."""
+    async with rig:
+        rig.instance.behave = answering(body=answer)
+        denied = [ObjectDenied("not ours")]
+        fail(rig, **{"publish" if answer == LARGE else "put": denied})
+        service = await rig.start()
+        replace_, num_refused = service.queue.replace, 0
+
+        async def refuse_once(claim: Claim, failure: AsyncOutcome) -> bool:
+            nonlocal num_refused
+            num_refused += 1
+            if num_refused == 1:
+                raise QueueUnavailable("not now")
+            return await replace_(claim, failure)
+
+        service.queue.replace = refuse_once
+        await service.submit(rig.request("one"))
+        record = await rig.until_ended(service, "one")
+
+        assert (record.state, num_refused) == (AsyncState.FAILED, 2)
+        assert [notice.outcome.state for notice in rig.listener.notices] == [AsyncState.FAILED]
 
 
 @pytest.mark.parametrize("answer", [b"small", LARGE])
@@ -328,6 +401,28 @@ async def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: byte
         assert told == [True, True]
         assert record.state is AsyncState.COMPLETED
         assert rig.results() == {"one.out": answer}
+
+
+async def test_long_result_stays_in_its_store_if_the_endpoints_results_move(rig: Rig) -> None:
+    """A request that waits while the endpoint gets another S3OutputPath has the location that its client knows."""
+
+    class OfTwoDisks(DirectoryStore):
+        async def publish(self, staged: str, tag: str, final: str) -> None:
+            if ("/earlier/" in staged) is not ("/earlier/" in final):
+                raise LocationRefused("they must be on one file system")
+            await super().publish(staged, tag, final)
+
+    async with rig:
+        rig.instance.behave = answering(body=LARGE)
+        rig.make_store = lambda: OfTwoDisks(rig.objects)
+        service = await rig.start()
+        location = (rig.folder / "results/earlier/one.out").as_uri()
+
+        await service.submit(replace(rig.request("one"), output_location=location))
+        record = await rig.until_ended(service, "one")
+
+        assert record.state is AsyncState.COMPLETED
+        assert rig.results() == {"one.out": LARGE}
 
 
 async def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:

@@ -8,12 +8,14 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
+from scripts.register_autoscaling import AUTOSCALING, MISSING, delete
 from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, PREDEFINED_METRICS
 from torchmoor.config.control import ControlSettings
+from torchmoor.config.scaling import TrackedMetric
 from torchmoor.control.arns import Arns
 from torchmoor.control.autoscaling import ScalableTargets
 from torchmoor.control.resources import FILE, EndpointResource, Resource, Resources
-from torchmoor.errors import RequestInvalid
+from torchmoor.errors import RequestInvalid, ScalableTargetMissing
 
 POLICY = {
     "PolicyName": "p",
@@ -115,6 +117,32 @@ async def test_a_policy_of_a_real_time_endpoint_scales_it(tmp_path: Path, metric
     assert deployments.scaled
     [policy] = call["DescribeScalingPolicies"](names)["ScalingPolicies"]
     assert policy["TargetTrackingScalingPolicyConfiguration"] == tracking
+
+
+async def test_a_script_removes_what_is_there(tmp_path: Path) -> None:
+    """scripts/register_autoscaling.py knows by AWS's words that one of its policies does not exist."""
+    resources = Resources(tmp_path, 1 << 20)
+    config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
+    resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
+    deployments: Any = ScaledDeployments()
+    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), deployments)
+    operations: Any = targets.operations()
+    names = {key: value for key, value in register("e").items() if not key.endswith("Capacity")}
+    policy, problems = f"{TrackedMetric.BACKLOG}-e-v", list[str]()
+    await operations["RegisterScalableTarget"](register("e"))
+    await operations["PutScalingPolicy"]({**POLICY, **names, "PolicyName": policy})
+
+    for _ in range(2):
+        for call in delete("e", "v"):
+            if call.service == AUTOSCALING:
+                try:
+                    await operations["".join(map(str.capitalize, call.operation.split("_")))](call.parameters)
+                except ScalableTargetMissing as error:
+                    problems.append(error.message)
+
+    assert (resources.targets, resources.policies) == ({}, {})
+    assert problems
+    assert all(problem.startswith(MISSING) for problem in problems)
 
 
 @pytest.mark.parametrize("role", ["", "arn:aws:iam::123456789012:role/own"])
