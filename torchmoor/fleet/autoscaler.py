@@ -13,9 +13,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
+from weakref import WeakKeyDictionary
 
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import START_RETRY_S, LaunchError, TorchmoorError
+from torchmoor.fault_log import FaultLog
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import Phase, ScaledInstance, ScaledVariant
@@ -36,7 +38,6 @@ PENDING_TIMEOUT_S = 1.0  # so that a slow queue does not delay real-time request
 SESSIONS_TIMEOUT_S = 2.0
 SESSIONS_INTERVAL_S = 5.0  # between queries to an instance that has sessions
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0  # after a failed start
-FAULT_INTERVAL_S = 60.0  # between log lines of a variant whose looks fail
 
 
 class Autoscaler:
@@ -64,6 +65,8 @@ class Autoscaler:
         self._report = report
         self._are_journaled = are_journaled
         self._clock = clock
+        self._faults = FaultLog(logger, clock=clock)
+        self._faults_of: WeakKeyDictionary[ScaledVariant, FaultLog] = WeakKeyDictionary()
         self.on_decided: Callable[[Variant, int], None] = lambda variant, before: None
         self._woken = asyncio.Event()
         self._is_started = False
@@ -79,8 +82,8 @@ class Autoscaler:
             self._woken.clear()
             try:
                 await self.look()
-            except Exception:  # the next look may succeed; without looks no instance ever starts
-                logger.exception("autoscaler failed")
+            except Exception as error:  # the next look may succeed; without looks no instance ever starts
+                self._faults.add("autoscaler failed", error, has_trace=True)
             await asyncio.sleep(MIN_LOOK_S)
             await wait_at_most(LOOK_S, self._woken)
 
@@ -125,10 +128,10 @@ class Autoscaler:
             is_first = variant.endpoint not in {other.variant.endpoint for other in groups[:number]}
             try:
                 await self._look_at(group, traffic[variant], has_queue=is_first)
-            except Exception:  # the other variants scale, and the next look may succeed
-                if self._clock() >= group.logs_after:
-                    group.logs_after = self._clock() + FAULT_INTERVAL_S
-                    logger.exception("variant is not scaled endpoint=%s variant=%s", variant.endpoint, variant.name)
+            except Exception as error:  # the other variants scale, and the next look may succeed
+                faults = self._faults_of.setdefault(group, FaultLog(logger, clock=self._clock))
+                kind = f"variant is not scaled endpoint={variant.endpoint} variant={variant.name}"
+                faults.add(kind, error, has_trace=True)
 
     async def _look_at(self, group: ScaledVariant, load: VariantTraffic, *, has_queue: bool) -> None:
         backlog = await self._count(group, load, has_queue=has_queue)

@@ -99,7 +99,6 @@ class ScaledVariant:
         self.backoff_s = 0.0
         self.starts_after = 0.0
         self.has_failed = False  # a start, since all instances were last needed
-        self.logs_after = 0.0  # looks that fail until then are not logged again
 
     def in_phase(self, phase: Phase) -> list[ScaledInstance]:
         """Return the members in a phase, oldest first."""
