@@ -21,7 +21,7 @@ from torchmoor.fault_log import FaultLog
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import Phase, ScaledInstance, ScaledVariant
-from torchmoor.fleet.scaling import Scaling, decide, explain
+from torchmoor.fleet.scaling import Scaling, decide, explain, is_limited
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
@@ -149,7 +149,9 @@ class Autoscaler:
         group.scaling = decide(settings, group.scaling, **demand, now=now, awaited_until=until)
         group.has_failed &= group.scaling.low_since is not None
         why = explain(settings, group.scaling, **demand, now=now, is_awaited=until is not None)
-        variant.scale = ScalingDecision(group.scaling.desired, backlog, why + _explain_withdrawn(group))
+        are_needed = backlog > 0 and group.scaling.desired == settings.max_capacity  # those that operators have drained
+        is_short = is_limited(settings, group.scaling, **demand) or (are_needed and _lacks_withdrawn(group))
+        variant.scale = ScalingDecision(group.scaling.desired, backlog, why + _explain_withdrawn(group), is_short)
         if group.scaling.desired != before:
             self.on_decided(variant, before)
             load = f"{invocations} requests per minute" if settings.counts_invocations else f"backlog {backlog}"
@@ -213,7 +215,7 @@ class Autoscaler:
             await self._drain(group, running, -missing)
 
     def _can_begin(self, group: ScaledVariant) -> bool:
-        return len(group.members) < len(group.launches) and self._clock() >= group.starts_after
+        return not group.is_full and self._clock() >= group.starts_after
 
     def _begin(self, group: ScaledVariant) -> asyncio.Task[None]:
         """Start the variant's first instance that does not run."""
@@ -369,8 +371,13 @@ def _explain_withdrawn(group: ScaledVariant) -> str:
     names = ", ".join(sorted(member.name for member in group.in_phase(Phase.WITHDRAWN)))
     if not names:
         return ""
-    full = ", and MaxCapacity is reached" if len(group.members) >= len(group.launches) else ""
+    full = ", and MaxCapacity is reached" if group.is_full else ""
     return f"; drained by an operator: {names}{full}"
+
+
+def _lacks_withdrawn(group: ScaledVariant) -> bool:
+    """Return whether nothing can be started in place of instances that operators have drained."""
+    return group.is_full and bool(group.in_phase(Phase.WITHDRAWN))
 
 
 def _name(variant: Variant) -> str:

@@ -100,6 +100,11 @@ class ScaledVariant:
         self.starts_after = 0.0
         self.has_failed = False  # a start, since all instances were last needed
 
+    @property
+    def is_full(self) -> bool:
+        """Return whether no further instance can be started."""
+        return len(self.members) >= len(self.launches)
+
     def in_phase(self, phase: Phase) -> list[ScaledInstance]:
         """Return the members in a phase, oldest first."""
         return [member for member in self.members.values() if member.phase is phase]

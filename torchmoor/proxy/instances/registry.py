@@ -24,11 +24,15 @@ T = TypeVar("T")
 
 
 class ScalingDecision(NamedTuple):
-    """The autoscaler's last decision on a variant: the desired instances, the backlog and the reason."""
+    """The autoscaler's last decision on a variant: the desired instances, the backlog and the reason.
+
+    is_limited: MaxCapacity leaves fewer than the load asks for.
+    """
 
     desired: int
     backlog: int
     why: str
+    is_limited: bool
 
 
 class Variant:

@@ -368,6 +368,7 @@ async def test_an_instance_that_an_operator_drains_is_replaced_when_requests_com
         assert await world.look() == ["llava-1"]
         assert world.variant.scale is not None
         assert world.variant.scale.why.endswith("; drained by an operator: llava-0")
+        assert not world.variant.scale.is_limited
 
         world.clients.num_waiting = 0
         await world.be_ready("llava-1")
@@ -476,6 +477,7 @@ async def test_a_drained_instance_that_leaves_no_room_is_named_and_stopped_by_a_
         assert not world.variant.may_start
         assert world.variant.scale is not None
         assert world.variant.scale.why.endswith("; drained by an operator: llava-0, and MaxCapacity is reached")
+        assert world.variant.scale.is_limited
 
         lease.release()
         world.clients.num_waiting = 0
