@@ -56,6 +56,8 @@ BUSY_RETRY_S = 1  # one for a busy instance
 START_RETRY_S = 5  # more for an instance that restarts, or a model that is being loaded
 QUEUE_RETRY_S = 30
 
+SHORTAGE = "The proxy has no free file descriptor, local port or memory for another connection."
+
 
 class TorchmoorError(Exception):
     """Any error of this package."""

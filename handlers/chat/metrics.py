@@ -149,7 +149,7 @@ def count_everything(
     """Return the numbers by group and name (docs/instance-protocol.md). Any thread."""
     counts = counters.read(CHAT_METRICS)
     started, waiting = counters.get("turns_started"), store.count_waiting()
-    in_progress = started - sum(counts["turns"].values())
+    in_progress = max(started - sum(counts["turns"].values()), 0)  # a turn may end just before its start is counted
     pool, images = store.pool, store.images
     return {
         **counts,

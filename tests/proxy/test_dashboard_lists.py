@@ -374,16 +374,16 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
     stage.until(lambda: dispatcher.num_waiting == 2, "two wait")
 
     async def decide(backlog: int, found: str) -> None:
-        dispatcher.variant.scale = ScalingDecision(2, backlog, f"{found} asks for 8, and MaxCapacity is 2")
+        dispatcher.variant.scale = ScalingDecision(2, backlog, f"{found} needs 8", is_limited=True)
 
     stage.run(decide(40, "a backlog of 40"))
     with open_tab(browser, stage.proxy.admin_url) as tab:
         page = tab.page
         expect(page.locator("#overview")).to_contain_text("2 of 2 instances ready, 2 requests wait for an instance.")
         expect(page.locator("#attention")).to_contain_text("2 requests waiting for an instance")
-        expect(page.locator("#attention")).to_contain_text("a backlog of 40 asks for 8, and MaxCapacity is 2")
+        expect(page.locator("#attention")).to_contain_text("a backlog of 40 needs 8")
         stage.run(decide(0, "a rate of 40 requests per minute"))
-        expect(page.locator("#attention")).to_contain_text("a rate of 40 requests per minute asks for 8")
+        expect(page.locator("#attention")).to_contain_text("a rate of 40 requests per minute needs 8")
         expect(page.locator("#variants")).to_contain_text("Turns of sessions, for a1")
         expect(page.locator("#variants")).to_contain_text("Others, for any instance1")
         expect(page.locator("#scaling")).to_contain_text("2 desired, 2 running")

@@ -32,6 +32,7 @@ def test_a_shortage_is_the_proxys_own(make_stage: Callable[..., Stage]) -> None:
             answer = read_answer(client)
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"retry-after: " in answer.lower()
+        assert b"no free file descriptor, local port or memory" in answer
         assert (instance.state, instance.breaker.num_failures) == (InstanceState.READY, 1)
 
         client.sendall(POST)

@@ -220,6 +220,24 @@ def test_a_client_that_leaves_is_held_no_longer(make_stage: Callable[..., Stage]
     zero.stage.until(lambda: waiting(zero.stage) == 0, "forgotten")
 
 
+def test_what_waits_for_an_endpoint_that_is_deleted_is_refused_at_once(make_stage: Callable[..., Stage]) -> None:
+    """No instance is started for it any longer, so its client does not wait until the hold is over."""
+    zero = Zero(make_stage)
+    sock = send(zero.stage, b"1")
+
+    def delete() -> None:
+        """Delete the endpoint, as the control plane does."""
+        endpoint = zero.stage.registry.get_endpoint("llava")
+        variant = endpoint.variants[0]
+        variant.settings = variant.settings.replace(scaling=None)
+        zero.stage.registry.retire(endpoint)
+        zero.stage.registry.forget(endpoint)
+
+    zero.stage.call(delete)
+
+    assert b"No instance of the endpoint is ready. Try again later." in read_answer(sock)
+
+
 def test_as_many_are_held_as_may_be(make_stage: Callable[..., Stage]) -> None:
     """The number of held requests, and the bytes of all that wait, are limited."""
     zero = Zero(make_stage, ScalingSettings(max_hold_s=20, max_held=2), limits=LimitSettings(max_waiting_bytes=100))

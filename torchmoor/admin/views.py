@@ -87,6 +87,7 @@ def describe_scaling(registry: Registry) -> list[dict[str, Any]]:
             "backlog": 0 if variant.scale is None else variant.scale.backlog,
             "running": len(list(variant.pool.members)),
             "why": "" if variant.scale is None else variant.scale.why,
+            "is_limited": variant.scale is not None and variant.scale.is_limited,
             "last_start_s": _rounded(variant.last_start_s),
         }
         for endpoint in registry.endpoints()

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from torchmoor.async_inference.backoff import Backoff
-from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.locations import ResultLocations, endpoint_paths, locate_results
 from torchmoor.async_inference.objects.object_store import (
@@ -39,6 +38,7 @@ from torchmoor.errors import (
     UnknownEndpoint,
     ValidationError,
 )
+from torchmoor.fault_log import FaultLog
 from torchmoor.metrics.backlog import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.tasks import BackgroundTasks

@@ -18,6 +18,7 @@ from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.running_fleets import is_unlocked, state_folder
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.instance_log import describe_exit
+from torchmoor.run.hangups import obey_hangups
 
 POLL_S = 0.1
 NUM_LOGS = 5  # logs kept of fleets that have ended
@@ -89,6 +90,7 @@ def make_log() -> tuple[Path, int]:
 
 def _follow_start(pid: int, announced: int, log: Path) -> NoReturn:
     """Copy the fleet's messages and its announcement until it is ready, or has ended; then exit."""
+    obey_hangups()  # the fleet goes on
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and service managers send it
     said, has_ended = b"", False
     with log.open("rb") as messages:

@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from torchmoor.cli.exit_status import reported_by_exit_status
+from torchmoor.run.hangups import ignore_hangups
 from torchmoor.wire.imports import without_collections
 
 # Summaries are here, so that `torchmoor --help` and completion do not import all commands.
@@ -34,6 +35,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("doctor:doctor", "Find problems of this machine or a running fleet."),
     "completion": ("completion:completion", "Print a shell's completion script."),
 }
+HANDLING_HANGUPS = ("up", "serve")
 
 
 class Commands(click.Group):
@@ -49,6 +51,13 @@ class Commands(click.Group):
         with without_collections():
             command: click.Command = getattr(import_module(f"torchmoor.cli.commands.{module}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in HANDLING_HANGUPS:
+            ignore_hangups()  # before the imports, which take a second
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

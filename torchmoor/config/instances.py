@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from ipaddress import ip_address
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -9,6 +11,18 @@ from pydantic import Field, field_validator
 from torchmoor.config.body_heap import DEFAULT_INFLIGHT_BODY_BYTES
 from torchmoor.config.group import Count, OptionalPort, Port, SettingsGroup
 from torchmoor.wire.session_ids import is_instance_name
+
+_HOST_NAME = re.compile(r"(?=.{1,254}$)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*\.?", re.ASCII | re.IGNORECASE)
+
+
+def check_host(host: str) -> str:
+    """Return a host to which connections can be opened. Raises ValueError."""
+    if not _HOST_NAME.fullmatch(host):
+        try:
+            ip_address(host)
+        except ValueError:
+            raise ValueError(f"must be a host name or an address, without scheme and port, not {host!r}") from None
+    return host
 
 
 def check_instance_name(name: str) -> str:
@@ -55,3 +69,4 @@ class InstanceSettings(PlacedSettings, title="Instances"):
     host: str = Field("127.0.0.1", description="The instance's address.")
 
     _check_name = field_validator("name")(check_instance_name)
+    _check_host = field_validator("host")(check_host)

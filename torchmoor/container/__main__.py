@@ -17,6 +17,7 @@ import uvloop
 from torchmoor.container import instance, serve
 from torchmoor.container.environment import read_environment
 from torchmoor.errors import TorchmoorError
+from torchmoor.run.hangups import ignore_hangups
 from torchmoor.run.log import report, start_log
 
 ROLES = {"serve": serve.run, "instance": instance.run}
@@ -31,6 +32,7 @@ def main(arguments: list[str]) -> int:
         command = ["serve", *rest] if role == "proxy" else [role, *rest]
         torchmoor = Path(sys.executable).with_name("torchmoor")
         os.execv(torchmoor, [str(torchmoor), *command])
+    ignore_hangups()
     try:
         environment = read_environment(os.environ)
         start_log(environment.log_level)

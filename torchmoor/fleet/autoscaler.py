@@ -13,13 +13,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from time import monotonic
+from weakref import WeakKeyDictionary
 
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import START_RETRY_S, LaunchError, TorchmoorError
+from torchmoor.fault_log import FaultLog
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import Phase, ScaledInstance, ScaledVariant
-from torchmoor.fleet.scaling import Scaling, decide, explain
+from torchmoor.fleet.scaling import Scaling, decide, explain, is_limited
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
@@ -36,7 +38,6 @@ PENDING_TIMEOUT_S = 1.0  # so that a slow queue does not delay real-time request
 SESSIONS_TIMEOUT_S = 2.0
 SESSIONS_INTERVAL_S = 5.0  # between queries to an instance that has sessions
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0  # after a failed start
-FAULT_INTERVAL_S = 60.0  # between log lines of a variant whose looks fail
 
 
 class Autoscaler:
@@ -64,6 +65,8 @@ class Autoscaler:
         self._report = report
         self._are_journaled = are_journaled
         self._clock = clock
+        self._faults = FaultLog(logger, clock=clock)
+        self._faults_of: WeakKeyDictionary[ScaledVariant, FaultLog] = WeakKeyDictionary()
         self.on_decided: Callable[[Variant, int], None] = lambda variant, before: None
         self._woken = asyncio.Event()
         self._is_started = False
@@ -79,8 +82,8 @@ class Autoscaler:
             self._woken.clear()
             try:
                 await self.look()
-            except Exception:  # the next look may succeed; without looks no instance ever starts
-                logger.exception("autoscaler failed")
+            except Exception as error:  # the next look may succeed; without looks no instance ever starts
+                self._faults.add("autoscaler failed", error, has_trace=True)
             await asyncio.sleep(MIN_LOOK_S)
             await wait_at_most(LOOK_S, self._woken)
 
@@ -125,10 +128,10 @@ class Autoscaler:
             is_first = variant.endpoint not in {other.variant.endpoint for other in groups[:number]}
             try:
                 await self._look_at(group, traffic[variant], has_queue=is_first)
-            except Exception:  # the other variants scale, and the next look may succeed
-                if self._clock() >= group.logs_after:
-                    group.logs_after = self._clock() + FAULT_INTERVAL_S
-                    logger.exception("variant is not scaled endpoint=%s variant=%s", variant.endpoint, variant.name)
+            except Exception as error:  # the other variants scale, and the next look may succeed
+                faults = self._faults_of.setdefault(group, FaultLog(logger, clock=self._clock))
+                kind = f"variant is not scaled endpoint={variant.endpoint} variant={variant.name}"
+                faults.add(kind, error, has_trace=True)
 
     async def _look_at(self, group: ScaledVariant, load: VariantTraffic, *, has_queue: bool) -> None:
         backlog = await self._count(group, load, has_queue=has_queue)
@@ -146,7 +149,9 @@ class Autoscaler:
         group.scaling = decide(settings, group.scaling, **demand, now=now, awaited_until=until)
         group.has_failed &= group.scaling.low_since is not None
         why = explain(settings, group.scaling, **demand, now=now, is_awaited=until is not None)
-        variant.scale = ScalingDecision(group.scaling.desired, backlog, why + _explain_withdrawn(group))
+        are_needed = backlog > 0 and group.scaling.desired == settings.max_capacity  # those that operators have drained
+        is_short = is_limited(settings, group.scaling, **demand) or (are_needed and _lacks_withdrawn(group))
+        variant.scale = ScalingDecision(group.scaling.desired, backlog, why + _explain_withdrawn(group), is_short)
         if group.scaling.desired != before:
             self.on_decided(variant, before)
             load = f"{invocations} requests per minute" if settings.counts_invocations else f"backlog {backlog}"
@@ -210,7 +215,7 @@ class Autoscaler:
             await self._drain(group, running, -missing)
 
     def _can_begin(self, group: ScaledVariant) -> bool:
-        return len(group.members) < len(group.launches) and self._clock() >= group.starts_after
+        return not group.is_full and self._clock() >= group.starts_after
 
     def _begin(self, group: ScaledVariant) -> asyncio.Task[None]:
         """Start the variant's first instance that does not run."""
@@ -366,8 +371,13 @@ def _explain_withdrawn(group: ScaledVariant) -> str:
     names = ", ".join(sorted(member.name for member in group.in_phase(Phase.WITHDRAWN)))
     if not names:
         return ""
-    full = ", and MaxCapacity is reached" if len(group.members) >= len(group.launches) else ""
+    full = ", and MaxCapacity is reached" if group.is_full else ""
     return f"; drained by an operator: {names}{full}"
+
+
+def _lacks_withdrawn(group: ScaledVariant) -> bool:
+    """Return whether nothing can be started in place of instances that operators have drained."""
+    return group.is_full and bool(group.in_phase(Phase.WITHDRAWN))
 
 
 def _name(variant: Variant) -> str:

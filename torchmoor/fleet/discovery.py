@@ -14,6 +14,7 @@ from time import monotonic
 
 from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.errors import DiscoveryError
+from torchmoor.fault_log import FaultLog
 from torchmoor.fleet import discovery_dns
 from torchmoor.fleet.discovery_dns import DnsAnswer
 from torchmoor.fleet.discovery_plan import DiscoveryPlan, DnsTarget, InstanceAddress, KnownInstance, make_plan
@@ -42,6 +43,7 @@ class DiscoveryEntry:
     names: InstanceNames
     backoff_s: float
     absences: dict[str, int] = field(default_factory=dict)
+    faults: FaultLog = field(default_factory=lambda: FaultLog(logger))
     task: asyncio.Task[None] | None = None
 
 
@@ -117,8 +119,8 @@ class Discovery:
         while self._is_current(entry):
             try:
                 wait_s = await self.look(entry)
-            except Exception:  # the next look may succeed; without looks nothing ever changes
-                logger.exception("discovery failed dns_name=%s", entry.settings.dns_name)
+            except Exception as error:  # the next look may succeed; without looks nothing ever changes
+                entry.faults.add(f"discovery failed dns_name={entry.settings.dns_name}", error, has_trace=True)
                 wait_s = entry.settings.interval_s
             if self._is_current(entry):
                 await asyncio.sleep(wait_s * self._rng.uniform(1 - JITTER, 1 + JITTER))

@@ -18,11 +18,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
 
 from torchmoor.config.health import HealthSettings
+from torchmoor.fault_log import FaultLog
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import BackgroundTasks, cancel_all
@@ -66,6 +68,7 @@ class HealthChecker:
         self._probing: set[str] = set()
         self._last_round = self._held_up_at = self._warns_after = 0.0
         self._loop_task: asyncio.Task[None] | None = None
+        self._faults = FaultLog(logger)
         self._client: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> HealthChecker:
@@ -98,12 +101,16 @@ class HealthChecker:
         while True:
             self._look_for_delay()
             self._last_round = loop.time()
-            try:
-                self.start_due_probes(self._last_round)
-                self._on_tick()
-            except Exception:  # the next round may succeed; without probes no instance comes back
-                logger.exception("a round of probes failed")
+            self._try("a round of probes failed", partial(self.start_due_probes, self._last_round))
+            self._try("breakers were not advanced", self._on_tick)
             await asyncio.sleep(self._settings.starting_interval_s)
+
+    def _try(self, kind: str, act: Callable[[], None]) -> None:
+        """Carry out a part of a round. After a fault the next round may succeed; without one no instance comes back."""
+        try:
+            act()
+        except Exception as error:
+            self._faults.add(kind, error, has_trace=True)
 
     def _look_for_delay(self) -> None:
         """Note the time if the next round of probes is late, because this process was held up."""
@@ -134,6 +141,12 @@ class HealthChecker:
         self._probes.start(self._probe(instance))
 
     async def _probe(self, instance: Instance) -> None:
+        try:
+            await self._ask_and_judge(instance)
+        except Exception as error:  # the next probe may succeed
+            self._faults.add("a probe failed", error, has_trace=True)
+
+    async def _ask_and_judge(self, instance: Instance) -> None:
         began = asyncio.get_running_loop().time()
         try:
             is_ready = await self.ask(instance)

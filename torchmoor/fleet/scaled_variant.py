@@ -99,7 +99,11 @@ class ScaledVariant:
         self.backoff_s = 0.0
         self.starts_after = 0.0
         self.has_failed = False  # a start, since all instances were last needed
-        self.logs_after = 0.0  # looks that fail until then are not logged again
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether no further instance can be started."""
+        return len(self.members) >= len(self.launches)
 
     def in_phase(self, phase: Phase) -> list[ScaledInstance]:
         """Return the members in a phase, oldest first."""

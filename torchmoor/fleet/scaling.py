@@ -89,10 +89,10 @@ def explain(
         return "nothing waits"
     if tracking is None:
         return "no target tracking: only the step from no instance to some"
-    load, found = backlog, f"a backlog of {backlog}"
+    found = f"a backlog of {backlog}"
     if settings.counts_invocations:
-        load, found = invocations, f"a rate of {invocations} requests per minute"
-    asked = math.ceil(load / tracking.target)
+        found = f"a rate of {invocations} requests per minute"
+    asked = _ask(settings, backlog, invocations)
     if asked > wanted:
         return f"{found} asks for {asked}, and MaxCapacity is {settings.max_capacity}"
     if state.low_since is not None:
@@ -105,9 +105,20 @@ def explain(
     return f"{found}, at a target of {tracking.target:g} an instance"
 
 
+def is_limited(settings: ScalingSettings, state: Scaling, *, backlog: int, invocations: int = 0) -> bool:
+    """Return whether the load asks for more instances than MaxCapacity."""
+    return 0 < state.desired < _ask(settings, backlog, invocations)
+
+
 def has_backlog_without_capacity(desired: int, backlog: int) -> bool:
     """Return CloudWatch's metric of that name: there is a backlog, and no instance runs or starts."""
     return backlog > 0 and desired == 0
+
+
+def _ask(settings: ScalingSettings, backlog: int, invocations: int) -> int:
+    """Return for how many instances the load asks, without a limit; 0 without target tracking."""
+    load = invocations if settings.counts_invocations else backlog
+    return 0 if settings.tracking is None else math.ceil(load / settings.tracking.target)
 
 
 def _want_more(settings: ScalingSettings, desired: int, backlog: int, load: int) -> tuple[int, float]:

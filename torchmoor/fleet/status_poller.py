@@ -16,6 +16,7 @@ from time import thread_time
 from typing import Protocol
 
 from torchmoor.config.health import HealthSettings
+from torchmoor.fault_log import FaultLog
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -68,6 +69,7 @@ class StatusPoller:
         self._polled: defaultdict[str, _Polled] = defaultdict(_Polled)  # by instance
         self._queries: dict[str, asyncio.Task[None]] = {}
         self._loop_task: asyncio.Task[None] | None = None
+        self._faults = FaultLog(logger)
         registry.listen(self._on_change)
 
     async def __aenter__(self) -> StatusPoller:
@@ -83,8 +85,8 @@ class StatusPoller:
         while True:
             try:
                 self.ask_due(loop.time())
-            except Exception:
-                logger.exception("statuses could not be queried")
+            except Exception as error:
+                self._faults.add("statuses could not be queried", error, has_trace=True)
             await asyncio.sleep(TICK_S)
 
     def ask_due(self, now: float) -> None:
@@ -132,6 +134,8 @@ class StatusPoller:
             if self._listener is not None:
                 self._listener.on_status(instance, status)
             self._polled[instance.name].reading_s = thread_time() - began
+        except Exception as error:  # the next query may succeed
+            self._faults.add("a status could not be read", error, has_trace=True)
         finally:
             self._queries.pop(instance.name, None)
 

@@ -84,7 +84,9 @@ class InvocationMetrics:
         REQUESTS, "NoCapacityInvocationFailures", "Requests refused because no instance could take them."
     )
     shortages: int = _counter(
-        REQUESTS, "DescriptorShortages", "Requests refused because the proxy had no free file descriptor or local port."
+        REQUESTS,
+        "DescriptorShortages",
+        "Requests refused because the proxy had no free file descriptor, local port or memory for a connection.",
     )
     retries: int = _counter(
         REQUESTS, "Retries", "Requests sent again, because the first instance could not take them or was lost."

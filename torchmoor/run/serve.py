@@ -56,15 +56,15 @@ async def run(
     given: groups and keys that override the file's. report: receives progress of this host's instances, line by line.
     announce: receives one line of JSON with the addresses. Raises ConfigError, LaunchError, OSError if a port is taken.
     """
+    loop = asyncio.get_running_loop()
+    stopping, has_hung_up = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    loop.add_signal_handler(signal.SIGHUP, has_hung_up.set)  # until the reloader below handles it
     configuration = read(path, given=given, is_open=is_open)
     settings = configuration.proxy
     registry = make_registry(configuration)
     launches = plan_instances(settings.endpoints, usable_gpus(os.environ, configuration.launch))
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until the reloader below handles it
     async with AsyncExitStack() as stack:
         launcher: Launcher | None = None
         if launches:
@@ -80,7 +80,15 @@ async def run(
         discovery = Discovery(configuration.discovery, registry, drainer, are_journaled=are_journaled)
         await stack.enter_async_context(discovery)
         reloader = Reloader(configuration, read_again, registry, proxy, drainer, discovery)
-        loop.add_signal_handler(signal.SIGHUP, _in_turn, partial(proxy.data.carry_out, reopen_log), reloader.reload)
+
+        def on_hangup() -> None:
+            proxy.data.carry_out(reopen_log)
+            reloader.reload()
+
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+        stack.callback(loop.add_signal_handler, signal.SIGHUP, lambda: None)  # nothing is reloaded while it stops
+        if has_hung_up.is_set():
+            on_hangup()
         announce(proxy.describe([endpoint.name for endpoint in registry.endpoints()]))
         stopped = asyncio.create_task(stopping.wait())
         if launcher is not None:
@@ -155,8 +163,3 @@ def check(path: Path, *, given: Given, is_open: bool, warn: Callable[[str], None
             if not names and not entries and variant.settings.scaling is None:
                 warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: see Instances and Discovery")
     return json.dumps({"ok": True, "endpoints": found})
-
-
-def _in_turn(*actions: Callable[[], None]) -> None:
-    for action in actions:
-        action()

@@ -22,10 +22,7 @@ async def has_started(start: Coroutine[Any, Any, None], stopping: asyncio.Future
 
 
 def stop_on_signals(launcher: Launcher) -> asyncio.Future[None]:
-    """Return a future that ends with the first SIGINT or SIGTERM; the second signal kills the instances.
-
-    SIGHUP is ignored until a part that reloads something handles it.
-    """
+    """Return a future that ends with the first SIGINT or SIGTERM; the second signal kills the instances."""
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[None] = loop.create_future()
 
@@ -37,5 +34,4 @@ def stop_on_signals(launcher: Launcher) -> asyncio.Future[None]:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # such as of a terminal that is closed during the start
     return stopping

@@ -161,12 +161,13 @@ async def run(
             control = _control_plane(plan, registry, launcher, run_dir)
             # Stops before the launcher: running requests are answered before their instances end.
             answer = (control or describing_plane(plan.settings, registry, run_dir)).answer
-            proxy = await stack.enter_async_context(Proxy(plan.settings, registry, answer))
+            proxy = Proxy(plan.settings, registry, answer)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
+            await stack.enter_async_context(proxy)
             if control is not None:
                 await stack.enter_async_context(control.running(proxy.data, report))
             fleet = HostFleet(plan.settings, registry, launcher, proxy.data, plan.launches, report)
             await stack.enter_async_context(fleet)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
             description = proxy.describe(plan.endpoints, run_dir=str(run_dir))
             record(description)
             if await has_started(fleet.start(), stopping):

@@ -150,6 +150,11 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         ("Instances", None, "Instances must be a list"),
         ("Instances", [*SMALL["Instances"] * 2], r"Instances\[1\].name 'a' is given twice"),
         ("Instances.0.name", "A", r"Instances\[0\].name must be of a-z.* not 'A'"),
+        (
+            "Instances.0.host",
+            "http://10.0.0.5",
+            r"Instances\[0\].host must be a host name or an address, without scheme",
+        ),
         ("Instances.0.name", None, r"Instances\[0\].name is missing"),
         ("Instances.0.port", 0, r"Instances\[0\].port must be from 1 to 65535, not 0"),
         ("Instances.0.port", "80", r"Instances\[0\].port must be a whole number, not '80'"),

@@ -1,11 +1,12 @@
 """Sums and shares of several proxy processes."""
 
 import json
+import logging
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,11 +22,12 @@ from torchmoor.errors import ConfigError, LaunchError
 from torchmoor.fleet.process_commands import reopen_log, take_credentials
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.breaker import BreakerState
-from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.reported_status import ModelReport, ReportedStatus, ReportedTier
 from torchmoor.run.app import Proxy
 from torchmoor.run.data_plane import DataPlane
+from torchmoor.run.processes.child import ChildProxy
 from torchmoor.run.processes.limits import divide, part_of_body_bytes
 from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text, to_text
 from torchmoor.run.processes.parent import ProcessGroup, reserve
@@ -194,6 +196,35 @@ async def test_process_that_starts_later_carries_out_the_newest_commands(monkeyp
     calls = [from_text(members["call"]) for kind, members in link.sent if kind == "command"]
     assert kinds == ["assign", "command", "command", "listen"]
     assert calls == [(take_credentials, (new,)), (reopen_log, ())]
+
+
+async def test_a_process_knows_what_an_operator_has_drained() -> None:
+    """While an instance is down, too: no request waits for a start that the drain does not allow."""
+    registry = Registry(SETTINGS.endpoints)
+    group = ProcessGroup(SETTINGS.replace(listen=ListenSettings(processes=2)), registry, lambda instance: None)
+    child: Any = ChildProxy(ChildAssignment(SETTINGS, 0, 0, logging.INFO), cast(Any, OneWayLink()))
+    messages: list[Message] = []
+
+    class Recorder:
+        def send(self, kind: str, **members: Any) -> None:
+            messages.append({"kind": kind, **members})
+
+    async def may_start() -> bool:
+        for message in messages:
+            await child.on_message(json.loads(json.dumps(message)))
+        messages.clear()
+        may: bool = child.registry.get_endpoint("chat").variants[0].may_start
+        return may
+
+    group.children = cast(Any, [Recorder()])
+    registry.add(Instance(name="chat-0", endpoint="chat", model="chat", port=1))
+    registry.set_state("chat-0", InstanceState.DOWN)
+    assert await may_start()
+
+    registry.drain("chat-0")
+    assert not await may_start()
+    registry.resume("chat-0")
+    assert await may_start()
 
 
 def test_number_of_processes_is_a_setting() -> None:

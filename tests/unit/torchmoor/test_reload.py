@@ -1,5 +1,10 @@
-"""Changes that a reload refuses."""
+"""Changes that a reload refuses, and SIGHUP while the proxy starts or stops."""
 
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -7,7 +12,11 @@ import pytest
 
 from torchmoor.config.file import parse
 from torchmoor.config.settings import Configuration
+from torchmoor.fleet.discovery import Discovery
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run import serve
 from torchmoor.run.reload import Reloader
+from torchmoor.run.static_instances import make_registry
 
 
 def make_configuration(most: int, **more: Any) -> Configuration:
@@ -42,3 +51,61 @@ def test_a_change_of_the_launcher_is_refused(caplog: pytest.LogCaptureFixture) -
 
     assert "a change of launcher needs a restart" in caplog.text
     assert [each.mock_calls for each in (proxy, drainer, discovery)] == [[], [], []]
+
+
+def write_file(path: Path, *names: str) -> None:
+    variants = [{"VariantName": "v", "ModelName": "llava", "InitialInstanceCount": 1}]
+    config = {"EndpointConfigName": "llava", "ProductionVariants": variants}
+    content = {
+        "Endpoints": [{"EndpointName": "llava", "EndpointConfig": config}],
+        "Instances": [{"name": name, "variant": "v", "port": 1} for name in names],
+        "listen": {"port": 0, "admin_port": 0},
+    }
+    path.write_text(json.dumps(content))
+
+
+async def serve_until_ready(path: Path) -> None:
+    def stop(line: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    await serve.run(path, given={}, is_open=False, report=print, announce=stop)
+
+
+async def test_a_hangup_during_the_start_reloads_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file may have changed after it was read, so the start ends with a reload."""
+    path = tmp_path / "torchmoor.yaml"
+    write_file(path, "a")
+
+    def make_changed(configuration: Configuration) -> Registry:
+        write_file(path, "a", "b")
+        os.kill(os.getpid(), signal.SIGHUP)
+        return make_registry(configuration)
+
+    monkeypatch.setattr(serve, "make_registry", make_changed)
+
+    await serve_until_ready(path)
+
+    assert "configuration read again instances=2" in caplog.text
+
+
+async def test_a_hangup_during_the_stop_reloads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Parts that have stopped, such as discovery, must not begin again."""
+    path = tmp_path / "torchmoor.yaml"
+    write_file(path, "a")
+
+    class Leaving(Discovery):
+        async def __aexit__(self, *error: object) -> None:
+            await super().__aexit__(*error)
+            os.kill(os.getpid(), signal.SIGHUP)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+    monkeypatch.setattr(serve, "Discovery", Leaving)
+
+    await serve_until_ready(path)
+
+    assert "configuration read again" not in caplog.text

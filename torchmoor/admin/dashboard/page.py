@@ -17,6 +17,7 @@ from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, InstanceH
 from torchmoor.admin.http import RequestRefused, add_routes, get
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import SHOWN_VALUES, describe_instance, describe_scaling
+from torchmoor.fault_log import FaultLog
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.metrics.host import Gpus, GpuUse
 from torchmoor.proxy.api.reference import admin_schemas
@@ -67,6 +68,7 @@ class Dashboard:
         self._gpus: dict[str, GpuUse] = {}  # by number and by UUID
         self._find_histories()
         self._sampling: asyncio.Task[None] | None = None
+        self._faults = FaultLog(logger)
 
     async def __aenter__(self) -> Dashboard:
         await self.statuses.__aenter__()
@@ -99,8 +101,8 @@ class Dashboard:
                 for history in self._histories.values():
                     history.take(now)
                 await self._take_loads(now)
-            except Exception:
-                logger.exception("a sample for the dashboard failed")
+            except Exception as error:
+                self._faults.add("a sample for the dashboard failed", error, has_trace=True)
 
     async def _take_loads(self, now: float) -> None:
         gpus = await asyncio.to_thread(self._gpus_here.read)

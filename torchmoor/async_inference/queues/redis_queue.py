@@ -16,7 +16,6 @@ from redis import ReadOnlyError, RedisError
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.queues import redis_scripts
 from torchmoor.async_inference.queues.queue import CLOCK_TOLERANCE_S, Queue
 from torchmoor.async_inference.request import (
@@ -32,6 +31,7 @@ from torchmoor.async_inference.request import (
 )
 from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import ApiError, InferenceIdInUse, QueueFull, QueueUnavailable, ResultLocationInUse
+from torchmoor.fault_log import FaultLog
 from torchmoor.wire.store_urls import RedisAddress
 
 logger = logging.getLogger(__name__)

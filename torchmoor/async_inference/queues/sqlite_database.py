@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.queues import sqlite_schema
 from torchmoor.errors import ConfigError, QueueUnavailable
+from torchmoor.fault_log import FaultLog
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchmoor.async_inference.backoff import Backoff
-from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.object_store import ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.workers.capacity import Capacity
 from torchmoor.async_inference.workers.instance_client import InstanceClient
 from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.fault_log import FaultLog
 from torchmoor.metrics.backlog import AsyncMetrics
 
 

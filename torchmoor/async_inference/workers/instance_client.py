@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from torchmoor.async_inference.objects.object_store import Download
-from torchmoor.errors import TorchmoorError
+from torchmoor.errors import SHORTAGE, TorchmoorError
 from torchmoor.wire import headers
 from torchmoor.wire.connection_errors import is_shortage
 from torchmoor.wire.marked_text import MarkedText
@@ -182,7 +182,7 @@ class InstanceClient:
                 response = await self._client.post(url, data=data, headers=fields, allow_redirects=False)
         except aiohttp.ClientConnectorError as error:
             if is_shortage(error):
-                raise ProxyShortage("The proxy has too many open connections.") from error
+                raise ProxyShortage(SHORTAGE) from error
             kind = InstanceUnreachable if isinstance(error.os_error, ConnectionRefusedError) else InstanceUnanswered
             raise kind(f"No connection to the instance: {error.strerror or error}") from error
         except TimeoutError as error:  # from aiohttp, while connecting

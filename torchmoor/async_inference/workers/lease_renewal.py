@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import Claim
 from torchmoor.errors import QueueUnavailable, TorchmoorError
+from torchmoor.fault_log import FaultLog
 from torchmoor.tasks import wait_at_most
 
 EXTENSIONS_PER_LEASE = 3

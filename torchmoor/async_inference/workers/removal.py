@@ -11,11 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState
 from torchmoor.async_inference.workers.worker import Worker
 from torchmoor.errors import QueueUnavailable
+from torchmoor.fault_log import FaultLog
 
 logger = logging.getLogger(__name__)
 

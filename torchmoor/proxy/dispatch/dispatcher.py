@@ -68,12 +68,16 @@ class Dispatcher:
     def hand_over(self, successor: Dispatcher) -> None:
         """Give the waiting requests, and all others without an instance, to the successor."""
         self.successor = successor
-        for ticket in () if self.queue is None else self.queue.take_all():
-            ticket.owner.route_again()
+        self._route_all_again()
 
     def stop(self) -> None:
-        """Stop reacting to changes of instances: the endpoint is gone."""
+        """Refuse the waiting requests, and stop reacting to changes of instances: the endpoint is gone."""
         self._registry.unlisten(self._on_change)
+        self._route_all_again()
+
+    def _route_all_again(self) -> None:
+        for ticket in () if self.queue is None else self.queue.take_all():
+            ticket.owner.route_again()
 
     @property
     def _scaling(self) -> ScalingSettings | None:

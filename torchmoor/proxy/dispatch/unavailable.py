@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from torchmoor.errors import START_RETRY_S, ServiceUnavailable
+from torchmoor.errors import SHORTAGE, START_RETRY_S, ServiceUnavailable
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Variant
 
@@ -61,8 +61,8 @@ def body_dropped() -> ServiceUnavailable:
 
 
 def shortage() -> ServiceUnavailable:
-    """Return the answer where the proxy has no file descriptor or port for a connection to an instance."""
-    return ServiceUnavailable("The proxy has too many open connections. Try again later.")
+    """Return the answer where the proxy lacks what a connection to an instance needs."""
+    return ServiceUnavailable(f"{SHORTAGE} Try again later.")
 
 
 def instance_lost() -> ServiceUnavailable:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
+from torchmoor.fault_log import FaultLog
+
 logger = logging.getLogger(__name__)
 
 NEVER = float("inf")
 LINGER_S = 5.0  # how long a closing connection still reads
-FAULT_INTERVAL_S = 60.0  # between log lines of deadlines whose handling fails
 
 
 class Expiring(Protocol):
@@ -40,7 +41,7 @@ class Sweeper:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # when the timer ends, in seconds of the loop
         self._has_waited = False
-        self._logs_after = 0.0  # failures until then are not logged
+        self._faults = FaultLog(logger, clock=clock)
 
     def watch(self, thing: Expiring) -> None:
         """Start checking a thing's deadline."""
@@ -68,10 +69,8 @@ class Sweeper:
             if thing.deadline < now and thing in self._watched:
                 try:
                     thing.expire()
-                except Exception:  # the others expire, and the next sweep calls this one again
-                    if now >= self._logs_after:
-                        self._logs_after = now + FAULT_INTERVAL_S
-                        logger.exception("a deadline was not handled of=%s", type(thing).__name__)
+                except Exception as error:  # the others expire, and the next sweep calls this one again
+                    self._faults.add(f"a deadline was not handled of={type(thing).__name__}", error, has_trace=True)
 
     def _tick(self) -> None:
         is_late = asyncio.get_running_loop().time() > self._due + self.interval_s

@@ -24,11 +24,15 @@ T = TypeVar("T")
 
 
 class ScalingDecision(NamedTuple):
-    """The autoscaler's last decision on a variant: the desired instances, the backlog and the reason."""
+    """The autoscaler's last decision on a variant: the desired instances, the backlog and the reason.
+
+    is_limited: MaxCapacity leaves fewer than the load asks for.
+    """
 
     desired: int
     backlog: int
     why: str
+    is_limited: bool
 
 
 class Variant:
@@ -331,18 +335,19 @@ class Registry:
         is_resumable: the autoscaler drains it. An operator's drain replaces such a drain.
         """
         instance = self._get(name)
-        before, instance.is_resumable = instance.is_resumable, is_resumable
-        instance.is_drained = True
-        was_draining = instance.state is InstanceState.DRAINING
+        before, state = (instance.is_drained, instance.is_resumable), instance.state
+        instance.is_drained, instance.is_resumable = True, is_resumable
         self._hold(name, self._drained)
-        if was_draining and before != is_resumable:
+        if instance.state is state and before != (True, is_resumable):
             self.refresh(instance)
 
     def resume(self, name: str) -> None:
         """End a drain. Raises UnknownInstance."""
         instance = self._get(name)
-        instance.is_drained = instance.is_resumable = False
+        state, instance.is_drained, instance.is_resumable = instance.state, False, False
         self._release(name, self._drained)
+        if instance.state is state:
+            self.refresh(instance)
 
     def is_drained(self, name: str) -> bool:
         """Return True while an operator drains it, whatever its state."""

@@ -26,6 +26,7 @@ from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.data_plane import DataPlane
+from torchmoor.run.hangups import ignore_hangups
 from torchmoor.run.log import start_log
 from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text
 from torchmoor.run.processes.totals import make_report
@@ -121,7 +122,7 @@ class ChildProxy:
             instance = Instance(**facts)
             self.registry.add(instance)
         instance.batches_sequences = message["batches_sequences"]
-        instance.is_resumable = message["is_resumable"]
+        instance.is_drained, instance.is_resumable = message["is_drained"], message["is_resumable"]
         self.registry.variant_of(instance).last_start_s = message["last_start_s"]
         self.registry.set_state(instance.name, state)
 
@@ -186,7 +187,6 @@ async def run(own: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     terminated = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, terminated.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the parent handles it and sends messages
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the parent gets it too, and sends `stop`
     try:
         proxy = ChildProxy(from_text(first["assignment"]), link)
@@ -218,6 +218,7 @@ async def run(own: socket.socket) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run the process: DESCRIPTOR LOG_LEVEL."""
+    ignore_hangups()  # the parent handles SIGHUP and sends messages
     gc.freeze()  # the imported modules, which a full collection would visit while requests wait
     own = socket.socket(fileno=int(arguments[0]))
     start_log(int(arguments[1]), names_process=True)

@@ -163,6 +163,7 @@ class ProcessGroup:
             "facts": describe(instance) | {"max_inflight_body_bytes": num_bytes},
             "state": instance.state.value,
             "batches_sequences": instance.batches_sequences,
+            "is_drained": instance.is_drained,
             "is_resumable": instance.is_resumable,
             "last_start_s": self.registry.variant_of(instance).last_start_s,
         }

@@ -15,7 +15,6 @@ from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from tests.unit.torchmoor.async_inference.rig import Listener, Rig, never_answering, until
 from tests.unit.torchmoor.movable_loop import pass_time
 from torchmoor.async_inference import service as service_module
-from torchmoor.async_inference.fault_log import FaultLog
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
@@ -32,6 +31,7 @@ from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Backlog, Claim
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.errors import QueueUnavailable
+from torchmoor.fault_log import FaultLog
 
 LARGE = b"x" * 5000  # too large for the queue's row
 

@@ -14,6 +14,7 @@ from torchmoor.async_inference.request import Backlog
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking, TrackedMetric
 from torchmoor.errors import LaunchError, QueueUnavailable
+from torchmoor.fault_log import INTERVAL_S
 from torchmoor.fleet import autoscaler as autoscaler_module
 from torchmoor.fleet.autoscaler import Autoscaler, read_open_sessions
 from torchmoor.fleet.scaled_variant import Phase, ScaledVariant
@@ -367,6 +368,7 @@ async def test_an_instance_that_an_operator_drains_is_replaced_when_requests_com
         assert await world.look() == ["llava-1"]
         assert world.variant.scale is not None
         assert world.variant.scale.why.endswith("; drained by an operator: llava-0")
+        assert not world.variant.scale.is_limited
 
         world.clients.num_waiting = 0
         await world.be_ready("llava-1")
@@ -475,6 +477,7 @@ async def test_a_drained_instance_that_leaves_no_room_is_named_and_stopped_by_a_
         assert not world.variant.may_start
         assert world.variant.scale is not None
         assert world.variant.scale.why.endswith("; drained by an operator: llava-0, and MaxCapacity is reached")
+        assert world.variant.scale.is_limited
 
         lease.release()
         world.clients.num_waiting = 0
@@ -681,10 +684,11 @@ async def test_a_variant_that_fails_does_not_hold_up_the_others(caplog: pytest.L
         assert await world.look() == ["llava-0"]
         await world.look()
         assert len(caplog.records) == 1
-        await world.look(after_s=autoscaler_module.FAULT_INTERVAL_S)
+        await world.look(after_s=INTERVAL_S)
         assert [record.getMessage() for record in caplog.records] == [
-            "variant is not scaled endpoint=broken variant=AllTraffic"
-        ] * 2
+            f"variant is not scaled endpoint=broken variant=AllTraffic left_out={num_left_out} error=ZeroDivisionError"
+            for num_left_out in (0, 1)
+        ]
 
 
 async def test_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import socket
+from typing import NoReturn
 
 import pytest
 from aiohttp import ClientSession
@@ -68,19 +69,52 @@ async def test_silent_instances_keep_nobody_from_being_asked() -> None:
             await has_ready.wait()
 
 
-async def test_a_failed_round_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
-    """The fault is logged, and instances are probed and breakers advanced at the next interval, too."""
+async def test_a_failed_round_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault is logged once, not at each interval. Breakers advance although no probe begins, and the reverse."""
     rounds, has_third = itertools.count(1), asyncio.Event()
+    registry = Registry([EndpointSettings(name="e", variants=(VariantSettings(model="m"),))])
 
     def fail() -> None:
         if next(rounds) == 3:
             has_third.set()
         raise ZeroDivisionError
 
-    async with HealthChecker(Registry([]), HealthSettings(starting_interval_s=0.01), fail):
+    def fail_to_list() -> NoReturn:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(registry, "instances", fail_to_list)
+    async with HealthChecker(registry, HealthSettings(starting_interval_s=0.01), fail):
         await asyncio.wait_for(has_third.wait(), DEADLINE_S)
 
-    assert [record.getMessage() for record in caplog.records[:2]] == ["a round of probes failed"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "a round of probes failed left_out=0 error=ZeroDivisionError",
+        "breakers were not advanced left_out=0 error=ZeroDivisionError",
+    ]
+
+
+async def test_probes_that_fail_by_a_fault_are_in_the_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An instance that is not ready is probed at each interval, and the fault is logged with its traceback."""
+    probes, has_third = itertools.count(1), asyncio.Event()
+
+    async def fail(checker: HealthChecker, instance: Instance) -> bool:
+        if next(probes) == 3:
+            has_third.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(HealthChecker, "ask", fail)
+    registry = Registry([EndpointSettings(name="e", variants=(VariantSettings(model="m"),))])
+    registry.add(Instance(name="a", endpoint="e", model="m", port=1, management_port=1))
+
+    async with HealthChecker(registry, HealthSettings(starting_interval_s=0.01), lambda: None):
+        await asyncio.wait_for(has_third.wait(), DEADLINE_S)
+
+    assert [(record.getMessage(), bool(record.exc_info)) for record in caplog.records] == [
+        ("a probe failed left_out=0 error=ZeroDivisionError", True)
+    ]
 
 
 async def test_a_name_that_dns_never_resolves_does_not_keep_the_proxy_unready(monkeypatch: pytest.MonkeyPatch) -> None:

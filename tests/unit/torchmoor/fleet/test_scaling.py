@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchmoor.config.scaling import LEAST_TARGET, ScalingSettings, StepScaling, TargetTracking, TrackedMetric
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.scaled_variant import RecentRequests
-from torchmoor.fleet.scaling import Scaling, decide, explain
+from torchmoor.fleet.scaling import Scaling, decide, explain, is_limited
 
 PUBLISHED = ScalingSettings()  # target 5.0, 0 to 1, in after 600 s, out 300 s
 TRACKED = TargetTracking(target=5, scale_in_cooldown_s=60, scale_out_cooldown_s=30)
@@ -308,8 +308,11 @@ def test_operators_are_told_why() -> None:
     assert why(variant, 0) == "nothing waits"
     assert variant.look(1) == 1
     assert why(variant, 1) == "a backlog of 1, at a target of 5 an instance"
+    assert not is_limited(SEVERAL, variant.state, backlog=5)
     assert variant.look(100) == 8
     assert why(variant, 100) == "a backlog of 100 asks for 20, and MaxCapacity is 8"
+    assert is_limited(SEVERAL, variant.state, backlog=41)
+    assert not is_limited(SEVERAL, variant.state, backlog=40)
     variant.look(12)
     assert why(variant, 12) == "3 would do for a backlog of 12; fewer in 60 s if it stays so"
     always = Variant(ScalingSettings(min_capacity=2, max_capacity=2, initial_count=2, tracking=TRACKED), desired=2)

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from tests.waiting import DEADLINE_S
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
+from torchmoor.fleet import status_poller
 from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -297,3 +298,31 @@ async def test_poller_asks_by_itself() -> None:
         async with HandlerOperations() as operations, StatusPoller(registry, SETTINGS, operations, driver):
             await driver.wait_for_answer()
         assert room(registry) == 7
+
+
+async def test_a_status_that_fails_by_a_fault_is_in_the_log_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next status is queried as usual; the log has the first fault with its traceback."""
+    num_read = itertools.count(1)
+    has_second = asyncio.Event()
+
+    def fail(*_: object) -> None:
+        if next(num_read) == 2:
+            has_second.set()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(status_poller, "take_status", fail)
+    told = Told(lambda: web.json_response(STATUS))
+
+    settings = SETTINGS.replace(status_interval_s=0.01)
+    async with (
+        with_instances(told, settings=settings) as (registry, _),
+        HandlerOperations() as operations,
+        StatusPoller(registry, settings, operations, None),
+    ):
+        await asyncio.wait_for(has_second.wait(), DEADLINE_S)
+
+    assert [(record.getMessage(), bool(record.exc_info)) for record in caplog.records] == [
+        ("a status could not be read left_out=0 error=ZeroDivisionError", True)
+    ]

@@ -43,8 +43,7 @@ function problems(data) {
     if (isFull && !sessions.is_durable) add(`holds ${number(sessions.open)} of ${number(sessions.max)} sessions: new ones are refused soon.`, "warn");
   }
   for (const group of data.autoscaling) {
-    const isShort = group.backlog && group.desired === group.max_capacity && group.why.includes("MaxCapacity");
-    if (isShort || group.why.includes(" asks for ")) {
+    if (group.is_limited) {
       found.push({ text: `${group.endpoint} / ${group.variant}: ${group.why}.`, kind: "warn", to: "scaling-title" });
     }
   }

@@ -25,14 +25,15 @@ class FaultLog:
         self._num_left_out: dict[str, int] = {}
 
     def add(self, kind: str, fault: Exception, *, inference_id: str = "", has_trace: bool = False) -> None:
-        """Log a fault, or count it. kind: one of a fixed set. has_trace: log the exception's trace too."""
+        """Log a fault, or count it. kind: one of a fixed set. has_trace: it is our own; log its trace, as an error."""
         now = self._clock()
         if now - self._logged_at.get(kind, -INTERVAL_S) < INTERVAL_S:
             self._num_left_out[kind] = self._num_left_out.get(kind, 0) + 1
             return
         self._logged_at[kind] = now
         place = "" if self._endpoint is None else f"endpoint={self._endpoint} inference_id={inference_id} "
-        self._logger.warning(
+        self._logger.log(
+            logging.ERROR if has_trace else logging.WARNING,
             "%s %sleft_out=%d error=%s",
             kind,
             place,
