@@ -826,6 +826,26 @@ def test_a_first_answer_whose_client_leaves_at_its_end_is_no_failure(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+def test_a_retry_that_waits_for_the_first_attempt_gets_its_answer(
+    make_client: Any, endless_llava: Any, journal: DirectoryJournal
+) -> None:
+    """The client of the first attempt leaves, which does not end the session for the retry on the same worker."""
+    client, hold = make_client(endless_llava, journal=journal), Hold(endless_llava)
+    body = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 2}
+    headers = {SESSION_ID: NEW_SESSION, **invocation("id")}
+
+    first = client.send(body, headers)
+    hold.wait()
+    second = client.send(body, headers)
+    wait_until(lambda: client.service.store.count_waiting() == 1, "the retry waits")
+    first.reply.cancel()
+    hold.release()
+
+    assert second.wait().status == 200
+    sid = second.headers[SESSION_ID].partition(";")[0]
+    assert [event.kind for event in journal.read(sid)] == ["open", "turn"]
+
+
 def test_an_opening_that_was_undone_is_not_answered_elsewhere(
     two_workers: Any, journal: DirectoryJournal, red: Any
 ) -> None:
