@@ -219,8 +219,10 @@ class ChatCompletionForm(OpenAIAnswer):
         if self.has_logprobs and not deltas:
             deltas = [{"content": ""}]
         logprobs = self._logprobs([token])
-        data = b"".join(self._chunk(delta, token, logprobs=None if n else logprobs) for n, delta in enumerate(deltas))
-        return data if summary is None else data + self._chunk({}, token, finish_reason=_finish_reason(summary))
+        data = b"".join(
+            self._chunk(delta, token, summary, logprobs=None if n else logprobs) for n, delta in enumerate(deltas)
+        )
+        return data if summary is None else data + self._chunk({}, token, summary, _finish_reason(summary))
 
     def whole_of(self, summaries: Sequence[Summary]) -> bytes:
         choices = [
@@ -238,12 +240,13 @@ class ChatCompletionForm(OpenAIAnswer):
         self,
         delta: Mapping[str, Any],
         token: Token | None = None,
-        *,
+        summary: Summary | None = None,
         finish_reason: str | None = None,
+        *,
         logprobs: Any = None,
     ) -> bytes:
         choice = {"index": self.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self.write_chunk(choice, token)
+        return self.write_chunk(choice, token, summary)
 
     def _logprobs(self, tokens: Any) -> dict[str, Any] | None:
         if not self.has_logprobs:

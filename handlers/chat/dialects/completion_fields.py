@@ -133,12 +133,17 @@ class OpenAIAnswer(ABC):
     def whole(self, summary: Summary) -> bytes:
         return self.whole_of([summary])
 
-    def write_chunk(self, choice: Mapping[str, Any], token: Token | None) -> bytes:
-        """Encode a chunk of a stream with one choice. token: the last one of the choice so far, if it has begun."""
+    def write_chunk(self, choice: Mapping[str, Any], token: Token | None, summary: Summary | None = None) -> bytes:
+        """Encode a chunk of a stream with one choice.
+
+        token: the last one of the choice so far, if it has begun. summary: comes with the choice's last token.
+        """
         value = {**self.head(self.chunk_kind), "choices": [choice]}
         if self.has_usage:
             value["usage"] = None
-            if token is not None and self.has_running_usage:
+            if summary is not None and self.has_running_usage:  # a stored answer counts no tokens
+                value["usage"] = _count(summary.num_prompt_tokens, summary.num_tokens)
+            elif token is not None and self.has_running_usage:
                 value["usage"] = _count(token.num_prompt_tokens, token.number)
         return write_event(value)
 

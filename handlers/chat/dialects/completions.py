@@ -83,10 +83,11 @@ class CompletionForm(OpenAIAnswer):
 
     def part(self, token: Token, summary: Summary | None) -> bytes:
         has_chunk = self.has_logprobs or bool(token.text)
-        data = self.write_chunk(self._choice(self.index, token.text, None, [token]), token) if has_chunk else b""
+        choice = self._choice(self.index, token.text, None, [token])
+        data = self.write_chunk(choice, token, summary) if has_chunk else b""
         if summary is None:
             return data
-        return data + self.write_chunk(self._choice(self.index, "", name_finish_reason(summary)), token)
+        return data + self.write_chunk(self._choice(self.index, "", name_finish_reason(summary)), token, summary)
 
     def whole_of(self, summaries: Sequence[Summary]) -> bytes:
         choices = [
@@ -105,6 +106,17 @@ def _logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
     return {
         "tokens": [token.own_text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{each.own_text: each.logprob for each in token.top} for token in tokens],
+        "top_logprobs": [_by_text(token.top) for token in tokens],
         "text_offset": [token.offset for token in tokens],
     }
+
+
+def _by_text(top: Sequence[Token]) -> dict[str, float]:
+    """Return the log probabilities of the likeliest tokens by their texts; of equal texts, the likeliest token's.
+
+    Tokens that are a part of a character have the same text.
+    """
+    found: dict[str, float] = {}
+    for each in top:
+        found.setdefault(each.own_text, each.logprob)
+    return found

@@ -1,6 +1,7 @@
 """Which sessions are known with a journal: those of all workers that share it."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from handlers.journal.event import Event
 from handlers.journal.journal import Journal, JournalFull, Listed, OwnerFull, expiry, is_session_id
 from handlers.requests.incoming import Caller
 from handlers.worker.counters import Counters
+from torchmoor.wire.last_kept import LastKept
 from torchmoor.wire.session_ids import session_hash
 
 FULL_RETRY_S = 60  # if the next session's expiry is not known
@@ -32,6 +34,8 @@ class JournaledSessions:
         self._store = store
         self._translated = failures.translated
         self._counters = counters
+        self._lock = threading.Lock()
+        self._kept: LastKept[str, None] = LastKept(store.settings.max_sessions)  # for retries that came to this worker
 
     @property
     def used_bytes(self) -> int:
@@ -128,12 +132,19 @@ class JournaledSessions:
         """
         if not is_session_id(session_id) or expiry(session_id) <= self._store.wall():
             return False
+        is_kept = False
         with suppress(SessionClosed, SessionLost):
-            return self.is_known(session_id) and self._journal.claim(_fate_name(session_id), KEPT) == KEPT
-        return False
+            is_kept = self.is_known(session_id) and self._journal.claim(_fate_name(session_id), KEPT) == KEPT
+        if is_kept:
+            with self._lock:
+                self._kept.keep(session_id, None)
+        return is_kept
 
     def try_undo(self, session_id: str, undo: Callable[[], None]) -> bool:
-        """Always undo; `discard` finds out whether a retry was answered with the session."""
+        """`discard` finds out whether another worker has answered a retry with the session."""
+        with self._lock:
+            if session_id in self._kept:
+                return False
         undo()
         return True
 

@@ -18,7 +18,7 @@ from handlers.chat.sessions.known_sessions import KnownSessions
 from handlers.chat.sessions.session import Session
 from handlers.chat.sessions.session_images import SessionImages
 from handlers.chat.sessions.store import SessionStore
-from handlers.errors import BadImage, ContextTooLong, InvalidRequest, SessionClosed
+from handlers.errors import BadImage, ContextTooLong, InvalidRequest, SessionClosed, SessionLost
 from handlers.journal.event import Event
 
 
@@ -62,6 +62,10 @@ class SessionRecorder:
                 except (BadImage, InvalidRequest) as exc:  # workers record neither
                     raise self._failures.lose(session.id.text, exc) from exc
                 session.num_events += 1
+            if session.num_events == 0:  # deleted since this worker learned that there is a journal
+                error = SessionLost()
+                self._store.lose(session.id.text, error)
+                raise error
         return len(events)
 
     def _apply(self, session: Session, event: Event) -> None:

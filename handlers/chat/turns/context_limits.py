@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from handlers.chat.parameters import Parameters
+from handlers.chat.turns.detokenizer import REPLACEMENT
 from handlers.engine.contract import KvPool
 from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.models.prompt_format import PromptFormat
@@ -79,10 +80,14 @@ class ContextLimits:
 
 
 def truncate(model: PromptFormat, text: str, max_tokens: int | None, *, is_raw: bool = False) -> str:
-    """Return the text's last `max_tokens` tokens. is_raw: keep special tokens, which a raw prompt may use."""
+    """Return the text's last `max_tokens` tokens, without a part of a character at their beginning.
+
+    is_raw: keep special tokens, which a raw prompt may use.
+    """
     if max_tokens is None:
         return text
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) <= max_tokens:
         return text
-    return str(model.tokenizer.decode(ids[-max_tokens:], skip_special_tokens=not is_raw))
+    kept = str(model.tokenizer.decode(ids[-max_tokens:], skip_special_tokens=not is_raw))
+    return kept if text.endswith(kept) else kept.lstrip(REPLACEMENT) or kept

@@ -74,10 +74,10 @@ class ModelCache:
         """Give the ticket a lease or an error, now or later."""
         entry = self.entries.current.get(name)
         if entry is not None and entry.state is ModelState.READY:
-            self.counters.add("events_hits")
+            self.counters.add("events_hits", int(ticket.has_request))
             self._lend(entry, ticket, now)
             return
-        self.counters.add("events_misses")
+        self.counters.add("events_misses", int(ticket.has_request))
         error = self._refusal(name, entry, now)
         if error is not None:
             self.todo.append(partial(ticket.fail, error))
@@ -348,13 +348,13 @@ class ModelCache:
     def _lend(self, entry: ModelEntry, ticket: ModelTicket, now: float) -> None:
         assert entry.model is not None
         entry.num_leases += 1
-        entry.num_hits += 1
+        entry.num_hits += ticket.has_request
         entry.last_used = now
         self.entries.on_device.move_to_end(entry)
         lease = ModelLease(entry.model, partial(self._on_release, entry))
         if ticket in entry.tickets:
             lease.found, lease.load_s = entry.found, now - entry.tickets.pop(ticket)
-            if ticket.until < math.inf:
+            if ticket.has_request:
                 self.counters.observe("wait", lease.load_s)
         self.todo.append(partial(ticket.hand_over, lease))
 

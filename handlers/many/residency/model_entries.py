@@ -29,6 +29,11 @@ class ModelTicket:
         self._is_over = False
         self._lock = threading.Lock()
 
+    @property
+    def has_request(self) -> bool:
+        """Whether a request waits, not an operator or a setting that only wants the model loaded."""
+        return self.until < math.inf
+
     def end(self) -> bool:
         """Suppress both callbacks from now on. Returns False if the ticket had ended before."""
         with self._lock:
@@ -99,7 +104,7 @@ class ModelEntry:
     is_retired: bool = False
     tickets: dict[ModelTicket, float] = field(default_factory=dict)  # requests that wait for the model, since when
     on_closed: list[OnDone] = field(default_factory=list)
-    num_hits: int = 0
+    num_hits: int = 0  # requests that have got a lease
     last_used: float = 0.0
 
     @property
@@ -128,7 +133,7 @@ class ModelEntries:
 
     def num_waiting(self) -> int:
         """Count the requests that wait for models, without the loads that no request waits for."""
-        return sum(ticket.until < math.inf for entry in self for ticket in entry.tickets)
+        return sum(ticket.has_request for entry in self for ticket in entry.tickets)
 
     def is_pinned(self, entry: ModelEntry) -> bool:
         return entry.name in self.pinned and not entry.is_retired

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handlers.chat.dialects.chat_completions import ChatCompletionForm
+from handlers.chat.dialects.completion_fields import OpenAIAnswer
 from handlers.chat.dialects.completions import CompletionForm
 from handlers.chat.dialects.session import SessionForm
 from handlers.chat.dialects.tgi_lmi import LmiForm, LmiJsonForm, TgiForm
@@ -237,6 +238,27 @@ def test_whole_answers() -> None:
     assert tgi["details"]["prefill"] == []
     lmi = json.loads(LmiForm(has_details=True).whole(summary))
     assert [token["log_prob"] for token in lmi["details"]["tokens"]] == [t.logprob for t in summary.tokens]
+
+
+@pytest.mark.parametrize("form", [ChatCompletionForm, CompletionForm])
+def test_usage_so_far_of_a_stored_answer_is_that_of_its_end(form: type[OpenAIAnswer]) -> None:
+    """A stored answer that is sent again counts no tokens, in no chunk."""
+    usage = {"has_usage": True, "has_running_usage": True}
+    summary = Summary("Grün", "eos_token", 0, 0, None)
+
+    data = form(id="x", created=7, model="m", **usage).token(Token(0, "Grün", 0.0, False, number=1), summary)
+
+    assert {chunk["usage"]["completion_tokens"] for chunk in read_openai(data)} == {0}
+
+
+def test_of_tokens_with_one_text_the_likeliest_counts() -> None:
+    """Parts of characters have the same text, by which completions show log probabilities."""
+    top = [Token(i, text, -i, False, own_text=text) for i, text in enumerate(["\ufffd", "a", "\ufffd"])]
+    form = CompletionForm(id="x", created=7, model="m", has_logprobs=True)
+
+    chunk, _ = read_openai(form.token(Token(0, "a", 0.0, False, top=top), summary_of(["a"])))
+
+    assert chunk["choices"][0]["logprobs"]["top_logprobs"] == [{"\ufffd": 0, "a": -1}]
 
 
 def test_text_before_comes_once() -> None:

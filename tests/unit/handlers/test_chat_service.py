@@ -11,6 +11,7 @@ import torch
 
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.unjournaled_sessions import RememberedOpenings
+from handlers.chat.turns.context_limits import truncate
 from handlers.engine.builtin.kv_cache import BLOCK, cache_shape
 from handlers.errors import ImageUnreachable
 from tests.torchserve.drawings import data_url
@@ -275,6 +276,16 @@ def test_stop_string_ends_the_answer_and_the_memory_of_it(make_client: Any, endl
     assert answer["details"]["finish_reason"] == "stop_sequence"
     assert client.session(sid).messages[-1] == reply_of(answer["response_text"])
     assert client.ask(sid, "more", parameters=GREEDY).wait().headers["x-torchmoor-cache-tier"] == "kv"
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_truncate_keeps_whole_characters(tiny_llava: Any, is_raw: bool) -> None:
+    """A character of several tokens is kept or left out."""
+    text = "🎉🎉🎉"
+
+    found = {truncate(tiny_llava, text, number, is_raw=is_raw) for number in range(4, 12)}
+
+    assert found <= {"🎉", "🎉🎉", text}
 
 
 def test_truncate_keeps_the_last_tokens_of_the_question(client: Any, tiny_llava: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handlers.chat.forms import Summary
-from handlers.chat.sessions.journaled_sessions import MAX_CLAIMS
+from handlers.chat.sessions.journaled_sessions import MAX_CLAIMS, JournaledSessions
 from handlers.chat.turns.turn import Turn
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal.codec import EventCodec
@@ -824,6 +824,38 @@ def test_a_first_answer_whose_client_leaves_at_its_end_is_no_failure(
     assert journal.list_ids() == ([], "")
     assert client.service.numbers()["journal"]["failures"] == 0
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_retry_that_waits_for_the_first_attempt_gets_its_answer(
+    make_client: Any, endless_llava: Any, journal: DirectoryJournal
+) -> None:
+    """The client of the first attempt leaves, which does not end the session for the retry on the same worker."""
+    client, hold = make_client(endless_llava, journal=journal), Hold(endless_llava)
+    body = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 2}
+    headers = {SESSION_ID: NEW_SESSION, **invocation("id")}
+
+    first = client.send(body, headers)
+    hold.wait()
+    second = client.send(body, headers)
+    wait_until(lambda: client.service.store.count_waiting() == 1, "the retry waits")
+    first.reply.cancel()
+    hold.release()
+
+    assert second.wait().status == 200
+    sid = second.headers[SESSION_ID].partition(";")[0]
+    assert [event.kind for event in journal.read(sid)] == ["open", "turn"]
+
+
+def test_a_session_whose_journal_is_deleted_as_it_is_taken_over_is_lost(
+    two_workers: Any, journal: DirectoryJournal, red: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its question is not answered as if it were the first one."""
+    sid = two_workers[0].open(data_url(red))
+    journal.delete(sid)
+    monkeypatch.setattr(JournaledSessions, "is_known", lambda known, session_id: True)  # as it was before
+
+    assert two_workers[1].ask(sid, "what is it?", **SHORT).wait().error == "SessionLost"
+    assert two_workers[1].service.store.session_ids() == []
 
 
 def test_an_opening_that_was_undone_is_not_answered_elsewhere(

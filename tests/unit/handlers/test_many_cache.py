@@ -278,6 +278,23 @@ TestCache = CacheMachine.TestCase
 TestCache.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None, derandomize=True)
 
 
+def test_only_requests_count() -> None:
+    """A model that is prewarmed or pinned, but not requested, has no hits, and its load does not count as a miss."""
+    bench = Bench(device=100, host=0)
+
+    bench.want("a", is_patient=True)
+    bench.finish_all()
+    bench.want("a", is_patient=True)
+
+    counters = bench.cache.counters
+    assert [counters.get(f"events_{name}") for name in ("hits", "misses", "loads")] == [0, 0, 1]
+    assert bench.cache.entries.current["a"].num_hits == 0
+    bench.want("a")
+    bench.load("b")
+    assert [counters.get(f"events_{name}") for name in ("hits", "misses", "loads")] == [1, 1, 2]
+    assert [bench.cache.entries.current[name].num_hits for name in ("a", "b")] == [1, 1]
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_long_random_lives_keep_the_books_right(seed: int) -> None:
     """These runs are longer than hypothesis's examples, so that most of them evict, demote and promote."""
