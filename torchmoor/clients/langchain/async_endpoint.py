@@ -16,7 +16,6 @@ from torchmoor.clients.async_results import AsyncEndpoint, Patience
 from torchmoor.clients.langchain.connection import EndpointConnection
 from torchmoor.clients.streams import StopCutter, read_stream
 
-
 USUAL = Patience()
 
 

@@ -24,6 +24,7 @@ from standardwebhooks import Webhook as Receiver
 from tests.servers import free_ports, wait_for_server
 from tests.unit.torchmoor.async_inference.rig import until
 from tests.unit.torchmoor.movable_loop import MovableLoop, pass_time
+from torchmoor import __version__
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, Notifier
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState
@@ -355,12 +356,14 @@ class Listener:
     statuses: list[int] = field(default_factory=list)  # one a request, then 200
     heard: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
+    agents: list[str] = field(default_factory=list)
     silence_s: float = 0.0  # time that passes after each request, which then gets no answer
     may_answer: asyncio.Event | None = None  # awaited before an answer
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.ids.append(request.headers["webhook-id"])
+        self.agents.append(request.headers["User-Agent"])
         if self.silence_s:
             await pass_time(self.silence_s)
             await asyncio.Event().wait()
@@ -407,11 +410,12 @@ def call_webhook(listener: Listener, notice: Notification = SUCCEEDED, **setting
 
 
 def test_a_webhook_gets_a_signed_message() -> None:
-    """The specification's library verifies the message's signature; the region is the configured one."""
+    """The specification's library verifies the message's signature; region and version are those of the server."""
     listener = Listener()
 
     assert call_webhook(listener, aws_region="eu-west-1") == (0, [])
     assert listener.heard == [SUCCEEDED.message("eu-west-1", includes_response=True)]
+    assert listener.agents == [f"torchmoor/{__version__}"]
 
 
 def test_a_webhook_that_fails_is_tried_again_with_the_same_id() -> None:
