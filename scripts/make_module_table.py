@@ -16,7 +16,8 @@ PAGE = ROOT / "docs" / "modules.md"
 PACKAGES = ("handlers", "torchmoor")
 HEAD = """# Modules
 
-Each package, and the first sentence of each module's docstring or of each script's first comment. `scripts/make_module_table.py` writes this page.
+Each package, and the first sentence of each module's docstring or of each script's first comment.
+`scripts/make_module_table.py` writes this page.
 [architecture.md](architecture.md) follows a request and a token through these packages.
 The [last table](#settings) says which module has which setting.
 """
