@@ -15,9 +15,13 @@ MAX_LINES = 400
 # Packages that import the standard library, the modules listed here, and nothing else.
 ONLY = {
     "torchmoor/errors.py": (),
+    "torchmoor/fault_log.py": (),
     "torchmoor/wire": ("torchmoor.wire",),
     "torchmoor/proxy/routing": ("torchmoor.proxy.routing", "torchmoor.wire"),
-    "torchmoor/proxy/http": ("torchmoor.proxy.http", "torchmoor.config", "torchmoor.wire", "uvloop", "websockets"),
+    "torchmoor/proxy/http": (
+        *("torchmoor.proxy.http", "torchmoor.config", "torchmoor.fault_log", "torchmoor.wire"),
+        *("uvloop", "websockets"),
+    ),
 }
 # Names of other libraries that begin with an underscore, and that the tests read or replace.
 FOREIGN = {
