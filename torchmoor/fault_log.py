@@ -25,7 +25,7 @@ class FaultLog:
         self._num_left_out: dict[str, int] = {}
 
     def add(self, kind: str, fault: Exception, *, inference_id: str = "", has_trace: bool = False) -> None:
-        """Log a fault, or count it. kind: one of a fixed set. has_trace: it is our own; log its trace, as an error."""
+        """Log a fault, or count it. kind: one of a fixed set. has_trace: our own fault; log an ERROR with the trace."""
         now = self._clock()
         if now - self._logged_at.get(kind, -INTERVAL_S) < INTERVAL_S:
             self._num_left_out[kind] = self._num_left_out.get(kind, 0) + 1

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import uvloop
 
-from torchmoor.container import instance, serve
 from torchmoor.container.environment import read_environment
 from torchmoor.errors import TorchmoorError
 from torchmoor.run.hangups import ignore_hangups
 from torchmoor.run.log import report, start_log
 
-ROLES = {"serve": serve.run, "instance": instance.run}
+ROLES = ("serve", "instance")  # modules of this package
 
 
 def main(arguments: list[str]) -> int:
@@ -32,11 +32,12 @@ def main(arguments: list[str]) -> int:
         command = ["serve", *rest] if role == "proxy" else [role, *rest]
         torchmoor = Path(sys.executable).with_name("torchmoor")
         os.execv(torchmoor, [str(torchmoor), *command])
-    ignore_hangups()
+    ignore_hangups()  # before the role is imported, which takes a second
+    run = import_module(f"torchmoor.container.{role}").run
     try:
         environment = read_environment(os.environ)
         start_log(environment.log_level)
-        uvloop.run(ROLES[role](environment, report))
+        uvloop.run(run(environment, report))
     except TorchmoorError as error:
         report(f"error: {error}")
         return 1

@@ -7,8 +7,8 @@ TorchServe's /ping succeeds before the model is loaded and for minutes after a c
 streams make no progress either. An answer that is missing because this process itself was held up does not count.
 
 TorchServe lists a worker that hangs as READY. So an instance with our handler is also probed by its status operation,
-which the worker answers under any load: silence means that it hangs. A handler that does not
-know the operation is asked a few times; then only the other probes count.
+which the worker answers under any load: silence means that it hangs. A handler that does not know the operation is
+asked a few times; then only the other probes count.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class HealthChecker:
             await asyncio.sleep(self._settings.starting_interval_s)
 
     def _try(self, kind: str, act: Callable[[], None]) -> None:
-        """Carry out a part of a round. After a fault the next round may succeed; without one no instance comes back."""
+        """Carry out a part of a round, and log a fault: without further rounds no instance comes back."""
         try:
             act()
         except Exception as error:

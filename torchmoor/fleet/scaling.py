@@ -93,7 +93,7 @@ def explain(
     if settings.counts_invocations:
         found = f"a rate of {invocations} requests per minute"
     asked = _ask(settings, backlog, invocations)
-    if asked > wanted:
+    if asked > settings.max_capacity:
         return f"{found} asks for {asked}, and MaxCapacity is {settings.max_capacity}"
     if state.low_since is not None:
         left_s = max(state.low_since + tracking.scale_in_cooldown_s, state.stays_until) - now
@@ -107,7 +107,7 @@ def explain(
 
 def is_limited(settings: ScalingSettings, state: Scaling, *, backlog: int, invocations: int = 0) -> bool:
     """Return whether the load asks for more instances than MaxCapacity."""
-    return 0 < state.desired < _ask(settings, backlog, invocations)
+    return state.desired > 0 and _ask(settings, backlog, invocations) > settings.max_capacity
 
 
 def has_backlog_without_capacity(desired: int, backlog: int) -> bool:

@@ -74,8 +74,8 @@ class Queue(Protocol):
     async def replace(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         """Replace a decided outcome by one without a body, durably.
 
-        The other one is a failure if a result can never be published, or the same one when it is published. Returns
-        False if the claim is lost.
+        outcome: a failure if the result can never be published, or the same outcome marked as published. May be
+        repeated. Returns False if the claim is lost.
         """
 
     async def finish(self, claim: Claim) -> bool:

@@ -3,7 +3,7 @@
 `wake_at` is the end of a lease or a retry's delay, `set_at` its beginning and `span_s` its length; if `wake_at` is NULL
 the request can be claimed (or has ended). `reserved` has the locations of requests that have not ended. Bodies have
 their own tables, so that updating a request does not write 128 KB again. Triggers maintain `totals`, so that counting
-needs no scan, and to count each caller's pending requests in `callers`.
+needs no scan, and in `callers` the number of each caller's pending requests.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class Loss(Enum):
     UNREACHABLE = "unreachable"  # the target is down or refuses connections: the request was never sent
     UNROUTED = "unrouted"  # no address or no route was found, so not sent; DNS or the network can cause this
     UNANSWERED = "unanswered"  # no connection in time, so not sent either; one lost packet can cause this
-    SHORTAGE = "shortage"  # no connection, for lack of a descriptor or port: not the instance's fault
+    SHORTAGE = "shortage"  # no connection, for lack of a descriptor, port or memory: not the instance's fault
     RESET = "reset"  # the connection ended, or its bytes were not HTTP
     TIMEOUT = "timeout"
     REFUSED = "refused"  # the instance does not continue an answer that another one began

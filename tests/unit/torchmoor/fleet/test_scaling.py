@@ -309,6 +309,8 @@ def test_operators_are_told_why() -> None:
     assert variant.look(1) == 1
     assert why(variant, 1) == "a backlog of 1, at a target of 5 an instance"
     assert not is_limited(SEVERAL, variant.state, backlog=5)
+    assert why(variant, 12) == "a backlog of 12, at a target of 5 an instance"  # the next look adds two
+    assert not is_limited(SEVERAL, variant.state, backlog=12)
     assert variant.look(100) == 8
     assert why(variant, 100) == "a backlog of 100 asks for 20, and MaxCapacity is 8"
     assert is_limited(SEVERAL, variant.state, backlog=41)
