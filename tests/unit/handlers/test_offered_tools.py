@@ -166,6 +166,19 @@ def test_a_call_names_the_namespace_apart() -> None:
     assert repeated[-1]["response"]["output"] == events[-1]["response"]["output"]
 
 
+def test_a_call_in_another_namespace_is_another_answer() -> None:
+    """A stream that began with a call does not continue with a stored call of a namesake, which has the same id."""
+    tools = [NAMESPACE, {**NAMESPACE, "name": "mcp__other"}]
+    stored, begun = ask(tools=tools)[1], ask(tools=tools)[1]
+    tokens, reader = split([CALL.replace("docs", "other")])
+    answer, response = stored.record(summarise(tokens, reader))
+    begun.token(split([CALL[:60], CALL[60:]])[0][0], None)
+
+    begun.restore(answer, response)
+
+    assert not begun.has_begun_as_restored()
+
+
 def test_the_model_reads_the_name_that_it_called() -> None:
     """In a later prompt a call has the name by which the model called the function; the item keeps both names."""
     call = {"type": "function_call", "call_id": "c", "name": "count", "namespace": "mcp__docs", "arguments": "{}"}
