@@ -859,7 +859,7 @@ def test_a_model_that_sees_is_not_broken_if_no_process_can_be_started(
 ) -> None:
     """A vision model whose template process cannot be started is not marked as broken; a later request may start it."""
     process = TemplateProcess()
-    monkeypatch.setattr("handlers.models.chat_template.SHARED", process)
+    monkeypatch.setattr("handlers.models.chat_template.SHARED_PROCESS", process)
     monkeypatch.setattr("handlers.worker.limited_process.sys.executable", "/nonexistent/python")
 
     with pytest.raises(InternalError, match="could not be started"):
