@@ -126,7 +126,6 @@ def test_a_required_call_needs_a_function() -> None:
         ([{**NAMESPACE, "tools": [{"name": "f"}]}], "tools[0].tools[0]"),
         ([{**NAMESPACE, "tools": [NAMESPACE]}], "tools[0].tools[0]"),
         ([NAMESPACE, {**COUNT, "name": "mcp__docs__count"}], "tools[1].name"),
-        ([{**NAMESPACE, "tools": [{**COUNT, "name": f"f{n}"} for n in range(129)]}], "tools"),
     ],
 )
 def test_a_malformed_tool_names_its_field(tools: list[Any], param: str) -> None:
@@ -134,6 +133,17 @@ def test_a_malformed_tool_names_its_field(tools: list[Any], param: str) -> None:
         ask(tools=tools)
 
     assert refused.value.param == param
+
+
+def test_too_many_functions_are_refused() -> None:
+    """Functions in namespaces count towards the limit; tools that are not offered do not."""
+    functions = [{**COUNT, "name": f"f{number}"} for number in range(128)]
+    namespace = {**NAMESPACE, "tools": functions}
+
+    assert len(names(ask(tools=[*OTHERS, namespace])[0])) == 128
+    with pytest.raises(InvalidRequest, match="at most 128 functions") as refused:
+        ask(tools=[namespace, PAINT])
+    assert refused.value.param == "tools"
 
 
 def test_chat_completions_have_functions_only() -> None:
