@@ -55,7 +55,7 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
     tools = given.get("tools", [])
     functions = list(_list_functions(tools, is_flat)) if isinstance(tools, list) else None
     if functions is None or len(functions) > MAX_TOOLS:
-        raise InvalidRequest(f"'tools' must be a list of at most {MAX_TOOLS} tools", param="tools")
+        raise InvalidRequest(f"'tools' must be a list with at most {MAX_TOOLS} functions", param="tools")
     definitions: dict[str, dict[str, Any]] = {}
     for where, tool, namespace in functions:
         definition = _read_tool(tool, where, is_flat)

@@ -190,8 +190,8 @@ class ResponseForm:
 
 def _is_start(item: OutputItem, whole: OutputItem) -> bool:
     """Return whether an item's text may still become the whole one's."""
-    is_same = (item.kind, item.call_id, item.name) == (whole.kind, whole.call_id, whole.name)
-    return is_same and whole.text.startswith(item.text)
+    own, given = ((each.kind, each.call_id, each.namespace, each.name) for each in (item, whole))
+    return own == given and whole.text.startswith(item.text)
 
 
 def output_parts(token: Token) -> Sequence[AnswerPart]:

@@ -31,7 +31,7 @@ class ModelTicket:
 
     @property
     def has_request(self) -> bool:
-        """Whether a request waits, not an operator or a setting that only wants the model loaded."""
+        """Whether a request waits for the model: False for a load by an operator or a setting."""
         return self.until < math.inf
 
     def end(self) -> bool:

@@ -126,7 +126,6 @@ def test_a_required_call_needs_a_function() -> None:
         ([{**NAMESPACE, "tools": [{"name": "f"}]}], "tools[0].tools[0]"),
         ([{**NAMESPACE, "tools": [NAMESPACE]}], "tools[0].tools[0]"),
         ([NAMESPACE, {**COUNT, "name": "mcp__docs__count"}], "tools[1].name"),
-        ([{**NAMESPACE, "tools": [{**COUNT, "name": f"f{n}"} for n in range(129)]}], "tools"),
     ],
 )
 def test_a_malformed_tool_names_its_field(tools: list[Any], param: str) -> None:
@@ -134,6 +133,17 @@ def test_a_malformed_tool_names_its_field(tools: list[Any], param: str) -> None:
         ask(tools=tools)
 
     assert refused.value.param == param
+
+
+def test_too_many_functions_are_refused() -> None:
+    """Functions in namespaces count towards the limit; tools that are not offered do not."""
+    functions = [{**COUNT, "name": f"f{number}"} for number in range(128)]
+    namespace = {**NAMESPACE, "tools": functions}
+
+    assert len(names(ask(tools=[*OTHERS, namespace])[0])) == 128
+    with pytest.raises(InvalidRequest, match="at most 128 functions") as refused:
+        ask(tools=[namespace, PAINT])
+    assert refused.value.param == "tools"
 
 
 def test_chat_completions_have_functions_only() -> None:
@@ -164,6 +174,19 @@ def test_a_call_names_the_namespace_apart() -> None:
     assert json.loads(calls[-1].arguments) == {"value": 3}
     assert [event.get("item") for event in repeated] == [event.get("item") for event in events]
     assert repeated[-1]["response"]["output"] == events[-1]["response"]["output"]
+
+
+def test_a_call_in_another_namespace_is_another_answer() -> None:
+    """A stream that began with a call does not continue with a stored call of a namesake, which has the same id."""
+    tools = [NAMESPACE, {**NAMESPACE, "name": "mcp__other"}]
+    stored, begun = ask(tools=tools)[1], ask(tools=tools)[1]
+    tokens, reader = split([CALL.replace("docs", "other")])
+    answer, response = stored.record(summarise(tokens, reader))
+    begun.token(split([CALL[:60], CALL[60:]])[0][0], None)
+
+    begun.restore(answer, response)
+
+    assert not begun.has_begun_as_restored()
 
 
 def test_the_model_reads_the_name_that_it_called() -> None:
