@@ -52,6 +52,6 @@ def _describe(entry: ModelEntry, pinned: bool, now: float) -> dict[str, Any]:
         "retired": entry.is_retired,
         "hits": entry.num_hits,
         "leases": entry.num_leases,
-        "last_used_s": round(now - entry.last_used, 3) if entry.num_hits else None,
+        "last_used_s": round(now - entry.last_used, 3) if entry.last_used else None,
         "progress": None if entry.state is ModelState.READY else str(entry.progress),
     }
