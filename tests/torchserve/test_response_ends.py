@@ -123,7 +123,7 @@ def test_a_stopping_proxy_closes_connections_between_two_responses(fleet: Fleet,
         address = served.runtime.replace("http://", "ws://") + "/v1/responses"
         with connect(address, open_timeout=60) as client:
             with slowed_workers(fleet):
-                client.send(create("Count", **LONG, max_output_tokens=60))
+                client.send(create("Count", **LONG, max_output_tokens=140))
                 client.send(create("Hello"))
                 events: list[dict[str, Any]] = [json.loads(client.recv(timeout=60))]
                 while events[-1]["type"] != "response.output_text.delta":
