@@ -89,9 +89,10 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
     )
     yield f"({found['total_prefilled_tokens']} of them computed, the rest found in the KV cache)"
     yield ""
-    yield f"{'milliseconds':<38}{'mean':>9}{'p50':>9}{'p90':>9}{'p99':>9}"
+    columns = ("mean", *(f"p{p}" for p in PERCENTILES))
+    yield f"{'milliseconds':<38}" + "".join(f"{column:>9}" for column in columns)
     for name, meaning in METRICS.items():
-        values = [found[f"{key}_{name}_ms"] for key in ("mean", "p50", "p90", "p99")]
+        values = [found[f"{column}_{name}_ms"] for column in columns]
         if values[0] is not None:
             yield f"{name.upper():<6}{meaning:<32}" + "".join(f"{value:9.1f}" for value in values)
     for title, field in (
