@@ -240,6 +240,23 @@ def test_link_to_the_chat_page_has_the_data_planes_scheme(
 
 
 @pytest.mark.browser
+def test_the_end_of_a_question_does_not_answer_the_next_one(stage: Stage, browser: Browser) -> None:
+    """A question that is asked before the browser has reported the end of the last one has an answer of its own."""
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        button = tab.page.get_by_role("button", name="Drain llava-0")
+        button.evaluate(
+            """element => {
+                element.click();
+                document.querySelector("dialog[open]").close("no");
+                element.click();
+            }"""
+        )
+        tab.page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+
+        expect(tab.page.locator(".card .badge").first).to_have_text("draining")
+
+
+@pytest.mark.browser
 def test_keyboard_alone_drains_an_instance(stage: Stage, browser: Browser) -> None:
     """Tab reaches the button, Enter opens a question whose default answer is "no", and Escape changes nothing."""
     with open_tab(browser, stage.proxy.admin_url) as tab:

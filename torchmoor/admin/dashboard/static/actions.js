@@ -46,7 +46,8 @@ function confirm(title, text, yes) {
   dialog.showModal();
   $("confirm-no").focus();
   return new Promise((resolve) => {
-    dialog.onclose = () => resolve(dialog.returnValue === "yes");
+    // A browser sends the event later. If the dialog is open, the event is of the question before.
+    dialog.onclose = () => dialog.open || resolve(dialog.returnValue === "yes");
   });
 }
 
