@@ -120,7 +120,9 @@ class ChatService:
             self.known, self.store, self._session_images, self.images, failures, settings.journal.max_replays
         )
         can_see = model.image_token_id is not None
-        receiver = ImageReceiver(loader, self.images, counters, can_see=can_see, max_images=session.max_images)
+        receiver = ImageReceiver(
+            loader, self._fetching, self.images, counters, can_see=can_see, max_images=session.max_images
+        )
         self._additions = SessionAdditions(self.recorder, receiver, self._session_images)
         self._sessions = SessionLifecycle(
             ids, self.store, self.queues, self.known, self.recorder, self._additions, receiver, self._intake

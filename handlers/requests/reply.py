@@ -59,7 +59,8 @@ class PendingReply:
     none. line: the queue of the request's caller. error: why the request failed, if it did.
     gone: answered instead of an error of the SessionGone family, to clients who know the session as a resource.
     adapter: see `Incoming`.
-    fetches_end_at: when its fetches of images are cut, in monotonic seconds. received_at: in seconds since 1970.
+    fetches_end_at: when its fetches of images are cut, in monotonic seconds. fetch_line: the queue in which they wait;
+    None if it has none. received_at: in seconds since 1970.
     choice: the number of the answer, where a request has several.
     may_mark: a stream's pieces may be marked, so that another worker can continue it. continuation: what the client has
     of the answer already.
@@ -75,6 +76,7 @@ class PendingReply:
         self.receipts: dict[str, str] = {}  # headers that are added to the writer's
         self.session_stamps: dict[str, str] = {}  # headers of a session that the request has opened, unless it fails
         self.fetches_end_at = math.inf
+        self.fetch_line: str | None = None
         self.received_at = 0.0
         self.choice = 0
         self.may_mark = False

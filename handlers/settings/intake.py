@@ -26,7 +26,7 @@ class IntakeSettings(HandlerGroup, title="intake"):
     max_redirects: Size = Field(3, description="Redirects that a download follows.")
     num_threads: Count = Field(8, description="Threads that decode images and rebuild or close sessions.")
     fetch_threads: Count = Field(
-        16, description="Requests that download images at a time; one caller has at most half of them."
+        16, description="Threads for downloads of images; one caller has at most half of them."
     )
     fetching_timeout_s: Positive = Field(
         40.0,

@@ -2,6 +2,7 @@
 
 * A request waits in its caller's queue. Threads take from the queues in turn, and from each in the order of arrival.
 * A caller has at most half of the threads, so a caller whose addresses do not answer leaves the rest to others.
+* A request's further images are fetched at the same time, as far as its caller's threads are free.
 * The images must arrive within a part of the request's time. A slow address is then reported as the client's error,
   before the proxy's deadline counts it as a fault of the instance.
 """
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from handlers.chat.images.schemes import is_fetched
@@ -49,7 +51,7 @@ class FetchPool:
         self._timeout_s = settings.fetching_timeout_s
         self._threads = FairThreads(settings.fetch_threads, "fetch", max(1, settings.fetch_threads // 2))
         self._lock = threading.Lock()
-        self._waiting: dict[Future[None], PendingReply] = {}
+        self._waiting: dict[Future[None], PendingReply | None] = {}  # None: of an early fetch
 
     def submit(self, line: str, reply: PendingReply, action: Callable[[], None]) -> Future[None]:
         """Run an action when its queue has its turn, and set the deadline of the reply's downloads.
@@ -58,6 +60,21 @@ class FetchPool:
         """
         now = self._clock()
         reply.fetches_end_at = now + min(self._timeout_s, TIME_SHARE * (reply.deadline - now))
+        reply.fetch_line = line
+        return self._add(line, reply, action, waits=reply)
+
+    def fetch_early(self, reply: PendingReply, fetch: Callable[[], bytes]) -> "EarlyFetch":
+        """Let another thread begin a fetch that this reply's action will need later. Only in an action of `submit`."""
+        early = EarlyFetch(fetch)
+        assert reply.fetch_line is not None
+        with suppress(RuntimeError):  # after `shutdown`, the action fetches by itself
+            early.future = self._add(reply.fetch_line, reply, early.run, waits=None)
+        return early
+
+    def _add(
+        self, line: str, reply: PendingReply, action: Callable[[], None], waits: PendingReply | None
+    ) -> Future[None]:
+        """Run an action, unless its reply is cancelled first. waits: the reply, if it is lost without this action."""
 
         def begin() -> None:
             with self._lock:
@@ -69,7 +86,7 @@ class FetchPool:
 
         with self._lock:  # so that the action cannot begin before it is registered
             future = self._threads.submit(line, begin)
-            self._waiting[future] = reply
+            self._waiting[future] = waits
         future.add_done_callback(self._forget)
         reply.on_cancel(leave)
         return future
@@ -83,7 +100,37 @@ class FetchPool:
         """Refuse new actions, cancel the replies of waiting ones, and wait for running ones."""
         self._threads.refuse()
         with self._lock:
-            replies = list(self._waiting.values())
-        for reply in replies:
-            reply.cancel(InternalError(STOPPING))
+            waiting = list(self._waiting.items())
+        for future, reply in waiting:
+            if reply is None:  # the running action fetches by itself
+                future.cancel()
+            else:
+                reply.cancel(InternalError(STOPPING))
         self._threads.shutdown()
+
+
+class EarlyFetch:
+    """A fetch that a free thread may begin before its request comes to it.
+
+    The request never waits for a thread: what has not begun by then, it fetches itself.
+    """
+
+    def __init__(self, fetch: Callable[[], bytes]) -> None:
+        self.future: Future[None] | None = None
+        self._fetch = fetch
+        self._data = b""
+
+    def run(self) -> None:
+        self._data = self._fetch()
+
+    def take(self) -> bytes:
+        """Return the fetched bytes. Raises what the fetch raises."""
+        if self.future is None or self.future.cancel():
+            return self._fetch()
+        self.future.result()
+        return self._data
+
+    def cancel(self) -> None:
+        """Do not begin the fetch, if it has not begun."""
+        if self.future is not None:
+            self.future.cancel()

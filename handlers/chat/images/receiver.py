@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
+from handlers.chat.images.fetch_pool import EarlyFetch, FetchPool
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.schemes import is_fetched
 from handlers.chat.images.store import Image, ImageStore
@@ -29,9 +31,17 @@ class ImageReceiver:
     """
 
     def __init__(
-        self, loader: ImageLoader, store: ImageStore, counters: Counters, *, can_see: bool, max_images: int
+        self,
+        loader: ImageLoader,
+        fetching: FetchPool,
+        store: ImageStore,
+        counters: Counters,
+        *,
+        can_see: bool,
+        max_images: int,
     ) -> None:
         self._loader = loader
+        self._fetching = fetching
         self._store = store
         self._counters = counters
         self._can_see = can_see
@@ -46,19 +56,32 @@ class ImageReceiver:
             raise InvalidRequest("this model reads text only; ask without an image")
         check_num_images(len(references), self._max_images)
         received: list[ReceivedImage] = []
+        early = self._fetch_early(references, reply)
         try:
-            for reference in references:
+            for number, reference in enumerate(references):
                 reply.raise_if_cancelled()
                 self._counters.add("images_received")
-                encoded = self._loader.read(reference, reply)
+                encoded = early[number].take() if number in early else self._loader.read(reference, reply)
                 self._counters.add("images_fetched", int(is_fetched(reference)))
                 reply.raise_if_cancelled()
                 image = self._store.take_in(scope, encoded, reply.raise_if_cancelled)
                 received.append(ReceivedImage(image, encoded))
         except BaseException:
+            for fetch in early.values():
+                fetch.cancel()
             self.release(received)
             raise
         return received
+
+    def _fetch_early(self, references: Sequence[ImageReference], reply: PendingReply) -> dict[int, EarlyFetch]:
+        """Begin to fetch all images but the first that is fetched; return the fetches by the references' numbers."""
+        if reply.fetch_line is None:
+            return {}
+        further = [number for number, reference in enumerate(references) if is_fetched(reference)][1:]
+        return {
+            number: self._fetching.fetch_early(reply, partial(self._loader.read, references[number], reply))
+            for number in further
+        }
 
     @contextmanager
     def released_on_error(self, received: Sequence[ReceivedImage]) -> Iterator[None]:

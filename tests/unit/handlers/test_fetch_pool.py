@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handlers.chat.images.fetch_pool import FetchPool, find_line
+from handlers.chat.images.fetch_pool import EarlyFetch, FetchPool, find_line
 from handlers.chat.images.loader import ImageLoader
 from handlers.errors import ImageUnreachable, InternalError, Overloaded
 from handlers.requests.incoming import Caller
@@ -117,6 +117,19 @@ def test_line_is_that_of_the_first_fetched_address(references: tuple[bytes | str
 
     assert find_line(Caller(), references) == line
     assert find_line(named, references) == (None if line is None else named.line)
+
+
+def test_images_of_a_request_are_fetched_at_the_same_time(make_client: Any, tarpit: Tarpit) -> None:
+    """Their order stays, and a caller's other half of the threads stays free."""
+    client = make_client(intake={**ALLOWED, "fetch_threads": 6})
+    ordered = client.send(opening(tarpit.url("/slow.png"), tarpit.url("/a.png"), tarpit.url("/slow.png")), ALICE)
+
+    tarpit.await_arrivals(2)
+
+    assert client.call(opening(tarpit.url("/a.png")), ALICE).status == 200  # the third thread of the line
+    tarpit.release()
+    assert ordered.wait().status == 200
+    assert client.service.numbers()["images"]["fetched"] == 4
 
 
 class Held:
@@ -237,3 +250,46 @@ def test_slow_fetch_ends_with_the_requests_time(tarpit: Tarpit) -> None:
         loader.read(tarpit.url("/a.png"), reply)
 
     assert not any("/a.png" in request for request in tarpit.requests)
+
+
+def test_request_fetches_by_itself_what_no_thread_has_begun() -> None:
+    """A request never waits for a thread while it has one."""
+    held, reply = Held(2), make_reply()  # each line may use one thread
+    early: list[EarlyFetch] = []
+    taken: list[bytes] = []
+
+    def run() -> None:
+        early.append(held.pool.fetch_early(reply, lambda: b"image"))
+        taken.append(early[0].take())
+
+    held.pool.submit("a", reply, run).result(60)
+
+    assert taken == [b"image"]
+    assert early[0].future is not None
+    assert early[0].future.cancelled()
+    held.release()
+    held.pool.shutdown()
+
+
+def test_stop_waits_for_a_request_with_early_fetches() -> None:
+    """A request that runs is not lost because threads for its further images were not free."""
+    held, reply = Held(2), make_reply()
+    has_begun, may_take = threading.Event(), threading.Event()
+    taken: list[bytes] = []
+
+    def run() -> None:
+        early = held.pool.fetch_early(reply, lambda: b"image")
+        has_begun.set()
+        may_take.wait(60)
+        taken.append(early.take())
+
+    held.pool.submit("a", reply, run)
+    has_begun.wait(60)
+    stopping = threading.Thread(target=held.pool.shutdown)
+    stopping.start()
+    held.release()
+    may_take.set()
+    stopping.join(60)
+
+    assert taken == [b"image"]
+    assert not reply.is_cancelled
