@@ -87,6 +87,25 @@ def test_an_address_that_is_not_found_takes_nobody_out(
     assert stage.instance("a").state is InstanceState.READY
 
 
+def test_fault_of_the_proxy_while_it_connects_is_logged_and_ends_the_request(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client does not wait until its request's time is over."""
+    stage = make_stage()
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.proxy.data.parts.connector, "connect", fail)
+        answer = read_answer(invoke(stage))
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert "connection not opened instance=" in caplog.text
+    assert "RuntimeError: a fault" in caplog.text
+    assert instance_of(read_answer(invoke(stage))) in ("a", "b")
+
+
 @pytest.mark.parametrize(("names", "session"), [("a", None), ("a", "a"), ("ab", "a")])
 def test_request_that_only_one_instance_can_answer_waits_for_it(
     make_stage: Callable[..., Stage], full_port: int, names: str, session: str | None

@@ -88,6 +88,11 @@ class RequestDelivery:
             self._connecting = None
             receiver.on_lost(_loss_of(error))
             return
+        except Exception:  # which the task would keep to itself, while the client waits
+            logger.exception("connection not opened instance=%s", target.name)
+            self._connecting = None
+            receiver.on_lost(Loss.UNROUTED)
+            return
         self._connecting = None
         self._attach(receiver, upstream)
 

@@ -54,6 +54,11 @@ class Subrequest:
             self._connecting = None
             self.end(f"unreachable: {error}")
             return
+        except Exception:  # which the task would keep to itself
+            logger.exception("connection not opened instance=%s", self._target.name)
+            self._connecting = None
+            self.end("fault")
+            return
         self._connecting = None
         self._send_on(upstream)
 
