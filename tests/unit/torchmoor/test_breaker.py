@@ -134,6 +134,27 @@ def test_instance_whose_answers_fail_gets_one_trial_at_a_time() -> None:
     assert bad.share == 1.0
 
 
+def test_request_from_before_is_no_trial() -> None:
+    """A long stream that began before the breaker opened keeps no trial out, and its end admits no second one."""
+    clock = Clock()
+    registry, recovery, (bad, _) = make(2, clock)
+    streams = [bad.lease(), bad.lease()]
+    for _ in range(3):
+        recovery.on_failed(bad)
+    late = bad.lease()  # of a session without a journal, which no other instance can serve
+
+    clock.now = 2.0
+    recovery.tick()
+    assert ready_names(registry) == ["i0", "i1"]
+    trial = bad.lease()
+    assert ready_names(registry) == ["i1"]
+    for lease in (*streams, late):
+        lease.release()
+    assert ready_names(registry) == ["i1"]
+    trial.release()
+    assert ready_names(registry) == ["i0", "i1"]
+
+
 def test_at_most_half_of_the_instances_are_cut_off() -> None:
     """At most half of the instances are cut off, because the cause of more failures is elsewhere.
 

@@ -2,7 +2,7 @@
 
     CLOSED     work as usual; max_failures in a row open it
     OPEN       no new work for an interval, which doubles each time that it opens again without a success between
-    HALF_OPEN  MAX_TRIALS requests at a time as a trial; a failure opens the breaker again
+    HALF_OPEN  one request at a time as a trial, beside older ones; a failure opens the breaker again
 
 A success closes it from any state. The module does no I/O; the time is an argument.
 """
@@ -12,8 +12,6 @@ from __future__ import annotations
 from enum import Enum
 
 from torchmoor.config.recovery import RecoverySettings
-
-MAX_TRIALS = 1
 
 
 class BreakerState(Enum):
@@ -65,7 +63,3 @@ class Breaker:
             self.state = BreakerState.HALF_OPEN
             return True
         return False
-
-    def admits_trial(self, outstanding: int) -> bool:
-        """Return True if a half-open breaker lets the instance have another request."""
-        return self.state is BreakerState.HALF_OPEN and outstanding < MAX_TRIALS

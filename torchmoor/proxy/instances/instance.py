@@ -29,7 +29,7 @@ class InstanceState(Enum):
 
 SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))  # in these states it answers requests
 # A lookup in an Enum takes longer than choosing an instance.
-_READY, _CLOSED = InstanceState.READY, BreakerState.CLOSED
+_READY, _CLOSED, _HALF_OPEN = InstanceState.READY, BreakerState.CLOSED, BreakerState.HALF_OPEN
 
 
 class Lease:
@@ -43,6 +43,8 @@ class Lease:
         self._num_counted = counted_body_bytes(num_body_bytes) if num_body_bytes else 0
         instance.outstanding += 1
         instance.inflight_body_bytes += self._num_counted
+        if instance.breaker.state is _HALF_OPEN and instance.trial is None:
+            instance.trial = self
         instance.on_load(instance)
 
     def try_hold_body(self, num_body_bytes: int) -> bool:
@@ -62,6 +64,8 @@ class Lease:
             instance = self.instance
             instance.outstanding -= 1
             instance.inflight_body_bytes -= self._num_counted
+            if instance.trial is self:
+                instance.trial = None
             instance.on_load(instance)
 
 
@@ -118,7 +122,7 @@ class Instance(InstanceFacts):
 
     inflight_body_bytes: the part of the JVM's heap for the bodies of outstanding requests, by their declared length, or
     the received one. reported: its last status, without the models, which ModelPlacement keeps. num_opened: openings
-    sent to it since. breaker: opened by failed answers. share: of the usual work; below 1.0 during slow start.
+    sent to it since. breaker: opened by failed answers. trial: the invocation that its half-open breaker has let pass. share: of the usual work; below 1.0 during slow start.
     num_pieces: pieces of answers that it has sent after their heads, as in streams. on_load: called after every change
     of `outstanding`; set by the registry. batches_sequences: TorchServe batches its requests by sequence, as the health
     check finds out; see dispatch/sequences.py. is_drained: it gets no new work when it is ready; set by the registry.
@@ -135,6 +139,7 @@ class Instance(InstanceFacts):
     reported: ReportedStatus = field(default_factory=ReportedStatus)
     num_opened: int = 0
     breaker: Breaker = field(default_factory=lambda: Breaker(RecoverySettings()))
+    trial: Lease | None = None
     share: float = 1.0
     num_pieces: int = 0
     on_load: Callable[[Instance], None] = _ignore
@@ -146,8 +151,8 @@ class Instance(InstanceFacts):
         """True if it may be sent new work."""
         if self.state is not _READY:
             return False
-        breaker = self.breaker
-        return breaker.state is _CLOSED or breaker.admits_trial(self.outstanding)
+        state = self.breaker.state
+        return state is _CLOSED or (state is _HALF_OPEN and self.trial is None)
 
     @property
     def can_be_operated(self) -> bool:

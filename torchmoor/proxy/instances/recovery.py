@@ -86,6 +86,7 @@ class Recovery:
         now = self._clock()
         for instance in self._registry.instances():
             if instance.breaker.tick(now):
+                instance.trial = None
                 self._registry.refresh(instance)
             since = self._back_since.get(instance.name)
             if since is not None:
