@@ -13,7 +13,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm clients docs reference demo test test-slow test-all test-repeat mutants test-gpu gpu-report chart fuzz check sbom audit audit-image bench report archives clean
+.PHONY: help setup setup-vllm clients docs reference demo wheel test test-slow test-all test-repeat mutants test-gpu gpu-report chart fuzz check sbom audit audit-image bench report archives clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -69,6 +69,9 @@ archives: setup  ## build model_store/*.mar; the first time, SmolLM2 (93 MB) and
 demo: setup  ## start two TorchServe instances and the proxy, and ask about a picture with boto3
 	@$(BIN)/python scripts/build_archives.py --only llava
 	$(BIN)/python scripts/demo.py
+
+wheel: setup  ## build dist/torchmoor-*.whl; COMPILED=1: with the proxy's common path compiled, for this Python and machine
+	TORCHMOOR_COMPILED=$(COMPILED) $(BIN)/pip wheel --disable-pip-version-check -q --no-deps --no-build-isolation -w dist .
 
 docs: setup  ## build the documentation as a site with a search field: build/site
 	@$(BIN)/zensical build --strict

@@ -1,15 +1,30 @@
 """Package metadata. Versions live in requirements.txt; tool settings in pyproject.toml."""
 
+import os
 import re
 import shutil
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 # What `torchmoor up` makes archives of, in the wheel's torchmoor/bundle (torchmoor/fleet/archives.py).
 BUNDLED = ("handlers", "models/tiny-llava")
+# The modules through which most requests go; TORCHMOOR_COMPILED=1 compiles them (docs/decisions/0062-compiled-wheel.md).
+COMPILED = {
+    "torchmoor/proxy/api": ("operation",),
+    "torchmoor/proxy/dispatch": ("chooser", "recent_decisions", "request_sessions"),
+    "torchmoor/proxy/fast_path": ("request", "routes"),
+    "torchmoor/proxy/http": (
+        *("answer", "arriving", "bounded_cache", "call", "chunks", "client_connection", "client_state"),
+        *("connection_parts", "exchange", "field_names", "fields", "head", "marked_answer", "message"),
+        *("message_exchange", "outgoing", "reader", "request_delivery", "subrequest", "sweeper", "upstream"),
+    ),
+    "torchmoor/proxy/instances": ("breaker",),
+    "torchmoor/proxy/routing": ("pool", "reasons"),
+    "torchmoor/wire": ("session_ids",),
+}
 NOT_BUNDLED = ("__pycache__", "samples", "README.md")
 
 
@@ -32,6 +47,16 @@ def accepted(line: str) -> str:
     oldest = re.search(r"oldest ([\d.]+)", comment)
     newest = f"0.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
     return f"{name}>={oldest[1].rstrip('.') if oldest else f'{major}.{minor}'},<{newest}"
+
+
+def compiled_modules() -> list[Extension]:
+    """The extension modules of COMPILED, made by mypyc; none unless they are asked for."""
+    if os.environ.get("TORCHMOOR_COMPILED") != "1":
+        return []
+    from mypyc.build import mypycify
+
+    paths = [f"{folder}/{name}.py" for folder, names in COMPILED.items() for name in names]
+    return mypycify(paths, opt_level="3", debug_level="0", group_name="torchmoor")
 
 
 class BuildWithBundle(build_py):
@@ -66,6 +91,7 @@ setup(
         "torchmoor.fleet": ["*.xml"],
     },
     cmdclass={"build_py": BuildWithBundle},
+    ext_modules=compiled_modules(),
     install_requires=GROUPS["client"],
     extras_require={
         "client": [],  # what is always installed

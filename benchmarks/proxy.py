@@ -17,7 +17,8 @@ have no sessions. Envoy and the routers are run if TORCHMOOR_BENCH_PEERS names t
 took 24.9 us per request for nginx, 33.9 for a callback proxy in Python, 73 for Envoy, and 162 for aiohttp.
 
 TORCHMOOR_BENCH_PYTHON may name another Python with the proxy's packages, which runs torchmoor in one more arm of
-requests and streams, other-python.
+requests and streams, other-python. If there is a compiled wheel (make wheel COMPILED=1), both Pythons also run that:
+compiled, other-python-compiled.
 
     make bench NAME=proxy [QUICK=1]
     python -m benchmarks.proxy [--quick] [--rounds 5] [--save]
@@ -43,11 +44,13 @@ from benchmarks.proxy_arms import (
     PYTHON,
     Aiohttp,
     Arm,
+    CompiledWheel,
     Envoy,
     GeneralPath,
     HAProxy,
     Nginx,
     OtherPython,
+    OtherPythonCompiled,
     Process,
     Router,
     Torchmoor,
@@ -189,7 +192,7 @@ async def measure_streams(stage: Stage, *, rounds: int, num_streams: int, num_to
     upstreams = stage.start_stream_backend()
     sessions = make_sessions()
     nginx = Nginx(buffering="off")
-    started = [arm for arm in (nginx, Torchmoor(), OtherPython()) if arm.is_installed()]
+    started = [arm for arm in (nginx, Torchmoor(), *further_arms()) if arm.is_installed()]
     processes = {arm.name: stage.start(arm, upstreams) for arm in started}
     arms = [(arm.name, processes[arm.name], arm.path) for arm in started]
     arms.append(("framed", processes["torchmoor"], f"{Torchmoor.path}-response-stream"))
@@ -247,10 +250,16 @@ def find_arms() -> list[Arm]:
     missing = [arm.name for arm in peers if not arm.is_installed()]
     if missing:
         _say(f"not installed, so not measured: {', '.join(missing)}")
-    other = OtherPython()
-    if not other.is_installed():
+    if not OtherPython().is_installed():
         _say(f"no other Python is measured: {PYTHON} is not set")
-    return [arm for arm in (Nginx(), Torchmoor(), other, GeneralPath(), *peers) if arm.is_installed()]
+    if not CompiledWheel().is_installed():
+        _say("no compiled wheel is measured: make wheel COMPILED=1")
+    return [arm for arm in (Nginx(), Torchmoor(), *further_arms(), GeneralPath(), *peers) if arm.is_installed()]
+
+
+def further_arms() -> list[Torchmoor]:
+    """Return torchmoor with another Python, and compiled."""
+    return [CompiledWheel(), OtherPython(), OtherPythonCompiled()]
 
 
 def run(*, quick: bool, rounds: int) -> Figures:
@@ -318,7 +327,9 @@ def main() -> None:
         rows.append(row)
     other = OtherPython()
     ratios = {name: ratio(column, "torchmoor", NGINX) for name, column in RATIOS_TO_NGINX.items()}
-    ratios |= {f"other_python_{name}": ratio(column, other.name, NGINX) for name, column in RATIOS_TO_NGINX.items()}
+    for further in further_arms():
+        prefix = further.name.replace("-", "_")
+        ratios |= {f"{prefix}_{name}": ratio(column, further.name, NGINX) for name, column in RATIOS_TO_NGINX.items()}
     ratios |= {
         "cpu_vs_general_path": ratio("request_us", "torchmoor", GeneralPath.name),
         "same_rate_cpu_vs_general_path": ratio("same_rate_request_us", "torchmoor", GeneralPath.name),

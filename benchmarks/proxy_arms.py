@@ -12,6 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from zipfile import ZipFile
+
+from benchmarks.report import ROOT
 
 PEERS = "TORCHMOOR_BENCH_PEERS"  # a folder of programs (envoy, sglang-router, vllm-router), searched before the PATH
 PYTHON = "TORCHMOOR_BENCH_PYTHON"  # the Python of the arm other-python
@@ -108,6 +111,33 @@ class OtherPython(Torchmoor):
 
     def is_installed(self) -> bool:
         return bool(self.python)
+
+
+class CompiledWheel(Torchmoor):
+    """The product from the compiled wheel in dist/ (make wheel COMPILED=1), with the sources of the benchmark."""
+
+    name = "compiled"
+
+    def is_installed(self) -> bool:
+        return bool(self.python) and bool(_compiled_wheels())
+
+    def command(self, port: int, upstreams: Sequence[int], folder: Path) -> list[str]:
+        [wheel, *_] = _compiled_wheels()
+        with ZipFile(wheel) as bundle:
+            bundle.extractall(folder)
+        _, *arguments = super().command(port, upstreams, folder)
+        return ["env", f"PYTHONPATH={folder}:{ROOT}", self.python, "-P", *arguments]
+
+
+class OtherPythonCompiled(CompiledWheel):
+    """The compiled wheel, run by another Python of the same version."""
+
+    name = "other-python-compiled"
+    python = OtherPython.python
+
+
+def _compiled_wheels() -> list[Path]:
+    return sorted((ROOT / "dist").glob("torchmoor-*-cp*.whl"))
 
 
 class GeneralPath(PythonArm):

@@ -43,6 +43,7 @@ def test_a_shortage_is_the_proxys_own(make_stage: Callable[..., Stage]) -> None:
     assert 'NoCapacityInvocationFailures_total{endpoint="llava",variant="AllTraffic"} 0.0' in metrics
 
 
+@pytest.mark.interpreted
 def test_a_lack_of_local_ports_is_the_proxys_own(
     make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:

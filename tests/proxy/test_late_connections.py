@@ -52,6 +52,7 @@ def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: Callab
     assert stage.instance("a").breaker.num_failures == 1
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "error",
     [socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), OSError(errno.ENETUNREACH, "Unreachable")],
@@ -87,6 +88,7 @@ def test_an_address_that_is_not_found_takes_nobody_out(
     assert stage.instance("a").state is InstanceState.READY
 
 
+@pytest.mark.interpreted
 def test_fault_of_the_proxy_while_it_connects_is_logged_and_ends_the_request(
     make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,36 +24,19 @@ from tests.archives import unpack_tar
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import draw
 from tests.waiting import PROGRAM_S
+from tests.wheels import build, copy_sources
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 
-SOURCES = ("torchmoor", "handlers", "models/tiny-llava")
-FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "requirements.txt", "requirements-clients.txt", "README.md")
 PACKAGES = Path(sysconfig.get_path("purelib"))
-BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 BUNDLE = "torchmoor/bundle"
-
-
-def build(kind: str, source: Path, target: Path) -> Path:
-    target.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, kind, str(target)], cwd=source, capture_output=True, text=True, timeout=PROGRAM_S
-    )
-    assert done.returncode == 0, done.stderr
-    [built] = target.iterdir()
-    return built
 
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the sdist from a copy of the checkout, which stays unchanged."""
     folder = tmp_path_factory.mktemp("sdist")
-    source = folder / "source"
-    for name in SOURCES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (*FILES, "CHANGELOG.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    return build("build_sdist", source, folder / "dist")
+    return build("sdist", copy_sources(folder / "source"), folder / "dist")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +45,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     unpack_tar(sdist, folder)
     [source] = folder.iterdir()
-    return build("build_wheel", source, folder / "dist")
+    return build("wheel", source, folder / "dist")
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,8 @@ class Exchange:
 
     is_over = False
     is_answered = False
-    status_replied = num_bytes_replied = 0
+    status_replied = 0
+    num_bytes_replied = 0
     _arriving: ArrivingBody | None = None
     _first_piece = b""  # of a body that is arriving
     _is_waiting = False

@@ -62,9 +62,12 @@ class Layout:
                 self._place(place, role)
             else:
                 self._read_special(place, role)
+        self.masks = BoundedCache(partial(_mask, passed), MAX_KEPT_MASKS)
+        self._judge()
+
+    def _judge(self) -> None:
         if self.is_chunked and self.length is not None:
             raise BadMessage(400, "A message has a Content-Length or a Transfer-Encoding, not both.")
-        self.masks = BoundedCache(partial(_mask, passed), MAX_KEPT_MASKS)
         self.is_usual = self.num_hosts == 1 and not (self.options or self.is_chunked or self.is_expecting)
         self.is_sound = self.repeated is None and self.problem is None
 

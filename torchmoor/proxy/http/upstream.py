@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from time import monotonic
 from typing import Protocol, cast
 from weakref import WeakKeyDictionary
@@ -26,6 +25,7 @@ from torchmoor.proxy.http.fields import BadMessage, FieldNote, note_nothing
 from torchmoor.proxy.http.head import HeadBook
 from torchmoor.proxy.http.long_body_queue import LongBodyQueue
 from torchmoor.proxy.http.message import AnswerHead, AnswerLine
+from torchmoor.proxy.http.patient_timeout import patient_timeout
 from torchmoor.proxy.http.spool import SpooledBody, SpoolSender
 from torchmoor.proxy.http.sweeper import NEVER, Sweeper
 
@@ -327,7 +327,7 @@ class Connector:
         long_bodies = self._long_bodies.get(target)
         if long_bodies is None:
             long_bodies = self._long_bodies[target] = LongBodyQueue(self._limits.max_long_body_bytes_per_s)
-        async with _patient_timeout(self._timeouts.connect_timeout_s):
+        async with patient_timeout(self._timeouts.connect_timeout_s):
             _, connection = await loop.create_connection(
                 lambda: UpstreamConnection(
                     target,
@@ -350,19 +350,3 @@ class Connector:
         for connection in idle[: 1 + self._max_connections // 16]:
             self._open.discard(connection)  # not counted again before the loop has closed it
             connection.close()
-
-
-@asynccontextmanager
-async def _patient_timeout(seconds: float) -> AsyncIterator[None]:
-    """Raise TimeoutError after this time, and not because the process itself was held up for as long.
-
-    The loop runs timers that are due before it reads what has arrived. So the time has two halves: the second one
-    begins when the loop has noticed the end of the first.
-    """
-    loop, half_s = asyncio.get_running_loop(), seconds / 2
-    async with asyncio.timeout(None) as limit:
-        halfway = loop.call_later(half_s, lambda: limit.reschedule(loop.time() + half_s))
-        try:
-            yield
-        finally:
-            halfway.cancel()
