@@ -76,11 +76,20 @@ class RedisQueue(Queue):
             return request.stamped(float(answer[1]))
         return AsyncRequest.from_json(answer[1], answer[2])
 
-    async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
-        return await self._claim(endpoint, lease_s, may_begin=1)
-
-    async def claim_decided(self, endpoint: str, lease_s: float) -> Claim | None:
-        return await self._claim(endpoint, lease_s, may_begin=0)
+    async def claim(self, endpoint: str, lease_s: float, *, may_begin: bool = True) -> Claim | None:
+        token = uuid4().hex
+        expired = EXPIRED.to_json(), EXPIRED.reason
+        limits = MAX_AT_ONCE, CLOCK_TOLERANCE_S
+        found = await self._run(redis_scripts.CLAIM, endpoint, lease_s, token, int(may_begin), *expired, *limits)
+        if found is None:
+            return None
+        request, body, attempts, settled, output = found
+        return Claim(
+            request=AsyncRequest.from_json(request, body),
+            attempt=int(attempts),
+            token=token,
+            decided=None if settled is None else AsyncOutcome.from_json(settled, output),
+        )
 
     async def extend(self, claim: Claim, lease_s: float, *, instance: str = "") -> bool:
         return bool(await self._run(redis_scripts.EXTEND, claim.request.inference_id, claim.token, lease_s, instance))
@@ -147,21 +156,6 @@ class RedisQueue(Queue):
 
     async def close(self) -> None:
         await self._client.aclose()
-
-    async def _claim(self, endpoint: str, lease_s: float, *, may_begin: int) -> Claim | None:
-        token = uuid4().hex
-        expired = EXPIRED.to_json(), EXPIRED.reason
-        limits = MAX_AT_ONCE, CLOCK_TOLERANCE_S
-        found = await self._run(redis_scripts.CLAIM, endpoint, lease_s, token, may_begin, *expired, *limits)
-        if found is None:
-            return None
-        request, body, attempts, settled, output = found
-        return Claim(
-            request=AsyncRequest.from_json(request, body),
-            attempt=int(attempts),
-            token=token,
-            decided=None if settled is None else AsyncOutcome.from_json(settled, output),
-        )
 
     async def _run(self, script: str, *arguments: object) -> Any:
         """Run a script. Raises QueueUnavailable."""

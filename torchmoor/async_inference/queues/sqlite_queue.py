@@ -58,11 +58,12 @@ class SqliteQueue(Queue):
     ) -> AsyncRequest:
         return await self._database.run(partial(self._submit, request, refusal, share), is_durable=True)
 
-    async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
-        return await self._claim(endpoint, lease_s, may_begin=True)
-
-    async def claim_decided(self, endpoint: str, lease_s: float) -> Claim | None:
-        return await self._claim(endpoint, lease_s, may_begin=False)
+    async def claim(self, endpoint: str, lease_s: float, *, may_begin: bool = True) -> Claim | None:
+        take = partial(self._take, endpoint, lease_s, may_begin)
+        try:
+            return await self._database.run(partial(take, False))
+        except _MustBeDurable:
+            return await self._database.run(partial(take, True), is_durable=True)
 
     async def extend(self, claim: Claim, lease_s: float, *, instance: str = "") -> bool:
         now = self._clock()
@@ -125,13 +126,6 @@ class SqliteQueue(Queue):
 
     async def close(self) -> None:
         await self._database.close()
-
-    async def _claim(self, endpoint: str, lease_s: float, *, may_begin: bool) -> Claim | None:
-        take = partial(self._take, endpoint, lease_s, may_begin)
-        try:
-            return await self._database.run(partial(take, False))
-        except _MustBeDurable:
-            return await self._database.run(partial(take, True), is_durable=True)
 
     # The methods below run in the database's thread, inside a transaction.
 

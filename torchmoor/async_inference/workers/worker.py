@@ -51,11 +51,6 @@ class Worker:
         self._claiming: asyncio.Task[None] | None = None
         context.capacity.listen(self.wake)
 
-    @property
-    def num_serving(self) -> int:
-        """Return the number of requests that this worker runs or publishes."""
-        return len(self._serving)
-
     def wake(self) -> None:
         """Look for work at once."""
         self._is_awake.set()
@@ -108,8 +103,8 @@ class Worker:
         if len(self._serving) >= self._capacity.max_running + self._settings.max_publishing:
             return False
         lease = self._capacity.try_take()
-        claim_next = self._queue.claim_decided if lease is None else self._queue.claim
-        claiming = asyncio.ensure_future(claim_next(self.endpoint, self._settings.lease_s))
+        claim_next = self._queue.claim(self.endpoint, self._settings.lease_s, may_begin=lease is not None)
+        claiming = asyncio.ensure_future(claim_next)
         try:
             claim = await asyncio.shield(claiming)
         except asyncio.CancelledError:  # the queue makes the claim all the same
