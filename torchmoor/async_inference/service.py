@@ -41,7 +41,7 @@ from torchmoor.errors import (
 from torchmoor.fault_log import FaultLog
 from torchmoor.metrics.backlog import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.tasks import BackgroundTasks
+from torchmoor.tasks import BackgroundTasks, cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -121,10 +121,8 @@ class AsyncInference:
             stack.push_async_callback(self._stop_workers)
             for endpoint in self.endpoints.values():
                 self._start_worker(endpoint)
-            for work in (self._watch_queue(), self._sweep_store()):
-                task = asyncio.get_running_loop().create_task(work)
-                stack.push_async_callback(asyncio.wait, (task,))
-                stack.callback(task.cancel)
+            loops = [asyncio.create_task(work) for work in (self._watch_queue(), self._sweep_store())]
+            stack.push_async_callback(cancel_all, loops)
             self._stack = stack.pop_all()
         return self
 
