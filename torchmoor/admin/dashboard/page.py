@@ -57,11 +57,9 @@ class Dashboard:
         """chat_scheme: http or https, by which the data plane serves the chat page; None if it does not."""
         self._data = data
         self._chat_scheme = chat_scheme
-        self._refresh = data.refresh
         self._registry = registry
         self.statuses = InstanceStatuses(registry, data.operations)
         self._started_at = time.monotonic()
-        self._traffic = data.traffic
         self._histories: dict[VariantTraffic, VariantHistory] = {}
         self._loads: dict[str, InstanceHistory] = {}
         self._gpus_here = Gpus()
@@ -95,7 +93,7 @@ class Dashboard:
         while True:
             await asyncio.sleep(INTERVAL_S)
             try:
-                await self._refresh()
+                await self._data.refresh()
                 now = time.monotonic()
                 self._find_histories()
                 for history in self._histories.values():
@@ -114,13 +112,13 @@ class Dashboard:
 
     def _find_histories(self) -> None:
         """Begin the histories of new endpoints, and drop those of endpoints that are gone."""
-        now = time.monotonic()
-        self._histories = {each: self._histories.get(each) or VariantHistory(each, now) for each in self._traffic()}
+        now, traffic = time.monotonic(), self._data.traffic()
+        self._histories = {each: self._histories.get(each) or VariantHistory(each, now) for each in traffic}
 
     @get("/dashboard.json", "dashboard", "Get the dashboard's data.", admin_schemas.DASHBOARD)
     async def _show(self, request: web.Request) -> web.Response:
         range_name = _read_range(request)
-        await asyncio.gather(self.statuses.refresh(), self._refresh())
+        await asyncio.gather(self.statuses.refresh(), self._data.refresh())
         return web.json_response(self.describe(range_name), headers=HEADERS)
 
     @get(
