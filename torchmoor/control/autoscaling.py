@@ -145,10 +145,7 @@ class ScalableTargets:
         kept = before.values if before else {}
         if values.get("PolicyType", kept.get("PolicyType")) != kept.get("PolicyType"):
             kept = {}  # another type's configuration
-        policy = Resource(
-            {**kept, **values, "ResourceId": resource},
-            before.created if before else time.time(),
-        )
+        policy = Resource({**kept, **values}, before.created if before else time.time())
         await self._change(resource, Change(self._resources.policies, key, policy))
         return {"PolicyARN": self._arns.policy_arn(resource, values["PolicyName"]), "Alarms": []}
 
