@@ -190,7 +190,7 @@ class Deployments:
         self._running |= {launch.name: launch for launch in planned}
         deployment.launches |= {launch.name: launch for launch in planned}
         found.settings = found.settings.replace(scaling=settings)
-        group = ScaledVariant(found, settings, [*running, *planned], [launch.name for launch in running])
+        group = ScaledVariant(found, [*running, *planned], [launch.name for launch in running])
         deployment.scaled[variant] = group
         self.autoscaler.add(group)
 
