@@ -200,7 +200,7 @@ class AsyncInference:
             faults=FaultLog(logger, endpoint.name),
             ends_at=ends_at,
         )
-        return Worker(endpoint.name, context)
+        return Worker(context)
 
     async def _watch_queue(self) -> None:
         """Read the backlogs for the metrics, and drop old requests from the queue."""

@@ -36,9 +36,8 @@ FAILED_WITH_SESSION = AsyncOutcome(
 class Worker:
     """Runs one endpoint's requests from `start` to `stop`, which returns what runs to the queue."""
 
-    def __init__(self, endpoint: str, context: WorkerContext) -> None:
-        self.endpoint = endpoint
-        self.metrics = context.metrics
+    def __init__(self, context: WorkerContext) -> None:
+        self.endpoint = context.metrics.endpoint
         self._context = context
         self._queue = context.queue
         self._capacity = context.capacity
@@ -207,14 +206,14 @@ class Worker:
         """Run one attempt. Returns the decided outcome; None if the request will be tried again."""
         if claim.attempt == 1:
             waited_s = max(0.0, self._context.wall() - claim.request.received_at)
-            self.metrics.of(lease.variant).async_time_in_backlog.observe(waited_s)
+            self._context.metrics.of(lease.variant).async_time_in_backlog.observe(waited_s)
         attempt = Attempt(self._context, claim, lease)
         try:
             try:
                 outcome = await self._try(attempt, claim)
             except RetryableFailure as failure:
                 if not failure.counts or claim.attempt < self._settings.max_attempts:
-                    self.metrics.of(lease.variant).async_repeated += 1
+                    self._context.metrics.of(lease.variant).async_repeated += 1
                     delay_s = self._backoff.delay_s(claim.attempt) if failure.delay_s is None else failure.delay_s
                     await self._return(claim, delay_s, failure.reason, counts=failure.counts)
                     return None
