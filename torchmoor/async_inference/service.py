@@ -98,6 +98,7 @@ class AsyncInference:
         self.workers: dict[str, Worker] = {}
         self._notifier: Notifier | None = None  # while it runs
         self._draining: dict[asyncio.Task[None], Worker] = {}  # workers of endpoints that are gone
+        self._num_result_bytes = 0  # as last measured
         self.on_submitted: Callable[[str], None] = lambda endpoint: None
         self._parts = parts
         self._wall = wall
@@ -129,6 +130,7 @@ class AsyncInference:
     def add(self, endpoint: AsyncEndpointContext) -> None:
         """Accept the requests of one more endpoint, and run those that are in the queue already."""
         self.endpoints[endpoint.name] = endpoint
+        endpoint.metrics.num_result_bytes = self._num_result_bytes
         if self._notifier is not None:
             self._start_worker(endpoint)
 
@@ -222,9 +224,9 @@ class AsyncInference:
         """Measure the stored results, and remove what killed processes left."""
         while True:
             try:
-                num_bytes = await self.store.sweep()
+                self._num_result_bytes = await self.store.sweep()
                 for endpoint in self.endpoints.values():
-                    endpoint.metrics.num_result_bytes = num_bytes
+                    endpoint.metrics.num_result_bytes = self._num_result_bytes
             except Exception:
                 logger.exception("results could not be measured")
             await asyncio.sleep(self.settings.sweep_interval_s)
