@@ -129,9 +129,9 @@ async def test_a_result_whose_staged_name_is_still_there_counts_once(rig: Rig) -
     folder = (rig.folder / "results").as_uri()
     store = DirectoryStore(rig.objects)
 
-    stored = await store.upload(f"{folder}/.torchmoor/one.1", chunks_of(b"x" * 5000))
+    tag = await store.upload(f"{folder}/.torchmoor/one.1", chunks_of(b"x" * 5000))
     staged = await store.sweep()
-    await store.publish(f"{folder}/.torchmoor/one.1", stored.tag, f"{folder}/one.out")
+    await store.publish(f"{folder}/.torchmoor/one.1", tag, f"{folder}/one.out")
     published = await store.sweep()
     await store.close()
 

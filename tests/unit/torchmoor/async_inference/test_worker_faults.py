@@ -25,7 +25,6 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectError,
     ObjectMetadata,
     ObjectUnavailable,
-    StagedObject,
 )
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Backlog, Claim
@@ -54,7 +53,7 @@ class Failing(DirectoryStore):
         self._fail("open")
         return await super().open(url)
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], *args: Any, **named: Any) -> StagedObject:
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], *args: Any, **named: Any) -> str:
         self._fail("upload")
         return await super().upload(url, chunks, *args, **named)
 
