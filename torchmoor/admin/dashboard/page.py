@@ -69,14 +69,13 @@ class Dashboard:
         self._faults = FaultLog(logger)
 
     async def __aenter__(self) -> Dashboard:
-        await self.statuses.__aenter__()
         self._sampling = asyncio.create_task(self._sample())
         return self
 
     async def __aexit__(self, *error: object) -> None:
         assert self._sampling is not None
         await cancel_all([self._sampling])
-        await self.statuses.__aexit__(None, None, None)
+        await self.statuses.stop()
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
