@@ -14,9 +14,10 @@ from aiohttp import web
 
 from torchmoor import __version__
 from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, InstanceHistory, VariantHistory, find_gpu
-from torchmoor.admin.http import RequestRefused, add_routes, get
+from torchmoor.admin.http import add_routes, get
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import SHOWN_VALUES, describe_instance, describe_scaling
+from torchmoor.errors import ApiError, ValidationError
 from torchmoor.fault_log import FaultLog
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.metrics.host import Gpus, GpuUse
@@ -129,7 +130,7 @@ class Dashboard:
     async def _show_load(self, request: web.Request) -> web.Response:
         name, range_name = request.match_info["name"], _read_range(request)
         if (history := self._loads.get(name)) is None:
-            raise RequestRefused(404, f"There is no history of an instance {name!r}.")
+            raise ApiError(f"There is no history of an instance {name!r}.", status=404)
         return web.json_response({"name": name, "series": history.describe(range_name)}, headers=HEADERS)
 
     def describe(self, range_name: str) -> dict[str, Any]:
@@ -184,7 +185,7 @@ class Dashboard:
 def _read_range(request: web.Request) -> str:
     range_name = request.query.get("range", NOW)
     if range_name not in RANGES:
-        raise RequestRefused(400, f"range must be one of {', '.join(RANGES)}.")
+        raise ValidationError(f"range must be one of {', '.join(RANGES)}.")
     return range_name
 
 
