@@ -139,7 +139,7 @@ class AsyncInference:
         self.endpoints.pop(name, None)
         worker = self.workers.pop(name, None)
         if worker is not None:
-            task = asyncio.get_running_loop().create_task(worker.drain(drain_timeout_s))
+            task = asyncio.create_task(worker.drain(drain_timeout_s))
             self._draining[task] = worker
             task.add_done_callback(self._draining.pop)
 

@@ -62,7 +62,7 @@ class Worker:
 
     def start(self) -> None:
         """Claim requests from now on."""
-        self._claiming = asyncio.get_running_loop().create_task(self._claim_all())
+        self._claiming = asyncio.create_task(self._claim_all())
 
     async def drain(self, timeout_s: float) -> None:
         """Claim no more requests, wait for what runs, and return to the queue what runs for longer."""
@@ -120,7 +120,7 @@ class Worker:
             lease = None
         if claim is None:
             return False
-        task = asyncio.get_running_loop().create_task(self._serve(claim, lease))
+        task = asyncio.create_task(self._serve(claim, lease))
         self._serving.add(task)
         task.add_done_callback(self._on_served)
         return True
