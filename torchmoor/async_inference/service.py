@@ -156,7 +156,7 @@ class AsyncInference:
         metrics = AsyncMetrics(name, {"": InvocationMetrics(name, "")}, lambda: 0)  # counts that no page shows
         capacity = NoCapacity()
         endpoint = AsyncEndpointContext(settings, metrics, capacity, root=self.settings.output_root)
-        worker = self._make_worker(endpoint, capacity, self._notifier, ends_at=self._wall() + timeout_s)
+        worker = self._make_worker(endpoint, capacity, ends_at=self._wall() + timeout_s)
         outcome = AsyncOutcome(state=AsyncState.CANCELLED, reason=reason)
         await Removal(worker, self.queue, outcome).run()
 
@@ -180,20 +180,18 @@ class AsyncInference:
     def _start_worker(self, endpoint: AsyncEndpointContext) -> None:
         """Start the worker of an endpoint whose requests run in this process."""
         if endpoint.capacity is not None:
-            assert self._notifier is not None
-            self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity, self._notifier)
-            self.workers[endpoint.name].start()
+            worker = self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity)
+            worker.start()
 
-    def _make_worker(
-        self, endpoint: AsyncEndpointContext, capacity: Capacity, notifier: Notifier, ends_at: float = math.inf
-    ) -> Worker:
+    def _make_worker(self, endpoint: AsyncEndpointContext, capacity: Capacity, ends_at: float = math.inf) -> Worker:
+        assert self._notifier is not None  # it runs
         context = WorkerContext(
             settings=self.settings,
             queue=self.queue,
             capacity=capacity,
             store=self.store,
             client=self._client,
-            notifier=notifier,
+            notifier=self._notifier,
             endpoint=endpoint.settings,
             metrics=endpoint.metrics,
             output_path=endpoint.output_path,
