@@ -25,7 +25,7 @@ class BackgroundTasks:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in a task."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, get, post, read_limit
+from torchmoor.admin.http import get, post, read_limit
 from torchmoor.async_inference.objects.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
 from torchmoor.async_inference.request import AsyncRecord, AsyncState
 from torchmoor.async_inference.service import AsyncInference
+from torchmoor.errors import ApiError, ValidationError
 from torchmoor.proxy.api.reference import admin_schemas
 
 PATH = "/async-requests"
@@ -37,24 +38,24 @@ class AsyncAdmin:
     @property
     def _service(self) -> AsyncInference:
         if self._given is None:
-            raise RequestRefused(404, NONE_ACCEPTS)
+            raise ApiError(NONE_ACCEPTS, status=404)
         return self._given
 
     @get(PATH, "listAsyncRequests", "List asynchronous requests.", admin_schemas.ASYNC_REQUESTS)
     async def _list(self, request: web.Request) -> web.Response:
         query, endpoints = request.query, list(self._service.endpoints)
         if not endpoints:
-            raise RequestRefused(404, NONE_ACCEPTS)
+            raise ApiError(NONE_ACCEPTS, status=404)
         endpoint = query.get("endpoint", endpoints[0] if len(endpoints) == 1 else "")
         if endpoint not in endpoints:
-            raise RequestRefused(400, f"endpoint must be one of {', '.join(endpoints)}.")
+            raise ValidationError(f"endpoint must be one of {', '.join(endpoints)}.")
         try:
             state = AsyncState(query["state"].upper()) if query.get("state") else None
         except ValueError:
-            raise RequestRefused(400, f"state must be one of {', '.join(each.value for each in AsyncState)}.") from None
+            raise ValidationError(f"state must be one of {', '.join(each.value for each in AsyncState)}.") from None
         order = query.get("order", "oldest")
         if order not in ("oldest", "newest"):
-            raise RequestRefused(400, "order must be oldest or newest.")
+            raise ValidationError("order must be oldest or newest.")
         limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
         records = await self._service.queue.list(
             endpoint, state, query.get("after"), limit, is_newest_first=order == "newest"
@@ -87,7 +88,7 @@ class AsyncAdmin:
         try:
             download = await self._service.open_result(found)
         except ObjectError as error:
-            raise RequestRefused(_status_of(error), str(error)) from error
+            raise ApiError(str(error), status=_status_of(error)) from error
         async with download:
             content_type = "" if found.outcome is None else found.outcome.content_type
             answer = web.StreamResponse(
@@ -149,8 +150,8 @@ def _shown(input_location: str | None) -> str | None:
     return input_location.partition("?")[0]
 
 
-def _not_found(inference_id: str) -> RequestRefused:
-    return RequestRefused(404, f"There is no request {inference_id!r}, or it was forgotten.")
+def _not_found(inference_id: str) -> ApiError:
+    return ApiError(f"There is no request {inference_id!r}, or it was forgotten.", status=404)
 
 
 def _status_of(error: ObjectError) -> int:

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused
+from torchmoor.errors import ApiError, ValidationError
 from torchmoor.proxy.api.control_operation import CBOR, AnswerControl, ControlRequest, target_of
 
 
@@ -30,7 +30,7 @@ class ControlAdmin:
         is_cbor = request.headers.get("Smithy-Protocol") == CBOR.decode()
         target = target_of(request.path) if is_cbor else request.headers.get("X-Amz-Target")
         if target is None:
-            raise RequestRefused(404, "POST / is for operations of AWS's control plane, which X-Amz-Target names.")
+            raise ApiError("POST / is for operations of AWS's control plane, which X-Amz-Target names.", status=404)
         reply = await self._answer(ControlRequest(target, await self._read(request), is_cbor))
         headers = {name.decode(): value.decode() for name, value in reply.headers}
         return web.Response(status=reply.status, body=reply.body, headers=headers)
@@ -41,6 +41,6 @@ class ControlAdmin:
             async with asyncio.timeout(self._body_timeout_s):
                 return await request.read()
         except TimeoutError as error:
-            raise RequestRefused(408, "The request's body did not come in time.") from error
+            raise ApiError("The request's body did not come in time.", status=408) from error
         except ConnectionError as error:
-            raise RequestRefused(400, "The client left before the end of the request's body.") from error
+            raise ValidationError("The client left before the end of the request's body.") from error

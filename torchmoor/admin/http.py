@@ -58,15 +58,6 @@ def add_routes(router: web.UrlDispatcher, *owners: object) -> None:
                 add(pattern, method.__get__(owner))
 
 
-class RequestRefused(Exception):
-    """An error answer of a JSON handler."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-
-
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer errors in the admin plane's form, and refuse a POST that a browser sends from another site's page.
@@ -77,9 +68,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     is_own = origin is None or is_own_origin(origin, request.host)
     try:
         if request.method == "POST" and not is_own:
-            raise RequestRefused(403, f"A page of {origin} may not do this.")
+            raise ApiError(f"A page of {origin} may not do this.", status=403)
         return await handler(request)
-    except (ApiError, RequestRefused) as error:
+    except ApiError as error:
         return web.json_response({"error": error.message}, status=error.status)
     except web.HTTPException as error:  # no token, or aiohttp's own: an unknown path or method, a body that is too long
         kept = {name: value for name, value in error.headers.items() if name in KEPT_HEADERS}

@@ -11,9 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, error_message, get, post, read_content
+from torchmoor.admin.http import error_message, get, post, read_content
 from torchmoor.admin.recent_answers import RecentAnswers
-from torchmoor.errors import UnknownEndpoint, ValidationError
+from torchmoor.errors import ApiError, UnknownEndpoint, ValidationError
 from torchmoor.proxy.api.reference import admin_schemas
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance
@@ -100,7 +100,7 @@ class ModelsAdmin:
         name, action = request.match_info["name"].removeprefix("/"), request.match_info["action"]  # as for TargetModel
         instances = self._choose(name, action, request.query)
         if not instances:
-            raise RequestRefused(404, "No ready instance with many models matches; see GET /models.")
+            raise ApiError("No ready instance with many models matches; see GET /models.", status=404)
         body = {operations.ACTION: action, operations.MODEL: name}
         answers = await asyncio.gather(
             *(self._operations.ask(each, operations.MODELS, body, timeout_s=ACTION_TIMEOUT_S) for each in instances)

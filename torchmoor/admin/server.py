@@ -22,11 +22,12 @@ from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.admin.control import ControlAdmin
 from torchmoor.admin.dashboard.page import Dashboard
 from torchmoor.admin.decisions import DecisionsAdmin
-from torchmoor.admin.http import RequestRefused, add_routes, answer_errors, get, is_own_fault, post, routes_of
+from torchmoor.admin.http import add_routes, answer_errors, get, is_own_fault, post, routes_of
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.sessions import SessionsAdmin
 from torchmoor.admin.views import describe_discovery, describe_instance, describe_scaling
 from torchmoor.config.settings import ProxySettings
+from torchmoor.errors import ApiError
 from torchmoor.fleet.data_plane_view import DataPlaneView
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics.host import HostCollector
@@ -161,7 +162,7 @@ class AdminServer:
         """
         host = request.headers.get("Host")
         if host is not None and not self._pages.is_own_host(host):  # every browser sends one
-            raise RequestRefused(403, f"The admin plane does not answer for the host {host!r}: use its address.")
+            raise ApiError(f"The admin plane does not answer for the host {host!r}: use its address.", status=403)
         return await handler(request)
 
     @get(HEALTH, "healthz", "Has each endpoint a ready instance?", answers=_yes_or_no(admin_schemas.HEALTH))
@@ -239,7 +240,7 @@ class AdminServer:
             reason = "is not drained: nothing to resume"
             if self._registry.is_leaving(name):
                 reason = "is leaving: DNS or the configuration no longer lists it at this address"
-            raise RequestRefused(409, f"Instance {name!r} {reason}.")
+            raise ApiError(f"Instance {name!r} {reason}.", status=409)
         self._registry.resume(name)
         return await self._show_moved(instance)
 
@@ -247,7 +248,7 @@ class AdminServer:
         name = request.match_info["name"]
         instance = self._registry.find(name)
         if instance is None:
-            raise RequestRefused(404, f"There is no instance {name!r}; see GET /instances.")
+            raise ApiError(f"There is no instance {name!r}; see GET /instances.", status=404)
         return instance
 
     async def _show_moved(self, instance: Instance) -> web.Response:

@@ -13,10 +13,10 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.http import RequestRefused, error_message, get, post, read_content
+from torchmoor.admin.http import error_message, get, post, read_content
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.admin.statuses import InstanceStatuses
-from torchmoor.errors import ValidationError
+from torchmoor.errors import ApiError, ValidationError
 from torchmoor.proxy.api.reference import admin_schemas
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance
@@ -55,7 +55,7 @@ class SessionsAdmin:
         try:
             query = SessionQuery.from_text({"limit": DEFAULT_PAGE, **given, "prefix": given.get("session", "")})
         except SessionQueryError as error:
-            raise RequestRefused(400, str(error)) from error
+            raise ValidationError(str(error)) from error
         instances = self._choose(given)
         key = (query, *(instance.name for instance in instances))
         return web.json_response(await self._answers.get(key, lambda: self._find(instances, query)))
@@ -130,7 +130,7 @@ class SessionsAdmin:
     async def _act(self, request: web.Request) -> web.Response:
         session, action = request.match_info["hash"], request.match_info["action"]
         if not SESSION_HASH.fullmatch(session):
-            raise RequestRefused(400, "A session is named by the 16 hexadecimal digits that GET /sessions shows.")
+            raise ValidationError("A session is named by the 16 hexadecimal digits that GET /sessions shows.")
         instances = self._choose(request.query)
         await self._statuses.refresh_all()
         body = {operations.ACTION: action, operations.SESSION: session}
@@ -142,7 +142,8 @@ class SessionsAdmin:
             able = [instance for instance, row in zip(instances, rows, strict=True) if row["status"] == 404]
             held = await self._close_in_journal(session, able)
         if not held:
-            raise RequestRefused(404, _not_found(session, (row["instance"] for row in rows if row["status"] is None)))
+            silent = (row["instance"] for row in rows if row["status"] is None)
+            raise ApiError(_not_found(session, silent), status=404)
         failed = [row for row in held if row["status"] != 200]
         content = {"session": session, "action": action, "instances": held}
         if failed:

@@ -26,7 +26,7 @@ _TEXTS = frozenset(each.used.removeprefix("status.") for each in SHOWN_VALUES if
 
 
 class InstanceStatuses:
-    """Asks the handlers' operation `status`. The context cancels what is under way at its end."""
+    """Asks the handlers' operation `status`."""
 
     def __init__(self, registry: Registry, operations: HandlerOperations) -> None:
         self._registry = registry
@@ -37,10 +37,8 @@ class InstanceStatuses:
         self._free = asyncio.Semaphore(MAX_QUERIES)
         registry.listen(self._on_change)
 
-    async def __aenter__(self) -> InstanceStatuses:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
+    async def stop(self) -> None:
+        """Cancel the queries that are under way."""
         await cancel_all(self._queries.values())
 
     def find(self, name: str) -> dict[str, Any] | None:

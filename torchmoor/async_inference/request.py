@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -234,6 +234,13 @@ class Claim:
     token: str = field(repr=False)  # of this claim alone; the next claim makes it void
     decided: AsyncOutcome | None = None  # if set, only publication is left
 
+    @classmethod
+    def restore(cls, token: str, row: Sequence[Any]) -> Claim:
+        """Make a claim from what a queue stores: request, its body, attempts, outcome, the outcome's body."""
+        request, body, attempts, settled, output = row
+        decided = None if settled is None else AsyncOutcome.from_json(settled, output)
+        return cls(request=AsyncRequest.from_json(request, body), attempt=int(attempts), token=token, decided=decided)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncRecord:
@@ -248,6 +255,26 @@ class AsyncRecord:
     reason: str = ""  # why the last attempt failed, or of the outcome
     instance: str = ""  # where it runs, or ran last
     outcome: AsyncOutcome | None = None  # once decided
+
+    @classmethod
+    def restore(cls, row: Sequence[Any]) -> AsyncRecord:
+        """Make a record from what a queue stores, as text and numbers or as Redis' bytes.
+
+        row: seq, request, state, attempts, wake_at, updated_at, reason, instance, outcome.
+        """
+        arrival, request, state, attempts, wake_at, updated_at, reason, instance, settled = row
+        state = AsyncState(_text(state))
+        return cls(
+            request=AsyncRequest.from_json(request, None),
+            arrival=int(arrival),
+            state=state,
+            attempts=int(attempts),
+            due_at=float(wake_at) if wake_at is not None and state is AsyncState.WAITING else None,
+            updated_at=float(updated_at),
+            reason=_text(reason),
+            instance=_text(instance),
+            outcome=None if settled is None else AsyncOutcome.from_json(settled, None),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +295,10 @@ class Backlog:
             decided=counts.get(AsyncState.DECIDED, 0),
             oldest_age_s=0.0 if oldest_received_at is None else max(0.0, now - oldest_received_at),
         )
+
+
+def _text(stored: str | bytes | None) -> str:
+    return stored.decode() if isinstance(stored, bytes) else stored or ""
 
 
 def _to_json(record: Any) -> str:

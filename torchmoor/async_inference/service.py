@@ -41,7 +41,7 @@ from torchmoor.errors import (
 from torchmoor.fault_log import FaultLog
 from torchmoor.metrics.backlog import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.tasks import BackgroundTasks
+from torchmoor.tasks import BackgroundTasks, cancel_all
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class AsyncInference:
         self.workers: dict[str, Worker] = {}
         self._notifier: Notifier | None = None  # while it runs
         self._draining: dict[asyncio.Task[None], Worker] = {}  # workers of endpoints that are gone
+        self._num_result_bytes = 0  # as last measured
         self.on_submitted: Callable[[str], None] = lambda endpoint: None
         self._parts = parts
         self._wall = wall
@@ -121,16 +122,15 @@ class AsyncInference:
             stack.push_async_callback(self._stop_workers)
             for endpoint in self.endpoints.values():
                 self._start_worker(endpoint)
-            for work in (self._watch_queue(), self._sweep_store()):
-                task = asyncio.get_running_loop().create_task(work)
-                stack.push_async_callback(asyncio.wait, (task,))
-                stack.callback(task.cancel)
+            loops = [asyncio.create_task(work) for work in (self._watch_queue(), self._sweep_store())]
+            stack.push_async_callback(cancel_all, loops)
             self._stack = stack.pop_all()
         return self
 
     def add(self, endpoint: AsyncEndpointContext) -> None:
         """Accept the requests of one more endpoint, and run those that are in the queue already."""
         self.endpoints[endpoint.name] = endpoint
+        endpoint.metrics.num_result_bytes = self._num_result_bytes
         if self._notifier is not None:
             self._start_worker(endpoint)
 
@@ -139,7 +139,7 @@ class AsyncInference:
         self.endpoints.pop(name, None)
         worker = self.workers.pop(name, None)
         if worker is not None:
-            task = asyncio.get_running_loop().create_task(worker.drain(drain_timeout_s))
+            task = asyncio.create_task(worker.drain(drain_timeout_s))
             self._draining[task] = worker
             task.add_done_callback(self._draining.pop)
 
@@ -156,7 +156,7 @@ class AsyncInference:
         metrics = AsyncMetrics(name, {"": InvocationMetrics(name, "")}, lambda: 0)  # counts that no page shows
         capacity = NoCapacity()
         endpoint = AsyncEndpointContext(settings, metrics, capacity, root=self.settings.output_root)
-        worker = self._make_worker(endpoint, capacity, self._notifier, ends_at=self._wall() + timeout_s)
+        worker = self._make_worker(endpoint, capacity, ends_at=self._wall() + timeout_s)
         outcome = AsyncOutcome(state=AsyncState.CANCELLED, reason=reason)
         await Removal(worker, self.queue, outcome).run()
 
@@ -180,20 +180,18 @@ class AsyncInference:
     def _start_worker(self, endpoint: AsyncEndpointContext) -> None:
         """Start the worker of an endpoint whose requests run in this process."""
         if endpoint.capacity is not None:
-            assert self._notifier is not None
-            self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity, self._notifier)
-            self.workers[endpoint.name].start()
+            worker = self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity)
+            worker.start()
 
-    def _make_worker(
-        self, endpoint: AsyncEndpointContext, capacity: Capacity, notifier: Notifier, ends_at: float = math.inf
-    ) -> Worker:
+    def _make_worker(self, endpoint: AsyncEndpointContext, capacity: Capacity, ends_at: float = math.inf) -> Worker:
+        assert self._notifier is not None  # it runs
         context = WorkerContext(
             settings=self.settings,
             queue=self.queue,
             capacity=capacity,
             store=self.store,
             client=self._client,
-            notifier=notifier,
+            notifier=self._notifier,
             endpoint=endpoint.settings,
             metrics=endpoint.metrics,
             output_path=endpoint.output_path,
@@ -202,7 +200,7 @@ class AsyncInference:
             faults=FaultLog(logger, endpoint.name),
             ends_at=ends_at,
         )
-        return Worker(endpoint.name, context)
+        return Worker(context)
 
     async def _watch_queue(self) -> None:
         """Read the backlogs for the metrics, and drop old requests from the queue."""
@@ -224,9 +222,9 @@ class AsyncInference:
         """Measure the stored results, and remove what killed processes left."""
         while True:
             try:
-                num_bytes = await self.store.sweep()
+                self._num_result_bytes = await self.store.sweep()
                 for endpoint in self.endpoints.values():
-                    endpoint.metrics.num_result_bytes = num_bytes
+                    endpoint.metrics.num_result_bytes = self._num_result_bytes
             except Exception:
                 logger.exception("results could not be measured")
             await asyncio.sleep(self.settings.sweep_interval_s)

@@ -35,9 +35,9 @@ def describe(group: type[BaseModel], error: ValidationError, where: str) -> str:
     if kind == "refused":
         return f"{_join(where, (*path, details['ctx']['key']))} {details['ctx']['text']}"
     if kind == "extra_forbidden":
-        known = _find_group(group, path[:-1])
+        _, known = _find(group, path[:-1])
         return f"{_join(where, path[:-1]) or 'the settings'}: {unknown_key(path[-1], known.model_fields)}"
-    field = _find_field(group, path)
+    field, _ = _find(group, path)
     name = _join(where, path if field is None or field.alias is None else (*path[:-1], field.alias))
     if kind == "missing":
         return f"{name} is missing"
@@ -67,23 +67,15 @@ def _has_secret(field: FieldInfo) -> bool:
     return not field.repr or any(_has_secret(each) for group in groups for each in group.model_fields.values())
 
 
-def _find_field(group: type[BaseModel], path: Sequence[int | str]) -> FieldInfo | None:
-    """Return the field that a path of an error leads to, or the last field on the way, whose value has no fields."""
+def _find(group: type[BaseModel], path: Sequence[int | str]) -> tuple[FieldInfo | None, type[BaseModel]]:
+    """Return the last field and the last group on the path of an error: its end may be inside a value of a field."""
     found = None
     for part in path:
         fields = group.model_fields
         field = next((each for name, each in fields.items() if part in (name, each.alias)), None)
         if field is not None:
             found, group = field, next(groups_of(field.annotation, BaseModel), group)
-    return found
-
-
-def _find_group(group: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
-    """Return the group that a path leads to, or the last group on the way."""
-    for part in path:
-        field = group.model_fields.get(str(part))
-        group = next(groups_of(field.annotation, BaseModel), group) if field else group
-    return group
+    return found, group
 
 
 def _join(where: str, path: Sequence[int | str]) -> str:

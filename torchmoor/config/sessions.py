@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ class SessionIdSettings(SettingsGroup, title="session"):
     Without a key no session id can be verified, and every session id is refused.
     """
 
-    keys: Annotated[dict[str, bytes], Field(repr=False)] = Field({}, repr=False, description="Signing keys.")
+    keys: dict[str, bytes] = Field({}, repr=False, description="Signing keys.")
     are_journaled: bool = Field(
         False, description="The instances share a journal, so that any of them can continue a session."
     )

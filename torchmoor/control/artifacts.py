@@ -148,7 +148,7 @@ class Artifacts:
         """
         if not place.startswith(S3):
             return self._find_file(place)
-        if _is_packed(place):
+        if place.endswith(PACKED_SUFFIXES):
             file = self._models.find(place)
             folder = self._download([file], work, download)
             return folder / file.name if file.name.endswith(ARCHIVE_SUFFIX) else folder
@@ -241,10 +241,6 @@ def _names_checkpoint(environment: Mapping[str, str]) -> bool:
 def _can_be_passed(text: str) -> bool:
     """Return whether a process can have this as the name or value of a variable."""
     return "\0" not in text and all(not "\ud800" <= sign <= "\udfff" for sign in text)
-
-
-def _is_packed(place: str) -> bool:
-    return place.endswith(PACKED_SUFFIXES)
 
 
 def _name_in(archive: Path) -> str:

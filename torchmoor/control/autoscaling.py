@@ -84,7 +84,7 @@ class ScalableTargets:
             "EndTime": as_time(now),
             "StatusCode": "Successful",
         }
-        self._activities.append(ListedResource(activity, now, status=resource, summary=summary))
+        self._activities.append(ListedResource(activity, now, summary=summary))
 
     async def _register(self, values: Values) -> Values:
         resource = _check(values)
@@ -145,10 +145,7 @@ class ScalableTargets:
         kept = before.values if before else {}
         if values.get("PolicyType", kept.get("PolicyType")) != kept.get("PolicyType"):
             kept = {}  # another type's configuration
-        policy = Resource(
-            {**kept, **values, "ResourceId": resource},
-            before.created if before else time.time(),
-        )
+        policy = Resource({**kept, **values}, before.created if before else time.time())
         await self._change(resource, Change(self._resources.policies, key, policy))
         return {"PolicyARN": self._arns.policy_arn(resource, values["PolicyName"]), "Alarms": []}
 
@@ -181,7 +178,7 @@ class ScalableTargets:
 
     def _describe_activities(self, values: Values) -> Values:
         _check_namespace(values)
-        rows = [each for each in self._activities if values.get("ResourceId") in (None, each.status)]
+        rows = [each for each in self._activities if values.get("ResourceId") in (None, each.summary["ResourceId"])]
         return list_page(rows, {"MaxResults": PAGE_SIZE, **values}, "ScalingActivities")
 
     async def _change(self, resource: str, *changes: Change) -> None:

@@ -46,11 +46,11 @@ class Deployment:
 
     endpoint: Endpoint
     served: Mapping[str, ServedModel]
-    launches: dict[str, Launch]
     stem: str
-    num_named: int
     work: Path
     start_timeouts_s: Mapping[str, float]
+    launches: dict[str, Launch] = field(default_factory=dict)
+    num_named: int = 0
     scaled: dict[str, ScaledVariant] = field(default_factory=dict)
 
     def launches_of(self, variant: str) -> list[Launch]:
@@ -190,7 +190,7 @@ class Deployments:
         self._running |= {launch.name: launch for launch in planned}
         deployment.launches |= {launch.name: launch for launch in planned}
         found.settings = found.settings.replace(scaling=settings)
-        group = ScaledVariant(found, settings, [*running, *planned], [launch.name for launch in running])
+        group = ScaledVariant(found, [*running, *planned], [launch.name for launch in running])
         deployment.scaled[variant] = group
         self.autoscaler.add(group)
 
@@ -257,7 +257,7 @@ class Deployments:
             await asyncio.to_thread(remove_folder, work)
             raise
         timeouts_s = {variant: float(values.get(START_TIMEOUT, 0)) for variant, values in variants.items()}
-        deployment = Deployment(endpoint, served, {}, stem, 0, work, timeouts_s)
+        deployment = Deployment(endpoint, served, stem, work, timeouts_s)
         try:
             launches = [
                 launch

@@ -112,12 +112,7 @@ class Endpoints:
             logger.info("without effect here: DeploymentConfig, all traffic moves at once endpoint=%s", name)
         self._deployments.check_room(_num_instances(new))
         new.created = old.created
-        old.status, old.pending, old.failure = "Updating", values["EndpointConfigName"], ""
-        try:
-            await self._save(old)
-        except OSError:
-            old.status, old.pending = "InService", ""
-            raise
+        await self._record(old, status="Updating", pending=values["EndpointConfigName"], failure="")
         self._tasks.start(self._run_update(name, old, new))
         return {"EndpointArn": self._arns.arn(ENDPOINT, name)}
 
@@ -140,13 +135,7 @@ class Endpoints:
         new = replace(resource, weights=weights, counts=counts)
         _check_weights(name, new)
         self._deployments.check_room(_num_instances(new) - _num_instances(resource))
-        before = resource.weights
-        resource.status, resource.weights = "Updating", weights
-        try:
-            await self._save(resource)
-        except OSError:
-            resource.status, resource.weights = "InService", before
-            raise
+        await self._record(resource, status="Updating", weights=weights)
         self._deployments.set_weights(name, weights)
         self._tasks.start(self._run_resize(name, resource, counts))
         return {"EndpointArn": self._arns.arn(ENDPOINT, name)}
@@ -164,12 +153,7 @@ class Endpoints:
     async def _delete(self, values: Values) -> Values:
         name = values["EndpointName"]
         resource = self._find_changeable(name, or_failed=True)
-        status, resource.status = resource.status, "Deleting"
-        try:
-            await self._save(resource)
-        except OSError:
-            resource.status = status
-            raise
+        await self._record(resource, status="Deleting")
         self._tasks.start(self._run_deletion(name))
         return {}
 
@@ -274,6 +258,16 @@ class Endpoints:
         except Exception:
             logger.exception("asynchronous requests could not be ended endpoint=%s", name)
 
+    async def _record(self, resource: EndpointResource, **changes: Any) -> None:
+        """Set fields of an endpoint and save them. Raises OSError and takes them back if that fails."""
+        before = {name: getattr(resource, name) for name in (*changes, "modified")}
+        _set(resource, changes)
+        try:
+            await self._save(resource)
+        except OSError:
+            _set(resource, before)
+            raise
+
     async def _keep(self, resource: EndpointResource | None) -> None:
         """Record what a task has done. If that fails, a restart continues from the last record."""
         try:
@@ -284,6 +278,11 @@ class Endpoints:
     async def _save(self, resource: EndpointResource) -> None:
         resource.modified = time.time()
         await self._resources.save()
+
+
+def _set(resource: EndpointResource, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(resource, name, value)
 
 
 def retain_properties(values: Values, old: EndpointResource, new: EndpointResource) -> None:

@@ -11,7 +11,7 @@ from torchmoor.wire.handler_variables import ALLOW_TORCHSCRIPT, INPUTS_FORM, TEN
 
 
 class Container(Enum):
-    """The container that an image holds, by the name that messages use."""
+    """The container that an image holds."""
 
     TORCHSERVE = "TorchServe"
     TGI = "TGI"

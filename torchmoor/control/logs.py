@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,26 +140,20 @@ def _read_places(token: str | None) -> dict[str, int]:
     return places
 
 
-class _Pattern:
-    """Terms of a filter pattern: all plain ones, one of those with `?`, none of those with `-`."""
+def _read_pattern(text: str) -> Callable[[str], bool]:
+    """Return whether a message has all plain terms of a filter pattern, one of those with `?`, none of those with `-`.
 
-    def __init__(self, terms: Iterable[tuple[str, str]]) -> None:
-        self._terms = list(terms)
-
-    def __call__(self, message: str) -> bool:
-        options = [term for sign, term in self._terms if sign == "?"]
-        return (
-            all(term in message for sign, term in self._terms if not sign)
-            and not any(term in message for sign, term in self._terms if sign == "-")
-            and (not options or any(term in message for term in options))
-        )
-
-
-def _read_pattern(text: str) -> _Pattern:
-    """Parse a filter pattern. Raises RequestInvalid for patterns of JSON or of space-delimited fields."""
+    Raises RequestInvalid for patterns of JSON or of space-delimited fields.
+    """
     if text.lstrip().startswith(("{", "[", "%")):
         raise RequestInvalid("filterPattern has terms here: words and quoted phrases, with ? or - before them.")
-    return _Pattern((match["sign"], match["phrase"] or match["word"] or "") for match in _TERM.finditer(text))
+    terms = [(match["sign"], match["phrase"] or match["word"] or "") for match in _TERM.finditer(text)]
+    required, options, excluded = ([term for sign, term in terms if sign == wanted] for wanted in ("", "?", "-"))
+    return lambda message: (
+        all(term in message for term in required)
+        and (not options or any(term in message for term in options))
+        and not any(term in message for term in excluded)
+    )
 
 
 def _after(names: list[str], token: str | None) -> list[str]:

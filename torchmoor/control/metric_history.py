@@ -23,7 +23,6 @@ MINUTE_S = 60
 MICROSECONDS = 1e6
 COUNTED = {each.name: each.field for group in CountGroup for each in counted(group) if each.labels == BY_VARIANT}
 INVOCATIONS = "invocations"
-INSTANCES, GENERATION = "instances", "generation"
 PER_INSTANCE, CONCURRENT, LOADED = "InvocationsPerInstance", "ConcurrentRequestsPerModel", "LoadedModelCount"
 UTILIZATION = frozenset(each.name for each in HOST)  # of the machine, which all variants share
 
@@ -73,12 +72,25 @@ class Observations:
         return self.most
 
 
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A series at one moment. gauges: for each metric a value, or one per instance. counts: a variant's, by fields.
+
+    num_instances, generation: of the variant.
+    """
+
+    gauges: Mapping[str, Sequence[float]]
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    num_instances: int = 0
+    generation: int = 0
+
+
 class MetricHistory:
     """Takes a sample each minute while `run` runs; `read` includes the current minute."""
 
     def __init__(self, data: DataPlaneView, *, num_minutes: int) -> None:
         self._data = data
-        self._samples: deque[tuple[float, Mapping[Series, Any]]] = deque([(time.time(), {})], maxlen=num_minutes)
+        self._samples: deque[tuple[float, Mapping[Series, _Sample]]] = deque([(time.time(), {})], maxlen=num_minutes)
         self._host = HostCollector()
         self._use = self._measure_host()
 
@@ -100,21 +112,19 @@ class MetricHistory:
         """Return the machine's load since the last call."""
         return {family.name: [family.samples[0].value] for family in self._host.collect()}
 
-    def _take(self) -> dict[Series, Any]:
-        found: dict[Series, Any] = {
-            (each.variant.endpoint, each.variant.name): {**each.metrics.snapshot(), **_observe(each), **self._use}
-            for each in self._data.traffic()
+    def _take(self) -> dict[Series, _Sample]:
+        found = {
+            (each.variant.endpoint, each.variant.name): _sample_of(each, self._use) for each in self._data.traffic()
         }
         if self._data.async_inference is not None:
             for name, endpoint in self._data.async_inference.endpoints.items():
-                found[name, ""] = {key: [value] for key, value in endpoint.metrics.gauges()}
+                found[name, ""] = _Sample({key: [value] for key, value in endpoint.metrics.gauges()})
         return found
 
     def names(self) -> Iterator[tuple[str, Series]]:
         """Yield all metrics that have values now, each with its series."""
         for series, sample in self._take().items():
-            observed = [name for name in sample if name[0].isupper()]
-            for name in (*COUNTED, PER_INSTANCE, *observed) if series[1] else observed:
+            for name in (*COUNTED, PER_INSTANCE, *sample.gauges) if series[1] else sample.gauges:
                 yield name, series
 
     def read(self, name: str, series: Series, *, start: float, end: float, period: int) -> dict[int, Observations]:
@@ -126,49 +136,44 @@ class MetricHistory:
             minute = int(at - at % MINUTE_S)
             if series not in after or not start - MINUTE_S < minute < end:
                 continue
-            change = _compare(name, before.get(series, {}), after[series])
+            change = _compare(name, before.get(series), after[series])
             if change.count:
                 found.setdefault(minute - minute % period, Observations()).add(change)
         return found
 
 
-def _observe(traffic: VariantTraffic) -> dict[str, Any]:
-    """Return a variant's current gauges: for each metric a value, or one per instance."""
+def _sample_of(traffic: VariantTraffic, use: Mapping[str, Sequence[float]]) -> _Sample:
+    """Return a variant's sample. use: the gauges of the machine."""
     members, models = list(traffic.variant.pool.members), traffic.variant.models
-    busy = sum(each.outstanding for each in members) + traffic.num_waiting
-    loaded = [] if models is None else [float(models.num_loaded(each.name)) for each in members]
-    return {
-        CONCURRENT: [busy],
-        **({LOADED: loaded} if loaded else {}),
-        INSTANCES: len(members),
-        GENERATION: traffic.variant.generation,
-    }
+    gauges: dict[str, Sequence[float]] = {CONCURRENT: [sum(each.outstanding for each in members) + traffic.num_waiting]}
+    if models is not None and members:
+        gauges[LOADED] = [models.num_loaded(each.name) for each in members]
+    return _Sample({**gauges, **use}, traffic.metrics.snapshot(), len(members), traffic.variant.generation)
 
 
-def _compare(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Observations:
+def _compare(name: str, before: _Sample | None, after: _Sample) -> Observations:
     """Return the observations between two samples. After an update an endpoint counts from zero again."""
-    if name in after and name[0].isupper():
-        values = after[name]
+    if name in after.gauges:
+        values = after.gauges[name]
         return Observations(len(values), sum(values), min(values), max(values))
-    key = INVOCATIONS if name == PER_INSTANCE else COUNTED.get(name)
-    if key is None or key not in after:
+    key, new = INVOCATIONS if name == PER_INSTANCE else COUNTED.get(name), after.counts
+    if key is None or key not in new:
         return Observations()
-    if after[GENERATION] != before.get(GENERATION):
-        before = {}
+    old = before.counts if before is not None and before.generation == after.generation else {}
     if name == PER_INSTANCE:
-        share = 1 / max(1, after[INSTANCES])
-        count = after[key] - before.get(key, 0)
+        share = 1 / max(1, after.num_instances)
+        count = new[key] - old.get(key, 0)
         return Observations(count, count * share, share, share)
-    if isinstance(after[key], Sequence):
-        counts, total = after[key]
-        old, old_total = before.get(key, ([0] * len(counts), 0.0))
-        buckets = [new - less for new, less in zip(counts, old, strict=True)]
+    if isinstance(new[key], Sequence):
+        counts, total = new[key]
+        old_counts, old_total = old.get(key, ([0] * len(counts), 0.0))
+        buckets = [count - less for count, less in zip(counts, old_counts, strict=True)]
         used = [number for number, count in enumerate(buckets) if count]
         if not used:
             return Observations()
         bounds = (0.0, *BUCKETS, BUCKETS[-1])
         least, most = bounds[used[0]] * MICROSECONDS, bounds[used[-1] + 1] * MICROSECONDS
         return Observations(sum(buckets), (total - old_total) * MICROSECONDS, least, most, buckets)
-    changed = after[key] - before.get(key, 0)
-    count = max(changed, after[INVOCATIONS] - before.get(INVOCATIONS, 0))
+    changed = new[key] - old.get(key, 0)
+    count = max(changed, new[INVOCATIONS] - old.get(INVOCATIONS, 0))
     return Observations(count, changed, float(changed == count), float(changed > 0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -242,23 +242,28 @@ def _split(text: str) -> list[str]:
 
 def _combine(compute: Number, left: Value, right: Value) -> Value:
     """Apply an operator; a point without a result, such as a quotient by 0, is left out."""
-    if isinstance(left, list) and isinstance(right, list):
-        raise RequestInvalid("Expression: an operator has a list on one side only.")
     if isinstance(left, list):
-        return [each for item in left for each in _listed(_combine(compute, item, right))]
+        if isinstance(right, list):
+            raise RequestInvalid("Expression: an operator has a list on one side only.")
+        return [_join(compute, item, right) for item in left]
     if isinstance(right, list):
-        return [each for item in right for each in _listed(_combine(compute, left, item))]
+        return [_join(compute, left, item) for item in right]
     if isinstance(left, float) and isinstance(right, float):
         found = _compute(compute, left, right)
         return math.nan if found is None else found
-    times: Iterable[int] = left.points if isinstance(left, Series) else right.points  # type: ignore[union-attr]
+    return _join(compute, left, right)
+
+
+def _join(compute: Number, left: float | Series, right: float | Series) -> Series:
+    """Apply an operator to each point; at least one side is a series."""
+    series = [each for each in (left, right) if isinstance(each, Series)]
     points = {}
-    for at in times:
+    for at in series[0].points:
         pair = [each if isinstance(each, float) else each.points.get(at) for each in (left, right)]
         found = None if pair[0] is None or pair[1] is None else _compute(compute, pair[0], pair[1])
         if found is not None:
             points[at] = found
-    return Series(points, max(each.period for each in (left, right) if isinstance(each, Series)))
+    return Series(points, max(each.period for each in series))
 
 
 def _compute(compute: Number, left: float, right: float) -> float | None:
@@ -314,7 +319,3 @@ def _each(value: Series | list[Series], compute: Callable[[Series], Mapping[int,
 def _finite(points: Mapping[int, float], period: int) -> Series:
     """Return a series without the points that have no number: JSON has none for them, and functions no result."""
     return Series({at: value for at, value in points.items() if math.isfinite(value)}, period)
-
-
-def _listed(value: Value) -> list[Series]:
-    return value if isinstance(value, list) else [value] if isinstance(value, Series) else []

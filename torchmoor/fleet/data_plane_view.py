@@ -26,12 +26,10 @@ class VariantTraffic(Protocol):
     @property
     def num_waiting(self) -> int:
         """Requests that wait for an instance."""
-        ...
 
     @property
     def waiting_turns(self) -> Mapping[str, int]:
         """Waiting turns of sessions, by the instance that they wait for."""
-        ...
 
 
 class DataPlaneView(Protocol):
@@ -43,32 +41,24 @@ class DataPlaneView(Protocol):
     @property
     def port(self) -> int:
         """Return the port that it listens on."""
-        ...
 
     def counts(self) -> ProcessCounts:
         """Return the numbers that belong to no variant; without an access log, not its numbers."""
-        ...
 
     def traffic(self) -> Sequence[VariantTraffic]:
         """Return the traffic of each variant."""
-        ...
 
     async def refresh(self) -> None:
         """Collect the counts of other processes, if there are any."""
-        ...
 
     async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
         """Return the routing decisions of all processes."""
-        ...
 
     def is_idle(self, instance: Instance) -> bool:
         """Return whether a draining instance has nothing left to do."""
-        ...
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Register a callback for when a request waits for an instance to be started."""
-        ...
 
     def carry_out(self, command: Callable[[ProcessParts, *Values], None], *values: *Values) -> None:
         """Call a function of process_commands.py in every process."""
-        ...

@@ -50,7 +50,8 @@ class DiscoveryEntry:
 class Discovery:
     """Runs discovery within its context.
 
-    are_journaled: other instances can continue a session; otherwise a drained instance stays until it is down.
+    operations: for the names of instances that DNS lists only by address. are_journaled: other instances can continue a
+    session; otherwise a drained instance stays until it is down.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Discovery:
         entries: Sequence[DiscoverySettings],
         registry: Registry,
         drainer: Drainer,
+        operations: HandlerOperations,
         *,
         are_journaled: bool,
         ask: Ask = discovery_dns.ask,
@@ -69,11 +71,10 @@ class Discovery:
         self._are_journaled = are_journaled
         self._ask = ask
         self._rng = rng or Random()
+        self._operations = operations
         self.entries: dict[str, DiscoveryEntry] = {}  # by DNS name
-        self._operations = HandlerOperations()
 
     async def __aenter__(self) -> Discovery:
-        await self._operations.__aenter__()
         self.take(self._first)
         return self
 
@@ -81,7 +82,6 @@ class Discovery:
         ended = list(self.entries.values())
         self.entries.clear()
         await cancel_all(entry.task for entry in ended if entry.task is not None)
-        await self._operations.__aexit__(None, None, None)
 
     def take(self, entries: Iterable[DiscoverySettings]) -> None:
         """Replace the entries. Instances from a removed name are drained."""

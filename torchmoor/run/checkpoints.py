@@ -1,4 +1,4 @@
-"""The checkpoints that `torchmoor up` serves: each has a name, a place and an instance's own variable for it."""
+"""The checkpoints that `torchmoor up` serves: each has a name and a place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from torchmoor.wire.checkpoint_places import (
     S3,
     split_hub_place,
 )
-from torchmoor.wire.handler_variables import MODEL_PATH
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,6 @@ class Checkpoint:
 
     name: str
     place: str
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Return the variables of its instances."""
-        return {MODEL_PATH: self.place}
 
 
 def find_checkpoints(settings: UpSettings) -> list[Checkpoint]:

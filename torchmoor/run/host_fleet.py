@@ -40,11 +40,10 @@ class HostFleet:
         for endpoint in registry.endpoints():
             for variant in endpoint.variants:
                 own = [each for each in launches if (each.endpoint, each.variant) == (endpoint.name, variant.name)]
-                scaling = variant.settings.scaling
-                if scaling is None:
+                if variant.settings.scaling is None:
                     self._fixed += own
                 else:
-                    groups.append(ScaledVariant(variant, scaling, own))
+                    groups.append(ScaledVariant(variant, own))
         self._autoscaler: Autoscaler | None = None
         if groups:
             are_journaled = settings.sessions.are_journaled

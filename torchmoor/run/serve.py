@@ -76,8 +76,13 @@ async def run(
         read_again = partial(read, path, given=given, is_open=is_open)
         drainer = Drainer(registry, proxy.data.is_idle)
         stack.callback(drainer.stop)
-        are_journaled = settings.sessions.are_journaled
-        discovery = Discovery(configuration.discovery, registry, drainer, are_journaled=are_journaled)
+        discovery = Discovery(
+            configuration.discovery,
+            registry,
+            drainer,
+            proxy.data.operations,
+            are_journaled=settings.sessions.are_journaled,
+        )
         await stack.enter_async_context(discovery)
         reloader = Reloader(configuration, read_again, registry, proxy, drainer, discovery)
 

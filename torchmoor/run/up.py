@@ -37,7 +37,7 @@ from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import find_archive, find_model_store, make_process_settings, plan_instances
 from torchmoor.run.run_directory import find_session_keys, run_directory
 from torchmoor.run.stopping import has_started, stop_on_signals
-from torchmoor.wire.handler_variables import ALLOWED_HOSTS, JOURNAL_URL
+from torchmoor.wire.handler_variables import ALLOWED_HOSTS, JOURNAL_URL, MODEL_PATH
 from torchmoor.wire.session_ids import KEYS_VARIABLE
 from torchmoor.wire.store_urls import JOURNAL_SCHEMES
 
@@ -116,15 +116,16 @@ def equip(launches: Sequence[Launch], settings: LaunchSettings, checkpoints: Seq
 
     Raises LaunchError.
     """
-    places = {checkpoint.name: checkpoint for checkpoint in checkpoints}
+    places = {checkpoint.name: checkpoint.place for checkpoint in checkpoints}
     equipped = []
     for launch in launches:
-        found = places.get(launch.endpoint)
-        if found is None:
+        place = places.get(launch.endpoint)
+        if place is None:
             contents = find_archive(settings, launch.endpoint)
             equipped.append(dataclasses.replace(launch, contents=contents))
         else:
-            equipped.append(dataclasses.replace(launch, contents=chat_handler(), environment=found.environment))
+            environment = {MODEL_PATH: place}
+            equipped.append(dataclasses.replace(launch, contents=chat_handler(), environment=environment))
     return equipped
 
 

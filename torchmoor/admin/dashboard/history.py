@@ -38,8 +38,7 @@ class TrafficSample:
 
     at: float
     invocations: int
-    client_errors: int
-    server_errors: int
+    errors: int
     faults: int
     waiting: int
     outstanding: int
@@ -72,12 +71,12 @@ class _Ring:
         sample = replace(sample, waiting=self._waiting, outstanding=self._outstanding)
         self._waiting = self._outstanding = 0
         if self.samples:
-            sample.measure(self.before())
+            sample.measure(self.before(len(self.samples)))
         self.samples.append(sample)
 
-    def before(self) -> TrafficSample:
-        """Return the sample with which the next one is compared: RECENT_S older than it, or the oldest."""
-        return self.samples[max(0, len(self.samples) - max(1, round(RECENT_S / self._interval_s)))]
+    def before(self, number: int) -> TrafficSample:
+        """Return the sample with which the one of this number is compared: RECENT_S older than it, or the oldest."""
+        return self.samples[max(0, number - max(1, round(RECENT_S / self._interval_s)))]
 
 
 class VariantHistory:
@@ -95,8 +94,7 @@ class VariantHistory:
         sample = TrafficSample(
             at=now,
             invocations=metrics.invocations,
-            client_errors=metrics.client_errors,
-            server_errors=metrics.server_errors,
+            errors=metrics.client_errors + metrics.server_errors,
             faults=metrics.faults,
             waiting=self.traffic.num_waiting,
             outstanding=sum(instance.outstanding for instance in self.traffic.variant.pool.members),
@@ -112,19 +110,21 @@ class VariantHistory:
 
         `recent` has the rates of the last RECENT_S, and the newest quantiles, whatever the range.
         """
-        newest = self._rings[NOW].samples[-1]
+        last_minutes = self._rings[NOW]
+        newest = last_minutes.samples[-1]
+        recent = _describe_pair(last_minutes.before(len(last_minutes.samples) - 1), newest)
         samples = list(self._rings[range_name].samples)
         if samples[-1].at < newest.at:
             samples = [*samples, newest][-NUM_SAMPLES:]
         pairs = list(pairwise(samples))
         first, last = samples[0], samples[-1]
-        columns = [_describe_pair(a, b) for a, b in pairs] or [dict.fromkeys(_describe_pair(newest, newest))]
+        columns = [_describe_pair(a, b) for a, b in pairs]
         return {
             "series": {
                 "seconds_ago": [round(last.at - sample.at, 1) for _, sample in pairs],
-                **{name: [each[name] for each in columns] if pairs else [] for name in columns[0]},
+                **{name: [each[name] for each in columns] for name in recent},
             },
-            "recent": _describe_pair(self._before_newest(), newest),
+            "recent": recent,
             "latency": _histogram(_difference(last.latency, first.latency)),
             "first_chunk": _histogram(_difference(last.first_chunk, first.first_chunk)),
             "decisions": {
@@ -134,17 +134,12 @@ class VariantHistory:
             },
         }
 
-    def _before_newest(self) -> TrafficSample:
-        samples = self._rings[NOW].samples
-        return samples[max(0, len(samples) - 1 - round(RECENT_S / INTERVAL_S))]
-
 
 def _describe_pair(before: TrafficSample, after: TrafficSample) -> dict[str, float | None]:
     """Return the rates between two samples, and what was true at the later one."""
-    errors = after.client_errors + after.server_errors - before.client_errors - before.server_errors
     return {
         "requests_per_s": _rate(before, after, after.invocations - before.invocations),
-        "errors_per_s": _rate(before, after, errors),
+        "errors_per_s": _rate(before, after, after.errors - before.errors),
         "faults_per_s": _rate(before, after, after.faults - before.faults),
         "in_flight": after.outstanding,
         "waiting": after.waiting,

@@ -14,9 +14,10 @@ from aiohttp import web
 
 from torchmoor import __version__
 from torchmoor.admin.dashboard.history import INTERVAL_S, NOW, RANGES, InstanceHistory, VariantHistory, find_gpu
-from torchmoor.admin.http import RequestRefused, add_routes, get
+from torchmoor.admin.http import add_routes, get
 from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import SHOWN_VALUES, describe_instance, describe_scaling
+from torchmoor.errors import ApiError, ValidationError
 from torchmoor.fault_log import FaultLog
 from torchmoor.fleet.data_plane_view import DataPlaneView, VariantTraffic
 from torchmoor.metrics.host import Gpus, GpuUse
@@ -57,11 +58,9 @@ class Dashboard:
         """chat_scheme: http or https, by which the data plane serves the chat page; None if it does not."""
         self._data = data
         self._chat_scheme = chat_scheme
-        self._refresh = data.refresh
         self._registry = registry
         self.statuses = InstanceStatuses(registry, data.operations)
         self._started_at = time.monotonic()
-        self._traffic = data.traffic
         self._histories: dict[VariantTraffic, VariantHistory] = {}
         self._loads: dict[str, InstanceHistory] = {}
         self._gpus_here = Gpus()
@@ -71,14 +70,13 @@ class Dashboard:
         self._faults = FaultLog(logger)
 
     async def __aenter__(self) -> Dashboard:
-        await self.statuses.__aenter__()
         self._sampling = asyncio.create_task(self._sample())
         return self
 
     async def __aexit__(self, *error: object) -> None:
         assert self._sampling is not None
         await cancel_all([self._sampling])
-        await self.statuses.__aexit__(None, None, None)
+        await self.statuses.stop()
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
@@ -95,7 +93,7 @@ class Dashboard:
         while True:
             await asyncio.sleep(INTERVAL_S)
             try:
-                await self._refresh()
+                await self._data.refresh()
                 now = time.monotonic()
                 self._find_histories()
                 for history in self._histories.values():
@@ -114,13 +112,13 @@ class Dashboard:
 
     def _find_histories(self) -> None:
         """Begin the histories of new endpoints, and drop those of endpoints that are gone."""
-        now = time.monotonic()
-        self._histories = {each: self._histories.get(each) or VariantHistory(each, now) for each in self._traffic()}
+        now, traffic = time.monotonic(), self._data.traffic()
+        self._histories = {each: self._histories.get(each) or VariantHistory(each, now) for each in traffic}
 
     @get("/dashboard.json", "dashboard", "Get the dashboard's data.", admin_schemas.DASHBOARD)
     async def _show(self, request: web.Request) -> web.Response:
         range_name = _read_range(request)
-        await asyncio.gather(self.statuses.refresh(), self._refresh())
+        await asyncio.gather(self.statuses.refresh(), self._data.refresh())
         return web.json_response(self.describe(range_name), headers=HEADERS)
 
     @get(
@@ -132,7 +130,7 @@ class Dashboard:
     async def _show_load(self, request: web.Request) -> web.Response:
         name, range_name = request.match_info["name"], _read_range(request)
         if (history := self._loads.get(name)) is None:
-            raise RequestRefused(404, f"There is no history of an instance {name!r}.")
+            raise ApiError(f"There is no history of an instance {name!r}.", status=404)
         return web.json_response({"name": name, "series": history.describe(range_name)}, headers=HEADERS)
 
     def describe(self, range_name: str) -> dict[str, Any]:
@@ -187,7 +185,7 @@ class Dashboard:
 def _read_range(request: web.Request) -> str:
     range_name = request.query.get("range", NOW)
     if range_name not in RANGES:
-        raise RequestRefused(400, f"range must be one of {', '.join(RANGES)}.")
+        raise ValidationError(f"range must be one of {', '.join(RANGES)}.")
     return range_name
 
 

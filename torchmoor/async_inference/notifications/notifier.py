@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,7 +21,7 @@ from torchmoor.async_inference.notifications.sns import Sns, region_of
 from torchmoor.async_inference.notifications.webhooks import WebhookSender
 from torchmoor.async_inference.objects.outbound import Resolve
 from torchmoor.config.async_inference import AsyncEndpointSettings
-from torchmoor.config.notices import NotificationSettings, Webhook
+from torchmoor.config.notices import NotificationSettings
 from torchmoor.errors import NotDelivered
 
 logger = logging.getLogger(__name__)
@@ -61,12 +60,10 @@ class Notifier:
         region = region_of(topic) or self._settings.aws_region
         text = json.dumps(notification.message(region, includes_response=includes_response))
         sends: list[tuple[str, Send]] = [(topic, partial(self._sns.publish, topic, text))] if topic else []
-        sends += [(each.url, partial(self._send, each, notification, text)) for each in self._settings.webhooks]
+        send = partial(self._webhooks.send, message_id=notification.message_id, body=text.encode())
+        sends += [(each.url, partial(send, each)) for each in self._settings.webhooks]
         delivered = await asyncio.gather(*(self._deliver(*each, notification) for each in sends))
         return delivered.count(False)
-
-    async def _send(self, webhook: Webhook, notification: Notification, text: str) -> None:
-        await self._webhooks.send(webhook, notification.message_id, int(time.time()), text.encode())
 
     async def _deliver(self, receiver: str, send: Send, notification: Notification) -> bool:
         """Deliver when there is a turn. Returns False if that fails.

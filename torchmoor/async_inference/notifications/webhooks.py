@@ -12,6 +12,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import time
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -33,7 +34,7 @@ def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
 class WebhookSender:
     """Sends each message with one try; the caller decides whether to retry."""
 
-    def __init__(self, settings: NotificationSettings, resolver: Resolve | None = None) -> None:
+    def __init__(self, settings: NotificationSettings, resolver: Resolve | None) -> None:
         self._timeout_s = settings.timeout_s
         self._outbound = Outbound(
             private_networks=settings.private_networks,
@@ -43,9 +44,9 @@ class WebhookSender:
             resolver=resolver,
         )
 
-    async def send(self, webhook: Webhook, message_id: str, timestamp: int, body: bytes) -> None:
+    async def send(self, webhook: Webhook, *, message_id: str, body: bytes) -> None:
         """Send a message. Any 2xx answer is a success, and its body is not read. Raises NotDelivered."""
-        host = urlsplit(webhook.url).hostname
+        host, timestamp = urlsplit(webhook.url).hostname, int(time.time())
         headers = {
             "Content-Type": "application/json",
             "User-Agent": f"torchmoor/{__version__}",

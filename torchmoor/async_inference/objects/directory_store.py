@@ -31,7 +31,6 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectStore,
     ObjectTooLarge,
     ObjectUnavailable,
-    StagedObject,
     join_chunks,
 )
 from torchmoor.async_inference.objects.results_budget import ResultsBudget, unfinished_name
@@ -89,17 +88,16 @@ class DirectoryStore(ObjectStore):
         await self._threads.run(self._budget.sweep)
         return self._budget.used_bytes
 
-    async def upload(
-        self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA
-    ) -> StagedObject:
-        location = self._output(url)
-        writer = _FileWriter(location, self._settings.max_output_bytes)
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA) -> str:
+        location, num_bytes = self._output(url), 0
+        writer = _FileWriter(location)
         try:
             async for block in join_chunks(chunks, MIB, self._settings.max_output_bytes):
                 await self._threads.run(writer.write, block)
-            stored = await self._threads.run(writer.commit)
-            self._budget.add(location.root, stored.num_bytes)
-            return stored
+                num_bytes += len(block)
+            tag = await self._threads.run(writer.commit)
+            self._budget.add(location.root, num_bytes)
+            return tag
         except Exception:
             await self._threads.run(writer.discard)  # so that its room is free when the caller learns of the failure
             raise
@@ -108,7 +106,9 @@ class DirectoryStore(ObjectStore):
 
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         location = self._output(url)
-        await self._threads.run(_put, location, body, self._settings.max_output_bytes)
+        if len(body) > self._settings.max_output_bytes:
+            raise ObjectTooLarge(f"the result has more than {self._settings.max_output_bytes} bytes")
+        await self._threads.run(_put, location, body)
         self._budget.add(location.root, len(body))
 
     async def publish(self, staged: str, tag: str, final: str) -> None:
@@ -238,22 +238,17 @@ def _close_opened(opening: Future[_OpenFile]) -> None:
 class _FileWriter:
     """A temporary file that `commit` or `discard` ends, whichever comes first. Later writes do nothing."""
 
-    def __init__(self, location: _Location, max_bytes: int) -> None:
+    def __init__(self, location: _Location) -> None:
         self._location = location
-        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._temporary: Path | None = None
         self._is_over = False
-        self._num_bytes = 0
 
     def write(self, data: bytes) -> None:
         with self._lock, self._location.translated():
             if self._is_over:
                 return
-            self._num_bytes += len(data)
-            if self._num_bytes > self._max_bytes:
-                raise ObjectTooLarge(f"the result has more than {self._max_bytes} bytes")
             if self._fd is None:
                 temporary = self._location.make_folder().with_name(unfinished_name())
                 self._fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -262,15 +257,15 @@ class _FileWriter:
             while view:
                 view = view[os.write(self._fd, view) :]
 
-    def commit(self) -> StagedObject:
-        """Sync the file and give it its name, in place of any other file."""
+    def commit(self) -> str:
+        """Sync the file, give it its name, in place of any other file, and return its tag."""
         with self._lock, self._location.translated():
             fd, temporary = self._written()
             os.fsync(fd)
             os.replace(temporary, temporary.with_name(self._location.path.name))
             self._is_over = True
             sync_to_disk(temporary.parent)
-            return StagedObject(self._num_bytes, _tag(os.fstat(fd)))
+            return _tag(os.fstat(fd))
 
     def try_create(self) -> bool:
         """Sync the file and give it its name. Returns False if the name is taken."""
@@ -301,8 +296,8 @@ class _FileWriter:
             self._is_over = True
 
 
-def _put(location: _Location, body: bytes, max_bytes: int) -> None:
-    writer = _FileWriter(location, max_bytes)
+def _put(location: _Location, body: bytes) -> None:
+    writer = _FileWriter(location)
     try:
         writer.write(body)
         if not writer.try_create():

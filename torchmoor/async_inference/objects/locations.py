@@ -29,20 +29,14 @@ class ResultLocations:
     failure: str
 
 
-def default_output_path(root: str, endpoint: str) -> str:
-    """Return the S3OutputPath of an endpoint that does not set one. root: s3://bucket, s3://bucket/prefix or file:///a/path."""
-    return _below(root, f"{OUTPUTS}/{endpoint}")
-
-
-def default_failure_path(root: str, endpoint: str) -> str:
-    """Return the S3FailurePath of an endpoint that does not set one."""
-    return _below(root, f"{FAILURES}/{endpoint}")
-
-
 def endpoint_paths(settings: AsyncEndpointSettings, root: str, endpoint: str) -> tuple[str, str]:
-    """Return an endpoint's S3OutputPath and S3FailurePath."""
-    output = settings.output_path or default_output_path(root, endpoint)
-    return output, settings.failure_path or default_failure_path(root or settings.output_path, endpoint)
+    """Return an endpoint's S3OutputPath and S3FailurePath.
+
+    root: the parent of those that it does not set: s3://bucket, s3://bucket/prefix or file:///a/path.
+    """
+    output = settings.output_path or _below(root, f"{OUTPUTS}/{endpoint}")
+    failure = settings.failure_path or _below(root or settings.output_path, f"{FAILURES}/{endpoint}")
+    return output, failure
 
 
 def locate_results(

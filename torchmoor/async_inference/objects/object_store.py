@@ -69,14 +69,6 @@ class ObjectMetadata:
 NO_METADATA = ObjectMetadata()
 
 
-@dataclass(frozen=True, slots=True)
-class StagedObject:
-    """A staged object. tag: its identity, kept under its final name; another upload of the same bytes has another."""
-
-    num_bytes: int
-    tag: str
-
-
 @dataclass(slots=True, eq=False)
 class Download:
     """An open input. Leave its context or call `close` once, whether or not it was read to its end.
@@ -154,13 +146,12 @@ class ObjectStore(InputStore, Protocol):
     async def sweep(self) -> int:
         """Remove what killed processes left, and return the bytes that the results take; 0 if that is not known."""
 
-    async def upload(
-        self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA
-    ) -> StagedObject:
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA) -> str:
         """Stage an object of unknown length. A staged object of this name is replaced.
 
-        If the chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and no object
-        appears, unless the final request was sent already.
+        Returns its tag: its identity, kept under its final name; another upload of the same bytes has another. If the
+        chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and no object appears,
+        unless the final request was sent already.
         """
 
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:

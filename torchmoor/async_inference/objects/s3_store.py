@@ -34,7 +34,6 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectStore,
     ObjectTooLarge,
     ObjectUnavailable,
-    StagedObject,
     join_chunks,
 )
 from torchmoor.async_inference.objects.s3_client import (
@@ -110,9 +109,7 @@ class S3Store(ObjectStore):
     async def sweep(self) -> int:
         return 0  # a lifecycle rule of the bucket does it
 
-    async def upload(
-        self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA
-    ) -> StagedObject:
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA) -> str:
         self.check_output(url)
         tag = uuid4().hex
         upload = _MultipartUpload(self._connect, self._threads, url, _headers(metadata) | {"Metadata": {TAG: tag}})
@@ -127,7 +124,7 @@ class S3Store(ObjectStore):
         except BaseException:
             self._threads.submit(upload.abort)
             raise
-        return StagedObject(num_bytes, tag)
+        return tag
 
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         self.check_output(url)

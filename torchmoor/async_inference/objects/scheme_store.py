@@ -13,7 +13,6 @@ from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectMetadata,
     ObjectStore,
-    StagedObject,
 )
 from torchmoor.async_inference.objects.s3_store import S3Store
 from torchmoor.config.objects import ObjectSettings
@@ -57,9 +56,7 @@ class SchemeStore(ObjectStore):
     async def sweep(self) -> int:
         return sum([await store.sweep() for store in self._outputs.values()])
 
-    async def upload(
-        self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA
-    ) -> StagedObject:
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA) -> str:
         return await self._output(url).upload(url, chunks, metadata)
 
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:

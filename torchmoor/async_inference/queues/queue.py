@@ -45,17 +45,12 @@ class Queue(Protocol):
         CallerLimited; QueueFull; DiskFull.
         """
 
-    async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
-        """Claim what `claim_decided` would claim, or else the endpoint's oldest due request, and count an attempt.
+    async def claim(self, endpoint: str, lease_s: float, *, may_begin: bool = True) -> Claim | None:
+        """Claim a request that needs only publication, or else the oldest due one, and count an attempt.
 
-        A request is due if it waits and its delay is over, or if it runs under a lapsed lease.
-        """
-
-    async def claim_decided(self, endpoint: str, lease_s: float) -> Claim | None:
-        """Claim a request that needs only publication; the claim's `decided` is set.
-
-        That is a decided request without a holder (its worker died, or it was cancelled), or one whose time to live
-        passed before an attempt: this call decides it as EXPIRED.
+        The first is a decided request without a holder (its worker died, or it was cancelled), or one whose time to
+        live passed before an attempt: this call decides it as EXPIRED. The claim's `decided` is set then. A request is
+        due if it waits and its delay is over, or if it runs under a lapsed lease. may_begin: False for no attempt.
         """
 
     async def extend(self, claim: Claim, lease_s: float, *, instance: str = "") -> bool:

@@ -76,11 +76,12 @@ class RedisQueue(Queue):
             return request.stamped(float(answer[1]))
         return AsyncRequest.from_json(answer[1], answer[2])
 
-    async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
-        return await self._claim(endpoint, lease_s, may_begin=1)
-
-    async def claim_decided(self, endpoint: str, lease_s: float) -> Claim | None:
-        return await self._claim(endpoint, lease_s, may_begin=0)
+    async def claim(self, endpoint: str, lease_s: float, *, may_begin: bool = True) -> Claim | None:
+        token = uuid4().hex
+        expired = EXPIRED.to_json(), EXPIRED.reason
+        limits = MAX_AT_ONCE, CLOCK_TOLERANCE_S
+        found = await self._run(redis_scripts.CLAIM, endpoint, lease_s, token, int(may_begin), *expired, *limits)
+        return None if found is None else Claim.restore(token, found)
 
     async def extend(self, claim: Claim, lease_s: float, *, instance: str = "") -> bool:
         return bool(await self._run(redis_scripts.EXTEND, claim.request.inference_id, claim.token, lease_s, instance))
@@ -120,7 +121,7 @@ class RedisQueue(Queue):
 
     async def get(self, inference_id: str) -> AsyncRecord | None:
         fields = await self._run(redis_scripts.GET, inference_id)
-        return None if fields[0] is None else _record(fields)
+        return None if fields[0] is None else AsyncRecord.restore(fields)
 
     async def list(
         self,
@@ -133,7 +134,7 @@ class RedisQueue(Queue):
     ) -> Sequence[AsyncRecord]:
         states = [one.value for one in (AsyncState if state is None else (state,))]
         given = endpoint, after or "", limit, int(is_newest_first)
-        return [_record(fields) for fields in await self._run(redis_scripts.LIST, *given, *states)]
+        return [AsyncRecord.restore(fields) for fields in await self._run(redis_scripts.LIST, *given, *states)]
 
     async def backlog(self, endpoint: str) -> Backlog:
         now, waiting, running, decided, heads = await self._run(redis_scripts.BACKLOG, endpoint)
@@ -147,21 +148,6 @@ class RedisQueue(Queue):
 
     async def close(self) -> None:
         await self._client.aclose()
-
-    async def _claim(self, endpoint: str, lease_s: float, *, may_begin: int) -> Claim | None:
-        token = uuid4().hex
-        expired = EXPIRED.to_json(), EXPIRED.reason
-        limits = MAX_AT_ONCE, CLOCK_TOLERANCE_S
-        found = await self._run(redis_scripts.CLAIM, endpoint, lease_s, token, may_begin, *expired, *limits)
-        if found is None:
-            return None
-        request, body, attempts, settled, output = found
-        return Claim(
-            request=AsyncRequest.from_json(request, body),
-            attempt=int(attempts),
-            token=token,
-            decided=None if settled is None else AsyncOutcome.from_json(settled, output),
-        )
 
     async def _run(self, script: str, *arguments: object) -> Any:
         """Run a script. Raises QueueUnavailable."""
@@ -199,19 +185,3 @@ def connect(address: RedisAddress, limits: AsyncQueueSettings) -> redis.Redis:
 def _argument(body: bytes | None) -> bytes:
     """Encode a body for a script, so that an empty one differs from none."""
     return b"" if body is None else b"=" + body
-
-
-def _record(fields: Sequence[Any]) -> AsyncRecord:
-    seq, request, state, attempts, wake_at, updated_at, reason, instance, settled = fields
-    state = AsyncState(state.decode())
-    return AsyncRecord(
-        request=AsyncRequest.from_json(request, None),
-        arrival=int(seq),
-        state=state,
-        attempts=int(attempts),
-        due_at=float(wake_at) if wake_at and state is AsyncState.WAITING else None,
-        updated_at=float(updated_at),
-        reason=(reason or b"").decode(),
-        instance=(instance or b"").decode(),
-        outcome=None if settled is None else AsyncOutcome.from_json(settled, None),
-    )

@@ -13,7 +13,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,15 +41,12 @@ _HARMLESS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  #
 class _Job:
     work: Callable[[sqlite3.Connection], Any]
     is_durable: bool
-    future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
+    future: Future[Any]
     result: Any = None
     error: BaseException | None = None
 
     def resolve(self) -> None:
-        """Set the future's result. Runs in the event loop."""
-        if self.future.done():
-            return
+        """Set the future's result."""
         if self.error is None:
             self.future.set_result(self.result)
         else:
@@ -80,10 +77,9 @@ class SqliteDatabase:
         """
         if self._is_closed:
             raise QueueUnavailable("The queue of asynchronous requests is closed.")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result] = loop.create_future()
-        self._jobs.put(_Job(work, is_durable, future, loop))
-        return await future
+        future: Future[Result] = Future()
+        self._jobs.put(_Job(work, is_durable, future))
+        return await asyncio.wrap_future(future)
 
     async def close(self) -> None:
         """Close the file after the running jobs."""
@@ -117,8 +113,7 @@ class SqliteDatabase:
             jobs, is_last = self._next_jobs()
             self._do(jobs)
             for job in jobs:
-                with suppress(RuntimeError):  # its loop is closed
-                    job.loop.call_soon_threadsafe(job.resolve)
+                job.resolve()
         if self._connection is not None:
             self._connection.close()
 
@@ -127,7 +122,7 @@ class SqliteDatabase:
         jobs: list[_Job] = []
         item = self._jobs.get()
         while item is not None:
-            if not item.future.cancelled():
+            if item.future.set_running_or_notify_cancel():
                 jobs.append(item)
             if len(jobs) == MAX_JOBS_TOGETHER:
                 return jobs, False

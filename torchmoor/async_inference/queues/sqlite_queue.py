@@ -58,11 +58,12 @@ class SqliteQueue(Queue):
     ) -> AsyncRequest:
         return await self._database.run(partial(self._submit, request, refusal, share), is_durable=True)
 
-    async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
-        return await self._claim(endpoint, lease_s, may_begin=True)
-
-    async def claim_decided(self, endpoint: str, lease_s: float) -> Claim | None:
-        return await self._claim(endpoint, lease_s, may_begin=False)
+    async def claim(self, endpoint: str, lease_s: float, *, may_begin: bool = True) -> Claim | None:
+        take = partial(self._take, endpoint, lease_s, may_begin)
+        try:
+            return await self._database.run(partial(take, False))
+        except _MustBeDurable:
+            return await self._database.run(partial(take, True), is_durable=True)
 
     async def extend(self, claim: Claim, lease_s: float, *, instance: str = "") -> bool:
         now = self._clock()
@@ -104,7 +105,7 @@ class SqliteQueue(Queue):
     async def get(self, inference_id: str) -> AsyncRecord | None:
         sql = f"SELECT {_COLUMNS} FROM requests WHERE inference_id = ?"
         row = await self._database.run(lambda db: db.execute(sql, (inference_id,)).fetchone())
-        return None if row is None else _record(row)
+        return None if row is None else AsyncRecord.restore(row)
 
     async def list(
         self,
@@ -125,13 +126,6 @@ class SqliteQueue(Queue):
 
     async def close(self) -> None:
         await self._database.close()
-
-    async def _claim(self, endpoint: str, lease_s: float, *, may_begin: bool) -> Claim | None:
-        take = partial(self._take, endpoint, lease_s, may_begin)
-        try:
-            return await self._database.run(partial(take, False))
-        except _MustBeDurable:
-            return await self._database.run(partial(take, True), is_durable=True)
 
     # The methods below run in the database's thread, inside a transaction.
 
@@ -292,7 +286,7 @@ class SqliteQueue(Queue):
         for one in AsyncState if state is None else (state,):
             rows += db.execute(sql, (endpoint, one.value, found[0] if found else first, limit)).fetchall()
         rows.sort(key=itemgetter(0), reverse=is_newest_first)
-        return [_record(row) for row in rows[:limit]]
+        return [AsyncRecord.restore(row) for row in rows[:limit]]
 
     def _backlog(self, endpoint: str, db: sqlite3.Connection) -> Backlog:
         counts = {AsyncState(state): count for state, count, _ in _totals(db, endpoint)}
@@ -345,13 +339,12 @@ def _hold(db: sqlite3.Connection, seq: int, lease_s: float, now: float, changes:
         f"UPDATE requests SET {changes} token = ?, wake_at = ?, set_at = ?, span_s = ?, updated_at = ? WHERE seq = ?",
         (token, now + lease_s, now, lease_s, now, seq),
     )
-    request, body, attempts, settled, output = db.execute(
+    row = db.execute(
         "SELECT r.request, i.body, r.attempts, r.outcome, o.body FROM requests r"
         " LEFT JOIN inputs i USING (seq) LEFT JOIN outputs o USING (seq) WHERE r.seq = ?",
         (seq,),
     ).fetchone()
-    decided = None if settled is None else AsyncOutcome.from_json(settled, output)
-    return Claim(request=AsyncRequest.from_json(request, body), attempt=attempts, token=token, decided=decided)
+    return Claim.restore(token, row)
 
 
 def _settle(db: sqlite3.Connection, seq: int, outcome: AsyncOutcome, now: float) -> None:
@@ -378,18 +371,3 @@ def _is_reserved(db: sqlite3.Connection, location: str) -> bool:
 def _totals(db: sqlite3.Connection, endpoint: str) -> builtins.list[tuple[str, int, int]]:
     """Return the number of requests in each state, and the size of their inline bodies."""
     return db.execute("SELECT state, requests, body_bytes FROM totals WHERE endpoint = ?", (endpoint,)).fetchall()
-
-
-def _record(row: Sequence[Any]) -> AsyncRecord:
-    arrival, request, state, attempts, wake_at, updated_at, reason, instance, settled = row
-    return AsyncRecord(
-        request=AsyncRequest.from_json(request, None),
-        arrival=arrival,
-        state=AsyncState(state),
-        attempts=attempts,
-        due_at=wake_at if state == AsyncState.WAITING else None,
-        updated_at=updated_at,
-        reason=reason,
-        instance=instance,
-        outcome=None if settled is None else AsyncOutcome.from_json(settled, None),
-    )

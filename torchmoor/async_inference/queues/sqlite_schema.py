@@ -68,9 +68,7 @@ CREATE TRIGGER leaves AFTER DELETE ON requests BEGIN
     UPDATE totals SET requests = requests - 1, body_bytes = body_bytes - old.body_bytes
     WHERE endpoint = old.endpoint AND state = old.state;
 END;
-"""
 
-_SHARES = """
 CREATE TABLE shares (seq INTEGER PRIMARY KEY, caller TEXT NOT NULL, body_bytes INTEGER NOT NULL);
 CREATE TABLE callers (
     caller TEXT PRIMARY KEY, requests INTEGER NOT NULL, body_bytes INTEGER NOT NULL
@@ -85,8 +83,7 @@ CREATE TRIGGER share_ends AFTER DELETE ON shares BEGIN
     WHERE caller = old.caller;
     DELETE FROM callers WHERE caller = old.caller AND requests = 0;
 END;
-CREATE TRIGGER request_ends AFTER UPDATE OF state ON requests
-WHEN new.state IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') BEGIN
+CREATE TRIGGER request_ends AFTER UPDATE OF state ON requests WHEN new.{ENDED} BEGIN
     DELETE FROM shares WHERE seq = new.seq;
 END;
 """
@@ -98,7 +95,7 @@ def prepare(connection: sqlite3.Connection) -> None:
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:
-            for statement in _statements(_SCHEMA + _SHARES):
+            for statement in _statements(_SCHEMA):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {VERSION}")
         elif version != VERSION:

@@ -173,13 +173,13 @@ class Attempt:
         staged = locate_staged(self._context.output_path, request.output_location, request.identity, self._attempt)
         began = monotonic()
         try:
-            stored = await self._context.store.upload(staged, chunks, ObjectMetadata(answer.content_type))
+            tag = await self._context.store.upload(staged, chunks, ObjectMetadata(answer.content_type))
         except ObjectError as error:
             self._metrics.async_upload_failures += 1
             return self._fail_at_store(error, "The answer could not be stored", "answer not stored yet")
         self.staged = staged
         self._metrics.async_upload_latency.observe(monotonic() - began)
-        return self._complete(answer, staged_tag=stored.tag)
+        return self._complete(answer, staged_tag=tag)
 
     async def _on_error(self, answer: InstanceAnswer) -> AsyncOutcome:
         status, code = answer.status, answer.error_code

@@ -46,7 +46,7 @@ class LeaseRenewal:
         limit = asyncio.timeout(None)
         try:
             async with limit:
-                renewing = asyncio.get_running_loop().create_task(self._renew(limit))
+                renewing = asyncio.create_task(self._renew(limit))
                 try:
                     yield
                 finally:

@@ -36,9 +36,8 @@ FAILED_WITH_SESSION = AsyncOutcome(
 class Worker:
     """Runs one endpoint's requests from `start` to `stop`, which returns what runs to the queue."""
 
-    def __init__(self, endpoint: str, context: WorkerContext) -> None:
-        self.endpoint = endpoint
-        self.metrics = context.metrics
+    def __init__(self, context: WorkerContext) -> None:
+        self.endpoint = context.metrics.endpoint
         self._context = context
         self._queue = context.queue
         self._capacity = context.capacity
@@ -50,11 +49,6 @@ class Worker:
         self._serving: set[asyncio.Task[None]] = set()
         self._claiming: asyncio.Task[None] | None = None
         context.capacity.listen(self.wake)
-
-    @property
-    def num_serving(self) -> int:
-        """Return the number of requests that this worker runs or publishes."""
-        return len(self._serving)
 
     def wake(self) -> None:
         """Look for work at once."""
@@ -68,7 +62,7 @@ class Worker:
 
     def start(self) -> None:
         """Claim requests from now on."""
-        self._claiming = asyncio.get_running_loop().create_task(self._claim_all())
+        self._claiming = asyncio.create_task(self._claim_all())
 
     async def drain(self, timeout_s: float) -> None:
         """Claim no more requests, wait for what runs, and return to the queue what runs for longer."""
@@ -108,8 +102,8 @@ class Worker:
         if len(self._serving) >= self._capacity.max_running + self._settings.max_publishing:
             return False
         lease = self._capacity.try_take()
-        claim_next = self._queue.claim_decided if lease is None else self._queue.claim
-        claiming = asyncio.ensure_future(claim_next(self.endpoint, self._settings.lease_s))
+        claim_next = self._queue.claim(self.endpoint, self._settings.lease_s, may_begin=lease is not None)
+        claiming = asyncio.ensure_future(claim_next)
         try:
             claim = await asyncio.shield(claiming)
         except asyncio.CancelledError:  # the queue makes the claim all the same
@@ -126,7 +120,7 @@ class Worker:
             lease = None
         if claim is None:
             return False
-        task = asyncio.get_running_loop().create_task(self._serve(claim, lease))
+        task = asyncio.create_task(self._serve(claim, lease))
         self._serving.add(task)
         task.add_done_callback(self._on_served)
         return True
@@ -212,14 +206,14 @@ class Worker:
         """Run one attempt. Returns the decided outcome; None if the request will be tried again."""
         if claim.attempt == 1:
             waited_s = max(0.0, self._context.wall() - claim.request.received_at)
-            self.metrics.of(lease.variant).async_time_in_backlog.observe(waited_s)
+            self._context.metrics.of(lease.variant).async_time_in_backlog.observe(waited_s)
         attempt = Attempt(self._context, claim, lease)
         try:
             try:
                 outcome = await self._try(attempt, claim)
             except RetryableFailure as failure:
                 if not failure.counts or claim.attempt < self._settings.max_attempts:
-                    self.metrics.of(lease.variant).async_repeated += 1
+                    self._context.metrics.of(lease.variant).async_repeated += 1
                     delay_s = self._backoff.delay_s(claim.attempt) if failure.delay_s is None else failure.delay_s
                     await self._return(claim, delay_s, failure.reason, counts=failure.counts)
                     return None

@@ -29,15 +29,12 @@ class ChildListener(Protocol):
 
     def on_started(self, child: ChildProcess) -> None:
         """The child runs and does not know any instance yet."""
-        ...
 
     def on_message(self, child: ChildProcess, message: Message) -> None:
         """The child has sent a message other than `ready` and `failed`."""
-        ...
 
     def on_ended(self, child: ChildProcess) -> None:
         """The child is gone, with all its requests."""
-        ...
 
 
 class ChildProcess:

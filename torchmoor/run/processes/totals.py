@@ -6,6 +6,7 @@ after that report are lost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,7 +37,7 @@ class VariantTotal:
         self.variant = variant
         self.metrics = InvocationMetrics(variant.endpoint, variant.name)
         self.num_waiting = 0
-        self.waiting_turns: dict[str, int] = {}
+        self.waiting_turns: Counter[str] = Counter()
 
 
 class Totals:
@@ -79,10 +80,12 @@ class Totals:
         for number, total in enumerate(self.variants):
             total.metrics.reset()
             total.num_waiting = 0
+            total.waiting_turns = Counter()
             for report in reports:
-                total.metrics.add(report["variants"][number]["metrics"])
-                total.num_waiting += report["variants"][number]["num_waiting"]
-            total.waiting_turns = _sum(report["variants"][number]["turns"] for report in reports)
+                given = report["variants"][number]
+                total.metrics.add(given["metrics"])
+                total.num_waiting += given["num_waiting"]
+                total.waiting_turns.update(given["turns"])
         self.counts = add_counts(report["counts"] for report in reports)
         self.show_instances()
 
@@ -133,11 +136,3 @@ def make_report(registry: Registry, dispatchers: Iterable[Dispatcher], counts: P
             if variant.needs_status
         ],
     }
-
-
-def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for each in counts:
-        for key, number in each.items():
-            total[key] = total.get(key, 0) + number
-    return total

@@ -53,10 +53,6 @@ class Places:
         return None
 
     @property
-    def num_ready(self) -> int:
-        return len(self.instances)
-
-    @property
     def max_running(self) -> int:
         return len(self.instances) * self.num_free
 
@@ -153,7 +149,7 @@ class Rig:
         counts = {"AllTraffic": InvocationMetrics("llava", "AllTraffic")}
         endpoint = AsyncEndpointContext(
             AsyncEndpointSettings(),
-            AsyncMetrics("llava", counts, lambda: self.places.num_ready),
+            AsyncMetrics("llava", counts, lambda: len(self.places.instances)),
             self.places,
             root=(self.folder / "results").as_uri(),
         )

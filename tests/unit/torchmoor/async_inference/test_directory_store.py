@@ -110,13 +110,13 @@ async def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         for name in ("pipe", "folder", "pipe/x"):
             with pytest.raises(LocationRefused):
                 await store.open(f"file://{tmp_path}/{name}")
-        stored = await store.upload(f"file://{tmp_path}/staged", chunks_of(b"x"))
+        tag = await store.upload(f"file://{tmp_path}/staged", chunks_of(b"x"))
         (tmp_path / "file").write_bytes(b"x")
         for name in ("folder", "file/x", "file/deep/x"):
             with pytest.raises(LocationRefused):
                 await store.put(f"file://{tmp_path}/{name}", b"x")
             with pytest.raises(LocationRefused):
-                await store.publish(f"file://{tmp_path}/staged", stored.tag, f"file://{tmp_path}/{name}")
+                await store.publish(f"file://{tmp_path}/staged", tag, f"file://{tmp_path}/{name}")
             assert await store.is_taken(f"file://{tmp_path}/{name}")
         assert await store.is_taken(f"file://{tmp_path}/pipe")
 
@@ -208,11 +208,11 @@ async def test_two_file_systems_are_told_apart(tmp_path: Path) -> None:
 
     try:
         async with closing(DirectoryStore(settings)) as store:
-            stored = await store.upload(f"file://{tmp_path}/staged", chunks_of(b"x"))
+            tag = await store.upload(f"file://{tmp_path}/staged", chunks_of(b"x"))
             with pytest.raises(LocationRefused, match="one file system"):
-                await store.publish(f"file://{tmp_path}/staged", stored.tag, f"file://{other}/final")
+                await store.publish(f"file://{tmp_path}/staged", tag, f"file://{other}/final")
             with pytest.raises(ObjectMissing):
-                await store.publish(f"file://{tmp_path}/none", stored.tag, f"file://{other}/final")
+                await store.publish(f"file://{tmp_path}/none", tag, f"file://{other}/final")
         assert files_of(other) == []
     finally:
         os.rmdir(other)

@@ -18,8 +18,12 @@ from torchmoor.async_inference.objects.results_budget import STAGED_TTL_S, unfin
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncState
+from torchmoor.async_inference.service import AsyncEndpointContext
+from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.async_queue import AsyncQueueSettings
 from torchmoor.errors import DiskFull
+from torchmoor.metrics.backlog import AsyncMetrics
+from torchmoor.metrics.invocations import InvocationMetrics
 
 EVERYTHING = 1 << 62  # bytes; more than any disk has
 
@@ -57,6 +61,19 @@ async def test_full_directory_refuses_new_requests_only(rig: Rig, limit: dict[st
         again = await rig.start()
         await again.submit(rig.request("two"))
         assert (await rig.until_ended(again, "two")).state is AsyncState.COMPLETED
+
+
+async def test_an_endpoint_that_is_created_later_shows_how_much_the_results_take(rig: Rig) -> None:
+    """Its metric does not wait for the next measurement, which may be minutes away."""
+    async with rig:
+        (rig.folder / "results/old").write_bytes(b"x" * 8192)
+        service = await rig.start()
+        await until(lambda: service.endpoints["llava"].metrics.num_result_bytes >= 8192, "the folder is measured")
+
+        metrics = AsyncMetrics("other", {"": InvocationMetrics("other", "")}, lambda: 0)
+        service.add(AsyncEndpointContext(AsyncEndpointSettings(), metrics, None, root="file:///elsewhere"))
+
+        assert metrics.num_result_bytes >= 8192
 
 
 async def test_staged_answers_that_no_request_can_need_are_swept(rig: Rig) -> None:
@@ -112,9 +129,9 @@ async def test_a_result_whose_staged_name_is_still_there_counts_once(rig: Rig) -
     folder = (rig.folder / "results").as_uri()
     store = DirectoryStore(rig.objects)
 
-    stored = await store.upload(f"{folder}/.torchmoor/one.1", chunks_of(b"x" * 5000))
+    tag = await store.upload(f"{folder}/.torchmoor/one.1", chunks_of(b"x" * 5000))
     staged = await store.sweep()
-    await store.publish(f"{folder}/.torchmoor/one.1", stored.tag, f"{folder}/one.out")
+    await store.publish(f"{folder}/.torchmoor/one.1", tag, f"{folder}/one.out")
     published = await store.sweep()
     await store.close()
 

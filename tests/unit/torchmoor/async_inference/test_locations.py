@@ -2,13 +2,9 @@
 
 import pytest
 
-from torchmoor.async_inference.objects.locations import (
-    default_failure_path,
-    default_output_path,
-    locate_results,
-    locate_staged,
-)
+from torchmoor.async_inference.objects.locations import endpoint_paths, locate_results, locate_staged
 from torchmoor.async_inference.objects.object_store import LocationRefused
+from torchmoor.config.async_inference import AsyncEndpointSettings
 
 OUT, FAILED = "s3://answers/out/", "s3://answers/failed"
 
@@ -68,5 +64,15 @@ def test_a_location_too_long_for_its_header_is_refused() -> None:
 
 def test_defaults_are_those_of_the_sagemaker_sdk() -> None:
     """Endpoints without an S3OutputPath have the SageMaker SDK's default location."""
-    assert default_output_path("file:///state", "llava") == "file:///state/async-endpoint-outputs/llava"
-    assert default_failure_path("s3://bucket", "llava") == "s3://bucket/async-endpoint-failures/llava"
+    assert endpoint_paths(AsyncEndpointSettings(), "file:///state", "llava") == (
+        "file:///state/async-endpoint-outputs/llava",
+        "file:///state/async-endpoint-failures/llava",
+    )
+
+
+def test_failures_without_a_path_are_below_the_root_or_else_below_the_results() -> None:
+    """A root is optional if the endpoint names where its results go."""
+    settings = AsyncEndpointSettings(output_path="s3://answers/out")
+
+    assert endpoint_paths(settings, "s3://bucket", "llava")[1] == "s3://bucket/async-endpoint-failures/llava"
+    assert endpoint_paths(settings, "", "llava")[1] == "s3://answers/out/async-endpoint-failures/llava"

@@ -262,7 +262,7 @@ def test_a_lapsed_lease_that_nobody_took_still_holds(store: Store, queue: Queue)
     store.clock.step(3600)
 
     assert store.do(queue.decide(first, result()))
-    assert store.do(queue.claim_decided(ENDPOINT, 30)) is None  # deciding has renewed its lease
+    assert store.do(queue.claim(ENDPOINT, 30, may_begin=False)) is None  # deciding has renewed its lease
     assert store.do(queue.extend(second, 30))
     assert store.do(queue.claim(ENDPOINT, 30)) is None
 
@@ -298,9 +298,9 @@ def test_what_is_decided_is_only_published_by_the_next(store: Store, queue: Queu
     )
     assert not store.do(queue.finish(claim))
     assert store.do(queue.retry(other, 10, "the bucket is down"))
-    assert store.do(queue.claim_decided(ENDPOINT, 30)) is None
+    assert store.do(queue.claim(ENDPOINT, 30, may_begin=False)) is None
     store.clock.step(11)
-    last = store.do(queue.claim_decided(ENDPOINT, 30))
+    last = store.do(queue.claim(ENDPOINT, 30, may_begin=False))
     assert last is not None
     assert (1, result(BINARY)) == (last.attempt, last.decided)
     assert store.do(queue.finish(last))
@@ -366,7 +366,7 @@ def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: Async
         assert not store.do(queue.extend(holder, 30))
         assert not store.do(queue.decide(holder, result()))
         assert not store.do(queue.retry(holder, 0, "late"))
-    publisher = store.do(queue.claim_decided(ENDPOINT, 30))
+    publisher = store.do(queue.claim(ENDPOINT, 30, may_begin=False))
     assert publisher is not None
     assert publisher.decided == CANCELLED
     assert store.do(queue.finish(publisher))
@@ -397,13 +397,13 @@ def test_a_request_past_its_time_to_live_is_not_run(store: Store, queue: Queue) 
     running = store.do(claimed(queue, 100))
 
     store.clock.step(61)
-    expired = store.do(queue.claim_decided(ENDPOINT, 30))
+    expired = store.do(queue.claim(ENDPOINT, 30, may_begin=False))
 
     assert expired is not None
     assert (expired.request.inference_id, expired.attempt, expired.decided) == ("waits", 0, EXPIRED)
     assert not store.do(queue.decide(expired, result()))
     assert store.do(queue.finish(expired))
-    assert store.do(queue.claim_decided(ENDPOINT, 30)) is None
+    assert store.do(queue.claim(ENDPOINT, 30, may_begin=False)) is None
     assert store.do(queue.extend(running, 10))
     store.clock.step(11)
     late = store.do(claimed(queue))

@@ -48,8 +48,8 @@ def opened(**settings: Any) -> AbstractAsyncContextManager[S3Store]:
 async def test_publishing_keeps_the_content_type(place: str) -> None:
     """A published result keeps the model's content type."""
     async with opened() as store:
-        stored = await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), ObjectMetadata("text/x-test"))
-        await store.publish(f"{place}/staged", stored.tag, f"{place}/final")
+        tag = await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), ObjectMetadata("text/x-test"))
+        await store.publish(f"{place}/staged", tag, f"{place}/final")
         async with await store.open(f"{place}/final") as download:
             assert download.metadata.content_type == "text/x-test"
 
@@ -58,8 +58,8 @@ async def test_publishing_keeps_the_content_type(place: str) -> None:
 async def test_keys_are_taken_as_they_are(place: str, name: str) -> None:
     """Keys in S3 URLs are used without unquoting."""
     async with opened() as store:
-        stored = await store.upload(f"{place}/staged", chunks_of(name.encode()))
-        await store.publish(f"{place}/staged", stored.tag, f"{place}/{name}")
+        tag = await store.upload(f"{place}/staged", chunks_of(name.encode()))
+        await store.publish(f"{place}/staged", tag, f"{place}/{name}")
         assert await read_all(store, f"{place}/{name}") == name.encode()
 
 
@@ -186,8 +186,8 @@ async def test_answers_that_are_lost_do_no_harm(place: str, server: S3Server, si
             for number in range(5):
                 timer = threading.Timer(0.02 * number, proxy.is_losing.set)
                 timer.start()
-                stored = await store.upload(f"{place}/staged", chunks_of(b"x" * size))
-                await store.publish(f"{place}/staged", stored.tag, f"{place}/final{number}")
+                tag = await store.upload(f"{place}/staged", chunks_of(b"x" * size))
+                await store.publish(f"{place}/staged", tag, f"{place}/final{number}")
                 await store.put(f"{place}/small{number}", b"x" * 100)
                 timer.join()
                 assert await read_all(store, f"{place}/final{number}") == b"x" * size
@@ -241,9 +241,9 @@ async def test_a_staged_object_that_may_not_be_deleted_stays(
 
     async with opened() as store:
         for name in ("first", "second"):
-            stored = await store.upload(f"{place}/staged-{name}", chunks_of(name.encode()))
+            tag = await store.upload(f"{place}/staged-{name}", chunks_of(name.encode()))
             for _ in range(2):  # a repeat after a crash, too
-                await store.publish(f"{place}/staged-{name}", stored.tag, f"{place}/{name}")
+                await store.publish(f"{place}/staged-{name}", tag, f"{place}/{name}")
                 await store.delete(f"{place}/staged-{name}")
             assert await read_all(store, f"{place}/{name}") == name.encode()
     assert ["s3:DeleteObject" in each for each in caplog.messages if "staged object" in each] == [True]

@@ -191,7 +191,7 @@ def test_no_operation_looks_through_all_requests(watched: type[Watched], store: 
         store.do(ended(queue))
         store.do(queue.cancel(f"s{number}"))
         store.clock.step(11)
-        store.do(queue.claim_decided(ENDPOINT, 10))
+        store.do(queue.claim(ENDPOINT, 10, may_begin=False))
         store.do(queue.list(ENDPOINT, after="s1"))
         store.do(queue.get("r1"))
         store.do(queue.backlog(ENDPOINT))

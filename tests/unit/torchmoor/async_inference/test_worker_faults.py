@@ -25,7 +25,6 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectError,
     ObjectMetadata,
     ObjectUnavailable,
-    StagedObject,
 )
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Backlog, Claim
@@ -54,7 +53,7 @@ class Failing(DirectoryStore):
         self._fail("open")
         return await super().open(url)
 
-    async def upload(self, url: str, chunks: AsyncIterator[bytes], *args: Any, **named: Any) -> StagedObject:
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], *args: Any, **named: Any) -> str:
         self._fail("upload")
         return await super().upload(url, chunks, *args, **named)
 
@@ -490,7 +489,7 @@ async def test_queue_that_cannot_be_reached_is_not_asked_without_a_pause(rig: Ri
         service = await rig.start(poll_interval_s=3600.0)
         num_refused = 0
 
-        async def refuse(*args: Any) -> Any:
+        async def refuse(*args: Any, **named: Any) -> Any:
             nonlocal num_refused
             num_refused += 1
             await asyncio.sleep(0)
@@ -511,11 +510,11 @@ async def test_queue_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
         service = await rig.start()
         claim, num_refused = service.queue.claim, [0]
 
-        async def refuse(*args: Any) -> Any:
+        async def refuse(*args: Any, **named: Any) -> Any:
             if num_refused[0] < 5:
                 num_refused[0] += 1
                 raise QueueUnavailable("not now")
-            return await claim(*args)
+            return await claim(*args, **named)
 
         service.queue.claim = refuse
         await service.submit(rig.request("one"))

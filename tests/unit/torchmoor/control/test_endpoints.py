@@ -1,6 +1,7 @@
 """Updates that keep parts of the previous configuration, asynchronous requests of changed endpoints, and counts."""
 
 import asyncio
+import copy
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -185,6 +186,34 @@ async def test_an_update_whose_retained_weights_are_all_0_is_refused(tmp_path: P
         with pytest.raises(RequestInvalid, match="A variant of endpoint q must have a weight above 0"):
             await endpoints.operations()["UpdateEndpoint"](values)
         assert (old.status, old.pending) == ("InService", "")
+
+
+@pytest.mark.parametrize(
+    ("operation", "more"),
+    [
+        ("UpdateEndpoint", {"EndpointConfigName": "new"}),
+        (
+            "UpdateEndpointWeightsAndCapacities",
+            {"DesiredWeightsAndCapacities": [{"VariantName": "v", "DesiredWeight": 2.0}]},
+        ),
+        ("DeleteEndpoint", {}),
+    ],
+)
+async def test_a_change_that_cannot_be_saved_leaves_the_endpoint_as_it_was(
+    tmp_path: Path, operation: str, more: dict[str, Any]
+) -> None:
+    """Its FailureReason, too, which says why an earlier update failed, and the time of its last change."""
+    endpoints, resources, _ = make_endpoints(tmp_path)
+    async with endpoints:
+        resource = make_resource("v", status="InService", failure="An instance did not start.")
+        resources.endpoints["q"], resources.models["m"] = resource, Resource({}, 0.0)
+        resources.configs["new"] = Resource({"ProductionVariants": [VARIANT]}, 0.0)
+        before = copy.deepcopy(resource)
+        (tmp_path / "resources.partial").mkdir()  # in the way of the new file
+        with pytest.raises(IsADirectoryError):
+            await endpoints.operations()[operation]({"EndpointName": "q", **more})
+
+        assert resource == before
 
 
 async def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> None:

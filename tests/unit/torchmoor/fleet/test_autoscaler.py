@@ -69,7 +69,7 @@ class World:
         self.variant = self.registry.get_endpoint("llava").variants[0]
         self.clients = Clients(self.variant)
         launches = [Launch(f"llava-{number}", "llava", "llava.mar") for number in range(max_capacity)]
-        self.group = ScaledVariant(self.variant, scaling, launches)
+        self.group = ScaledVariant(self.variant, launches)
         self.now = 0.0
         self.reports: list[str] = []
         self.firsts: dict[str, asyncio.Future[None]] = {}
@@ -673,7 +673,7 @@ async def test_a_variant_that_fails_does_not_hold_up_the_others(caplog: pytest.L
         )
         broken = Registry([settings]).get_endpoint("broken").variants[0]
         launches = [Launch(f"broken-{number}", "broken", "broken.mar") for number in range(3)]
-        group = ScaledVariant(broken, world.group.settings, launches)
+        group = ScaledVariant(broken, launches)
         clients = Clients(broken, metrics=Unreadable())
         autoscaler = Autoscaler(
             [group, world.group], world.registry, world, world, print, are_journaled=True, clock=lambda: world.now

@@ -17,7 +17,7 @@ from torchmoor.fleet.discovery_dns import DnsAnswer
 from torchmoor.fleet.discovery_plan import DnsTarget
 from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.instance_names import InstanceNames
-from torchmoor.proxy.instances.handler_operations import OperationAnswer
+from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
@@ -44,7 +44,13 @@ class Rig:
         self.front = Front()
         self.drainer = Drainer(self.registry, self.front.is_idle)
         self.discovery = Discovery(
-            [], self.registry, self.drainer, are_journaled=are_journaled, ask=self._ask, rng=Random(1)
+            [],
+            self.registry,
+            self.drainer,
+            HandlerOperations(),
+            are_journaled=are_journaled,
+            ask=self._ask,
+            rng=Random(1),
         )
 
     async def _ask(self, settings: DiscoverySettings) -> DnsAnswer:
@@ -268,7 +274,7 @@ async def test_an_answer_that_arrives_as_its_entry_ends_changes_nothing(*, is_st
     async def ask(settings: DiscoverySettings) -> DnsAnswer:
         return await asyncio.wait_for(asyncio.shield(reply), 60)
 
-    discovery = Discovery([ENTRY], rig.registry, rig.drainer, are_journaled=True, ask=ask)
+    discovery = Discovery([ENTRY], rig.registry, rig.drainer, HandlerOperations(), are_journaled=True, ask=ask)
     async with asyncio.timeout(30):
         async with discovery:
             for _ in range(3):
