@@ -203,8 +203,9 @@ class SessionLifecycle:
 
     def _discard(self, session: Session) -> None:
         """Undo an opening: in memory at once, in the journal later. Any thread, the pump's included."""
-        if not self._known.try_undo(session.id.text, lambda: self._store.discard(session)):
+        if not self._known.try_undo(session.id.text):
             return
+        self._store.discard(session)
         with suppress(RuntimeError):  # the worker is stopping: the sweep will find the journal
             self._background.submit("", partial(self._known.discard, session.id.text))
 
