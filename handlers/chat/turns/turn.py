@@ -15,7 +15,7 @@ from handlers.chat.identity import name_request
 from handlers.chat.images.fetch_pool import find_line
 from handlers.chat.images.receiver import ReceivedImage
 from handlers.chat.images.store import Image, digests
-from handlers.chat.sessions.entries import entries_of, messages_added
+from handlers.chat.sessions.entries import entries_of, messages_added, messages_answered, messages_asked
 from handlers.chat.sessions.journal_failures import CONFLICT
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -242,7 +242,7 @@ class Turn:
         if model.template.style.thought is None:
             return model.template.style
         earlier = [m for each in entries_of(session, session.order.index(number)) for m in messages_added(each)]
-        messages = [*self._content.instructions, *earlier, *self._content.messages_before(turn)]
+        messages = [*self._content.instructions, *earlier, *messages_asked(turn)]
         return model.find_style(messages, parameters.tool_definitions, parameters.template_variables)
 
     def _raise_if_ended(self) -> None:
@@ -292,7 +292,7 @@ class Turn:
             self._raise_if_ended()
             self._raise_if_answered()
             raise
-        self._session_images.commit(session, [*self._messages, *content.messages_of_answer(answer)], self._new_images)
+        self._session_images.commit(session, [*self._messages, *messages_answered(event)], self._new_images)
         if content.drops_for_good:
             session.num_dropped += self._num_dropped
 
