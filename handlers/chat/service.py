@@ -303,9 +303,8 @@ class ChatService:
 
         source: a session that the caller holds, and how many of its entries the new one begins with.
         """
-        ttl_s = self._sessions.choose_ttl_s(command)
         self._model.template.check()
-        sid = self._sessions.open(command, ttl_s, reply, source)
+        sid = self._sessions.open(command, reply, source)
         stamp = write_session_header(sid.text, self.store.expires_at(sid))
         reply.session_stamps |= {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp}
         return sid.text

@@ -151,7 +151,7 @@ class Turn:
         num_dropped = session.num_dropped + self._num_dropped
         if num_dropped and self._content.may_drop:
             receipt[DROPPED_TURNS] = str(num_dropped)
-        adapter = session.adapter if self._reply.adapter is None else self._reply.adapter
+        adapter = session.choose_adapter(self._reply.adapter)
         return Prompt(ids, images, self._parts.model.style_after(ids), adapter, receipt)
 
     @property
