@@ -167,7 +167,7 @@ class ChatService:
             begun = reply.continuation
             reply.received_at = self._wall() if begun is None else begun.start.received_at
             incoming = replace(incoming, fingerprint=f"fp_{self._model.fingerprint[:FINGERPRINT_CHARS]}")
-            self.dispatch(parse(incoming, self._settings.request, lambda: reply.received_at), reply)
+            self.dispatch(parse(incoming, self._settings.request, reply.received_at), reply)
 
     def _in_background(self, reply: PendingReply, action: Callable[[], None], line: str | None = None) -> None:
         """Run an action on another thread. line: the queue for its downloads; None if there are none."""

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from handlers.chat.commands import AddImages, Ask, CloseSession, OpenSession, ReportStatus
 from handlers.chat.dialects.session import SessionForm
-from handlers.chat.dialects.table import parse
 from handlers.chat.dialects.tgi_lmi import LmiForm, TgiForm
 from handlers.chat.forms import AnswerForm
 from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
@@ -23,6 +22,7 @@ from handlers.errors import (
     UnsupportedMedia,
 )
 from handlers.requests.incoming import Caller, Incoming
+from tests.unit.handlers.conftest import parse
 
 NOBODY = Caller("", "")
 SESSION = "x-amzn-sagemaker-session-id"
