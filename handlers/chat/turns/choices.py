@@ -128,20 +128,16 @@ class _SharedPrompt:
         self._line = reply.line
         self._lock = threading.Lock()
         self.answers = [_ChoiceParts(choices, self, request, reply, first_index, i) for i in range(request.num_choices)]
-        self._first = self._make_choice(self.answers[0])
+        self.first = self._make_choice(self.answers[0])  # has the prompt's images
         self._num_using = request.num_choices  # answers that may need the prompt's images
         self._is_begun = False
 
     def start(self) -> None:
         with self.answers[0].reply.guarded():
-            self._first.start()
+            self.first.start()
 
     def _make_choice(self, answer: "_ChoiceParts") -> "_Choice":
         return _Choice(self, self._parts, answer.request, answer.reply)
-
-    def fetch(self, image: Image) -> bytes:
-        """Return the bytes of one of the prompt's images, which came with the request."""
-        return self._first.fetch_own(image)
 
     def end_use(self) -> None:
         """Count an answer that no longer needs the prompt's images."""
@@ -149,7 +145,7 @@ class _SharedPrompt:
             self._num_using -= 1
             is_last = not self._num_using
         if is_last:
-            self._first.release_own()
+            self.first.release_images()
 
     def begin(self, headers: Mapping[str, str]) -> None:
         """Let the other answers begin. The first answer has its first token, so the prompt is in the cache."""
@@ -221,14 +217,7 @@ class _Choice(Completion):
         return shared.prompt
 
     def fetch(self, image: Image) -> bytes:
-        return self._shared.fetch(image)
-
-    def fetch_own(self, image: Image) -> bytes:
-        return super().fetch(image)
-
-    def release_own(self) -> None:
-        """Release the images, which no answer needs now."""
-        super()._release_images()
+        return Completion.fetch(self._shared.first, image)
 
     def _release(self) -> None:
         self._cache.unpin()

@@ -110,7 +110,7 @@ class Completion:
         try:
             return self.compose(self._reply.raise_if_cancelled).ids
         finally:
-            self._parts.receiver.release(self._received, is_kept=True)
+            self.release_images()
 
     def fetch(self, image: Image) -> bytes:
         """Return the bytes that came with the request."""
@@ -124,8 +124,9 @@ class Completion:
         """Do nothing: the answer belongs to no conversation."""
 
     def _release(self) -> None:
-        self._release_images()
+        self.release_images()
         self._cache.unpin()
 
-    def _release_images(self) -> None:
+    def release_images(self) -> None:
+        """Release the request's images, which no answer needs now."""
         self._parts.receiver.release(self._received, is_kept=True)
