@@ -43,10 +43,15 @@ class Incoming:
         """The body's media type in lower case, without its parameters; empty if the request names none."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
+    @property
+    def accepted(self) -> list[str]:
+        """The media types of the Accept header in lower case, without their parameters."""
+        items = self.headers.get("accept", "").split(",")
+        return [kind for item in items if (kind := item.partition(";")[0].strip().lower())]
+
     def accepts(self, media_type: str) -> bool:
         """Return True if the Accept header names this media type literally."""
-        accepted = self.headers.get("accept", "").split(",")
-        return media_type in [item.partition(";")[0].strip().lower() for item in accepted]
+        return media_type in self.accepted
 
     @property
     def custom_attributes(self) -> str:
@@ -95,9 +100,7 @@ class Caller:
 
 def check_accept(incoming: Incoming) -> None:
     """Raise NotAcceptable if the Accept header allows no media type that a handler answers with."""
-    accepted = [item.partition(";")[0].strip().lower() for item in incoming.headers.get("accept", "").split(",")]
-    wanted = [item for item in accepted if item]
-    if wanted and not any(item.startswith(ANSWER_TYPES) for item in wanted):
+    if incoming.accepted and not any(kind.startswith(ANSWER_TYPES) for kind in incoming.accepted):
         raise NotAcceptable(
             "the answer is JSON or text, which Accept does not allow; send Accept: application/json, or none"
         )
