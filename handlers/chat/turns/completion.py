@@ -86,7 +86,7 @@ class Completion:
         num_chars = sum(message.num_chars for message in self._request.messages)
         if self._request.prompt is not None:
             num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
-        num_chars += 0 if self._request.parameters.tools is None else self._request.parameters.tools.num_chars
+        num_chars += self._request.parameters.num_tool_chars
         self._parts.limits.check_chars(num_chars, "the request has {} characters of text")
 
     def _check_raw_prompt(self, parts: Sequence[Part]) -> Sequence[Part]:

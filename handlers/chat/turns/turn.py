@@ -253,8 +253,7 @@ class Turn:
     @property
     def _num_chars(self) -> int:
         """Characters of the question, and of the tools that it offers."""
-        tools = self._ask.parameters.tools
-        return self._content.num_chars + (0 if tools is None else tools.num_chars)
+        return self._content.num_chars + self._ask.parameters.num_tool_chars
 
     def _read_text(self) -> str:
         self._parts.limits.check_chars(self._num_chars, "the question has {} characters")
