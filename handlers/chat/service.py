@@ -202,8 +202,6 @@ class ChatService:
                 self._change_in_background(command, reply)
             case StopAnswer():
                 self._end_answer(command, reply)
-            case ActOnSession(entry=int()):
-                self._in_background(reply, lambda: self._resources.handle(command, reply))
             case BranchSession() | CloseSession() | ActOnSession() | CloseInJournal() | EndClosed():
                 self._in_background(reply, lambda: self._change_session(command, reply))
             case _:

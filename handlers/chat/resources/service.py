@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from handlers.chat.commands import (
-    ActOnSession,
     AddItems,
     Ask,
     Command,
@@ -16,6 +15,7 @@ from handlers.chat.commands import (
     DeleteFile,
     DeleteResponse,
     Detokenize,
+    DropResponse,
     EndResponse,
     Generate,
     ListFiles,
@@ -84,7 +84,7 @@ class ResourceService:
         )
         self._files = Files(sessions, known, recorder)
 
-    def handle(self, command: Resource | ActOnSession, reply: PendingReply) -> None:
+    def handle(self, command: Resource, reply: PendingReply) -> None:
         """Answer a command. Raises HandlerError."""
         match command:
             case Respond():
@@ -105,13 +105,13 @@ class ResourceService:
             case _:
                 reply.finish_json(self._answer(command, reply))
 
-    def _answer(self, command: Resource | ActOnSession, reply: PendingReply) -> dict[str, Any]:
+    def _answer(self, command: Resource, reply: PendingReply) -> dict[str, Any]:
         match command:
             case ShowResponse():
                 return self._responses.show(command)
             case DeleteResponse():
                 return self._responses.delete(command, reply)
-            case ActOnSession():
+            case DropResponse():
                 return self._responses.drop(command, reply)
             case EndResponse():
                 return self._background.end(command)
