@@ -176,10 +176,7 @@ class ChatService:
             with reply.guarded():
                 action()
 
-        if line is None:
-            self._intake.submit(reply.line, run)
-        else:
-            self._fetching.submit(line, reply, run)
+        self._parts.threads_for(reply, is_slow=True, line=line)(run)
 
     def dispatch(self, command: Command, reply: PendingReply) -> None:
         """Answer a command. Any thread; returns at once."""
