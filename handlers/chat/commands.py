@@ -381,19 +381,16 @@ Resource = (
 )
 """Requests for OpenAI's resources."""
 
-Command = (
+SessionChange = (
     OpenSession
-    | AddImages
-    | Ask
     | OpenAndAsk
-    | Resource
-    | Generate
-    | StopAnswer
     | BranchSession
+    | AddImages
     | CloseSession
-    | ReportStatus
-    | SessionQuery
     | ActOnSession
     | CloseInJournal
     | EndClosed
 )
+"""Changes of sessions other than questions."""
+
+Command = Ask | Generate | StopAnswer | ReportStatus | SessionQuery | SessionChange | Resource

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from handlers.chat.commands import (
+    AddImages,
     AddItems,
     Ask,
     Command,
@@ -20,12 +21,14 @@ from handlers.chat.commands import (
     Generate,
     ListFiles,
     OpenFile,
+    OpenSession,
     QueueResponse,
     ResolveInput,
     Resource,
     Respond,
     RespondInConversation,
     RunResponse,
+    SessionChange,
     ShowConversation,
     ShowFile,
     ShowResponse,
@@ -251,9 +254,11 @@ class ResourceService:
         return Completion(self._parts, generate(ask, ask.draft.instructions, earlier), reply)
 
 
-def find_fetches(command: Resource) -> str | None:
+def find_fetches(command: SessionChange | Resource) -> str | None:
     """Return the queue in which a command waits for its downloads of images; None if it has none."""
     match command:
+        case OpenSession() | AddImages():
+            return find_line(command.caller, command.images)
         case AddItems():
             return find_line(command.caller, images_in(command.items))
         case QueueResponse():
