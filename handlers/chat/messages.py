@@ -163,7 +163,7 @@ def has_markdown_image(prompt: str) -> bool:
 
 
 def first_address(prompt: str) -> tuple[ImageReference, ...]:
-    """Return the beginning of the first address in a raw prompt whose image must be downloaded, or ""."""
+    """Return the beginning of the first address in a raw prompt whose image must be downloaded, if there is one."""
     at = prompt.find(f"{MARKDOWN_IMAGE}http")
     start = at + len(MARKDOWN_IMAGE)
     return () if at < 0 else (prompt[start : start + _MAX_HOST_CHARS],)

@@ -18,7 +18,6 @@ from handlers.engine.contract import FinishReason
 from handlers.errors import HandlerError, InvalidRequest
 from torchmoor.wire.response_ids import compaction_id, image_id, item_id, read_item_id, response_id
 
-UNNAMED = "unstored"  # replaces the session's id in the ids of a response that is not stored
 _PIECES = "pieces"  # kept with the fields of a response that was streamed
 _SCORES = "scores"  # kept with the fields of a response whose request asks for log probabilities
 _UNFINISHED = {"status": "in_progress", "completed_at": None, "incomplete_details": None, "error": None, "usage": None}
@@ -45,7 +44,7 @@ class ResponseForm:
         after: int | None = 0,
         may_drop: bool = False,
         has_logprobs: bool = False,
-        session_id: str = UNNAMED,
+        session_id: str = "",
     ) -> None:
         self.items = items
         self.instructions = instructions
