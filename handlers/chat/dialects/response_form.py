@@ -14,7 +14,6 @@ from handlers.chat.items import Item, read_items, text_of
 from handlers.chat.messages import Message
 from handlers.chat.output_items import Delta, OutputItem, OutputItems, ResponseStream, read_output
 from handlers.chat.tools import find_namespaced
-from handlers.engine.contract import FinishReason
 from handlers.errors import HandlerError, InvalidRequest
 from torchmoor.wire.response_ids import compaction_id, image_id, item_id, read_item_id, response_id
 
@@ -346,7 +345,6 @@ class PreparedForm(ResponseForm):
     """
 
     def record(self, summary: Summary) -> tuple[str, str]:
-        end = replace(summary, finish_reason=FinishReason.EOS.value, num_tokens=0, message=None)
-        fields = {**self._fields, **find_ending(end, None)}
+        fields = {**self._fields, **find_ending(replace(summary, num_tokens=0, message=None), None)}
         self._ended = self._show(fields)
         return "[]", json.dumps(fields, ensure_ascii=False)
