@@ -197,7 +197,7 @@ class SessionLifecycle:
         """Undo an opening: in memory at once, in the journal later. Any thread, the pump's included."""
         if not self._known.try_undo(session.id.text):
             return
-        self._store.discard(session)
+        self._store.lose(session.id.text, SessionLost())
         with suppress(RuntimeError):  # the worker is stopping: the sweep will find the journal
             self._background.submit("", partial(self._known.discard, session.id.text))
 

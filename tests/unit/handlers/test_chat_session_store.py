@@ -605,7 +605,7 @@ def test_discarded_opening_leaves_no_trace(new_store: Stores) -> None:
     session = opened(store)
     SessionImages(store).add(session, [image(store)])
 
-    store.discard(session)
+    store.lose(session.id.text, SessionLost())
 
     assert len(store) == 0
     assert held_bytes(store) == 0
