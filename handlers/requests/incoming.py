@@ -29,13 +29,14 @@ MAX_ATTRIBUTES = 1024  # characters; SageMaker's own limit
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request with its header names in lower case and its body as TorchServe read it: a long one is a bytearray.
+    """A request with its header names in lower case.
 
+    body: as the worker read it: a long one is a bytearray; a form's fields are a dict; None without a body.
     fingerprint: the model's, for answers that name it.
     """
 
     headers: Mapping[str, str]
-    body: bytes | bytearray | str | dict[str, Any] | list[Any] | None
+    body: bytes | bytearray | dict[str, Any] | None
     fingerprint: str | None = None
 
     @property

@@ -68,9 +68,9 @@ def _is_image(media_type: str, body: bytes | bytearray) -> bool:
 
 def _json_object(incoming: Incoming, max_values: int) -> dict[str, Any]:
     body = incoming.body
-    if body is None or body in (b"", ""):
+    if body is None or body == b"":
         raise missing_body(incoming)
-    if isinstance(body, bytes | bytearray | str):
+    if isinstance(body, bytes | bytearray):
         body = load_json(body, max_values, hint=_type_hint(incoming))
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
