@@ -382,14 +382,7 @@ Resource = (
 """Requests for OpenAI's resources."""
 
 SessionChange = (
-    OpenSession
-    | OpenAndAsk
-    | BranchSession
-    | AddImages
-    | CloseSession
-    | ActOnSession
-    | CloseInJournal
-    | EndClosed
+    OpenSession | OpenAndAsk | BranchSession | AddImages | CloseSession | ActOnSession | CloseInJournal | EndClosed
 )
 """Changes of sessions other than questions."""
 

@@ -174,9 +174,7 @@ class ResponseStream:
     event: encodes and numbers an event. item_id: returns the id of the item at an index, of this type.
     """
 
-    def __init__(
-        self, event: Callable[..., bytes], item_id: Callable[[int, str], str], output: OutputItems
-    ) -> None:
+    def __init__(self, event: Callable[..., bytes], item_id: Callable[[int, str], str], output: OutputItems) -> None:
         self._event = event
         self._item_id = item_id
         self._output = output

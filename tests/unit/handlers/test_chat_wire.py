@@ -266,7 +266,9 @@ def test_wrong_bodies_are_invalid_requests(body: Any) -> None:
     assert caught.value.message
 
 
-@pytest.mark.parametrize("body", [b"{", b"{\xff", b"nonsense", b"\xef\xbb\xbf", b"[" * 100_000, b"{" + b'"a":[' * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"{", b"{\xff", b"nonsense", b"\xef\xbb\xbf", b"[" * 100_000, b"{" + b'"a":[' * 100_000]
+)
 def test_what_is_no_json_is_invalid_json(body: Any) -> None:
     """Malformed JSON has its own code, and the error does not repeat the text."""
     with pytest.raises(InvalidJson) as caught:
@@ -281,7 +283,7 @@ def test_what_is_no_json_is_invalid_json(body: Any) -> None:
 def test_body_of_another_type_is_named(content_type: str, is_named: bool) -> None:
     """The error for a body that is not JSON names a Content-Type that promises something else."""
     with pytest.raises(InvalidJson) as caught:
-        parse(Incoming({"content-type": content_type}, b"1,2"))
+        parse(Incoming({"content-type": content_type}, b"[1,2"))
 
     assert ("Content-Type is 'text/csv'" in str(caught.value)) == is_named
 
