@@ -328,14 +328,18 @@ class ReportStatus:
 
 @dataclass(frozen=True, slots=True)
 class ActOnSession:
-    """Act on a session for an operator. action: close, pin or unpin. session: its hash.
-
-    entry: with close, the number of the response in the background that is deleted instead.
-    """
+    """Act on a session for an operator. action: close, pin or unpin. session: its hash."""
 
     action: str
     session: str
-    entry: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropResponse:
+    """Delete a response in the background that the proxy could not queue. session: its hash. entry: its number."""
+
+    session: str
+    entry: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +365,7 @@ Resource = (
     | ResolveInput
     | ShowResponse
     | DeleteResponse
+    | DropResponse
     | CountTokens
     | Tokenize
     | Detokenize
@@ -376,19 +381,9 @@ Resource = (
 )
 """Requests for OpenAI's resources."""
 
-Command = (
-    OpenSession
-    | AddImages
-    | Ask
-    | OpenAndAsk
-    | Resource
-    | Generate
-    | StopAnswer
-    | BranchSession
-    | CloseSession
-    | ReportStatus
-    | SessionQuery
-    | ActOnSession
-    | CloseInJournal
-    | EndClosed
+SessionChange = (
+    OpenSession | OpenAndAsk | BranchSession | AddImages | CloseSession | ActOnSession | CloseInJournal | EndClosed
 )
+"""Changes of sessions other than questions."""
+
+Command = Ask | Generate | StopAnswer | ReportStatus | SessionQuery | SessionChange | Resource

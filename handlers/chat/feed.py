@@ -63,7 +63,9 @@ class AnswerFeed:
             own, data = (self._form or form).follow(starting_after, is_running=is_running)
             follower = _Follower(reply, own)
             self._followers.append(follower)
-            reply.begin({"Content-Type": own.content_type, **headers}, own.error, self._fill)
+            reply.begin(
+                {"Content-Type": own.content_type, **headers}, lambda error: follower.form.error(error), self._fill
+            )
             reply.write(data)
         reply.wake()
         reply.on_end(lambda: self._forget(follower))

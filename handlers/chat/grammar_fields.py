@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from handlers.chat.checks import check_unicode
@@ -15,7 +16,8 @@ _OF_PARTS = {"properties", "items", "prefixItems", "additionalProperties", "cont
 _OF_WHOLE = {"$ref", "anyOf", "allOf"}  # schemas of the value itself
 _OWN_RULES = {"additionalProperties", "propertyNames", "minProperties"}
 # With any of these in a schema, its objects stay as they are: whether a value is valid may depend on other properties.
-_UNSAFE = {"oneOf", "not", "if", "dependentSchemas", "dependencies", "unevaluatedProperties", "$dynamicRef"}
+_UNSAFE = {"oneOf", "not", "if", "dependentSchemas", "dependencies", "patternProperties", "unevaluatedProperties"}
+_UNSAFE |= {"$dynamicRef"}
 
 
 def read_tgi_grammar(given: Mapping[str, Any], field: str = "parameters.grammar") -> GrammarText:
@@ -94,13 +96,10 @@ def _read_tgi_schema(given: Any, field: str) -> GrammarText:
     return read_schema(given, field)
 
 
-def _read_text(kind: str) -> Callable[[Any, str], GrammarText]:
-    def read(given: Any, field: str) -> GrammarText:
-        if not isinstance(given, str) or not given:
-            raise InvalidRequest(f"{field} must be a text that is not empty", param=field)
-        return _grammar(kind, given, field)
-
-    return read
+def _read_text(kind: Any, given: Any, field: str) -> GrammarText:
+    if not isinstance(given, str) or not given:
+        raise InvalidRequest(f"{field} must be a text that is not empty", param=field)
+    return _grammar(kind, given, field)
 
 
 def _grammar(kind: Any, text: str, field: str) -> GrammarText:
@@ -111,12 +110,9 @@ def _grammar(kind: Any, text: str, field: str) -> GrammarText:
 _TGI_KINDS: dict[str, Callable[[Any, str], GrammarText]] = {
     "json": _read_tgi_schema,
     "json_schema": _read_tgi_schema,
-    "regex": _read_text("regex"),
-    "lark": _read_text("lark"),
+    "regex": partial(_read_text, "regex"),
+    "lark": partial(_read_text, "lark"),
 }
-
-
-_UNSAFE |= {"patternProperties"}
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:

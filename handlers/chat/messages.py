@@ -108,15 +108,10 @@ def joined(messages: Sequence[Message]) -> list[Message]:
     return found
 
 
-def question_message(text: str, num_images: int) -> dict[str, Any]:
-    """Make a session's question for the chat template, its images first."""
-    images = [{"type": "image"} for _ in range(num_images)]
-    return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
-
-
-def system_message(text: str) -> dict[str, Any]:
-    """Make a session's system message for the chat template."""
-    return {"role": SYSTEM, "content": [{"type": "text", "text": text}]}
+def text_message(role: str, text: str, num_images: int = 0, call_id: str = "") -> dict[str, Any]:
+    """Make a message of a session for the chat template, its images first."""
+    images = [ImagePart("")] * num_images
+    return Message(role, (*images, TextPart(text)), call_id=call_id).for_template()
 
 
 def write_results(results: Sequence[Message]) -> str:
@@ -148,16 +143,9 @@ def result_messages(text: str, num_images: int) -> list[dict[str, Any]]:
         raise InvalidRequest("the results of tools have other images")
     messages = []
     for call_id, said, (count,) in rows:
-        message = Message(TOOL, (TextPart(said),), call_id=call_id).for_template()
-        message["content"] = [{"type": "image"}] * (count + num_added) + message["content"]
-        messages.append(message)
+        messages.append(text_message(TOOL, said, count + num_added, call_id))
         num_added = 0
     return messages
-
-
-def answer_message(text: str) -> dict[str, Any]:
-    """Make a session's answer for the chat template."""
-    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
 
 
 def images_of(parts: Sequence[Part]) -> tuple[ImageReference, ...]:
@@ -175,7 +163,7 @@ def has_markdown_image(prompt: str) -> bool:
 
 
 def first_address(prompt: str) -> tuple[ImageReference, ...]:
-    """Return the beginning of the first address in a raw prompt whose image must be downloaded, or ""."""
+    """Return the beginning of the first address in a raw prompt whose image must be downloaded, if there is one."""
     at = prompt.find(f"{MARKDOWN_IMAGE}http")
     start = at + len(MARKDOWN_IMAGE)
     return () if at < 0 else (prompt[start : start + _MAX_HOST_CHARS],)

@@ -169,33 +169,29 @@ def _read(value: dict[str, Any]) -> OutputItem:
 
 
 class ResponseStream:
-    """Writes the events of items: each is added, grows by deltas and is done, in the order of the answer.
+    """Writes the events of an output's items: each is added, grows by deltas and is done, in the order of the answer.
 
-    event: encodes and numbers an event. item_id: returns the id of the item at an index, of this type. namespaced: see
-    OutputItems.
+    event: encodes and numbers an event. item_id: returns the id of the item at an index, of this type.
     """
 
-    def __init__(
-        self,
-        event: Callable[..., bytes],
-        item_id: Callable[[int, str], str],
-        namespaced: Mapping[str, tuple[str, str]],
-    ) -> None:
+    def __init__(self, event: Callable[..., bytes], item_id: Callable[[int, str], str], output: OutputItems) -> None:
         self._event = event
         self._item_id = item_id
-        self._output = OutputItems(namespaced)
+        self._output = output
 
-    def write(self, parts: Sequence[AnswerPart], score: TokenScore | None) -> bytes:
-        """Write the parts of one more token."""
-        return b"".join(map(self._write, self._output.add(parts, score)))
+    def write(self, deltas: Sequence[Delta]) -> bytes:
+        """Write what was added to the output."""
+        return b"".join(map(self._write, deltas))
 
     def end(self, status: str) -> bytes:
         """Write the end of the last item."""
-        data = b"".join(map(self._write, self._output.finish()))
-        return data + self._finish(len(self._output.items) - 1, status)
+        return self._finish(len(self._output.items) - 1, status)
 
     def repeat(self, items: Sequence[OutputItem], held: Sequence[TokenScore] = ()) -> bytes:
-        """Write items in their pieces, except the end of the last. held: see OutputItems."""
+        """Add items to the empty output, and write them in their pieces, except the end of the last.
+
+        held: see OutputItems.
+        """
         data = []
         for index, item in enumerate(items):
             self._output.items.append(replace(item, scores=[*item.scores], pieces=[*item.pieces]))

@@ -103,7 +103,7 @@ class Parameters(SamplingNumbers):
 
     do_sample: bool | None = _row(is_bool, _FLAG)  # None: sample if a parameter that starts sampling is given
     logit_bias: tuple[tuple[int, float], ...] = _row(  # added to the tokens' logits; the limits exclude tokens
-        lambda v: _is_bias(v),
+        _is_bias,
         f"an object of at most {MAX_BIASED} token ids, each with {LOGIT_BIAS.wanted}",
         default=(),
         convert=lambda v: tuple((int(token), float(bias)) for token, bias in v.items()),
@@ -142,6 +142,10 @@ class Parameters(SamplingNumbers):
     @property
     def tool_definitions(self) -> Sequence[dict[str, Any]]:
         return () if self.tools is None else self.tools.definitions
+
+    @property
+    def num_tool_chars(self) -> int:
+        return 0 if self.tools is None else self.tools.num_chars
 
     def check_tokens(self, vocabulary: int) -> None:
         """Raise InvalidRequest if logit_bias has a token that the model does not have."""

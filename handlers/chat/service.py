@@ -21,10 +21,11 @@ from handlers.chat.commands import (
     QueueResponse,
     ReportStatus,
     Resource,
+    SessionChange,
     StopAnswer,
 )
 from handlers.chat.dialects.table import parse
-from handlers.chat.images.fetch_pool import FetchPool, find_line
+from handlers.chat.images.fetch_pool import FetchPool
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.images.receiver import ImageReceiver
 from handlers.chat.images.store import ImageStore
@@ -167,7 +168,7 @@ class ChatService:
             begun = reply.continuation
             reply.received_at = self._wall() if begun is None else begun.start.received_at
             incoming = replace(incoming, fingerprint=f"fp_{self._model.fingerprint[:FINGERPRINT_CHARS]}")
-            self.dispatch(parse(incoming, self._settings.request, lambda: reply.received_at), reply)
+            self.dispatch(parse(incoming, self._settings.request, reply.received_at), reply)
 
     def _in_background(self, reply: PendingReply, action: Callable[[], None], line: str | None = None) -> None:
         """Run an action on another thread. line: the queue for its downloads; None if there are none."""
@@ -176,10 +177,7 @@ class ChatService:
             with reply.guarded():
                 action()
 
-        if line is None:
-            self._intake.submit(reply.line, run)
-        else:
-            self._fetching.submit(line, reply, run)
+        self._parts.threads_for(reply, is_slow=True, line=line)(run)
 
     def dispatch(self, command: Command, reply: PendingReply) -> None:
         """Answer a command. Any thread; returns at once."""
@@ -194,18 +192,10 @@ class ChatService:
                 Choices(self._parts, command, reply).start()
             case Generate():
                 Completion(self._parts, command, reply).start()
-            case OpenAndAsk():
-                self._in_background(reply, lambda: self._open_and_ask(command, reply))
-            case OpenSession() | QueueResponse() if reply.adapter and self._parts.adapters is not None:
-                self._begin_with_adapter(command, reply.adapter, self._parts.adapters, reply)
-            case OpenSession() | AddImages():
-                self._change_in_background(command, reply)
             case StopAnswer():
                 self._end_answer(command, reply)
-            case ActOnSession(entry=int()):
-                self._in_background(reply, lambda: self._resources.handle(command, reply))
-            case BranchSession() | CloseSession() | ActOnSession() | CloseInJournal() | EndClosed():
-                self._in_background(reply, lambda: self._change_session(command, reply))
+            case OpenSession() | QueueResponse() if reply.adapter and self._parts.adapters is not None:
+                self._begin_with_adapter(command, reply.adapter, self._parts.adapters, reply)
             case _:
                 self._handle_in_background(command, reply)
 
@@ -227,12 +217,8 @@ class ChatService:
     def make_turn(self, session: Session, command: Ask, reply: PendingReply) -> Turn:
         return Turn(self._parts, self.queues, self._session_images, self.recorder, session, command, reply)
 
-    def _change_in_background(self, command: OpenSession | AddImages, reply: PendingReply) -> None:
-        line = find_line(command.caller, command.images)
-        self._in_background(reply, lambda: self._change_session(command, reply), line)
-
-    def _handle_in_background(self, command: Resource, reply: PendingReply) -> None:
-        self._in_background(reply, lambda: self._resources.handle(command, reply), find_fetches(command))
+    def _handle_in_background(self, command: SessionChange | Resource, reply: PendingReply) -> None:
+        self._in_background(reply, lambda: self._handle(command, reply), find_fetches(command))
 
     def _begin_with_adapter(
         self, command: OpenSession | QueueResponse, name: str, adapters: Adapters, reply: PendingReply
@@ -241,20 +227,16 @@ class ChatService:
 
         def ready(lease: AdapterLease) -> None:
             lease.release()
-            if isinstance(command, OpenSession):
-                self._change_in_background(command, reply)
-            else:
-                self._handle_in_background(command, reply)
+            self._handle_in_background(command, reply)
 
         end_wait = adapters.acquire(name, ready, reply.fail)
         reply.on_cancel(lambda reason: end_wait())
 
-    def _change_session(
-        self,
-        command: OpenSession | BranchSession | AddImages | CloseSession | ActOnSession | CloseInJournal | EndClosed,
-        reply: PendingReply,
-    ) -> None:
+    def _handle(self, command: SessionChange | Resource, reply: PendingReply) -> None:
+        """Answer a command on a thread for slow work."""
         match command:
+            case OpenAndAsk():
+                self._open_and_ask(command, reply)
             case OpenSession():
                 reply.finish_json({"session_id": self.open(command, reply)})
             case BranchSession():
@@ -274,6 +256,8 @@ class ChatService:
                 reply.finish_json({"session": command.session})
             case EndClosed():
                 reply.finish_json({operations.NUM_ENDED: self._sessions.end_closed(command)})
+            case _:
+                self._resources.handle(command, reply)
 
     def _end_answer(self, command: StopAnswer, reply: PendingReply) -> None:
         """End the session's running answer. Raises the SessionGone family."""
@@ -303,9 +287,8 @@ class ChatService:
 
         source: a session that the caller holds, and how many of its entries the new one begins with.
         """
-        ttl_s = self._sessions.choose_ttl_s(command)
         self._model.template.check()
-        sid = self._sessions.open(command, ttl_s, reply, source)
+        sid = self._sessions.open(command, reply, source)
         stamp = write_session_header(sid.text, self.store.expires_at(sid))
         reply.session_stamps |= {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp}
         return sid.text

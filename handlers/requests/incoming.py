@@ -29,13 +29,14 @@ MAX_ATTRIBUTES = 1024  # characters; SageMaker's own limit
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request with its header names in lower case and its body as TorchServe read it: a long one is a bytearray.
+    """A request with its header names in lower case.
 
+    body: as the worker read it: a long one is a bytearray; a form's fields are a dict; None without a body.
     fingerprint: the model's, for answers that name it.
     """
 
     headers: Mapping[str, str]
-    body: bytes | bytearray | str | dict[str, Any] | list[Any] | None
+    body: bytes | bytearray | dict[str, Any] | None
     fingerprint: str | None = None
 
     @property
@@ -43,10 +44,15 @@ class Incoming:
         """The body's media type in lower case, without its parameters; empty if the request names none."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
+    @property
+    def accepted(self) -> list[str]:
+        """The media types of the Accept header in lower case, without their parameters."""
+        items = self.headers.get("accept", "").split(",")
+        return [kind for item in items if (kind := item.partition(";")[0].strip().lower())]
+
     def accepts(self, media_type: str) -> bool:
         """Return True if the Accept header names this media type literally."""
-        accepted = self.headers.get("accept", "").split(",")
-        return media_type in [item.partition(";")[0].strip().lower() for item in accepted]
+        return media_type in self.accepted
 
     @property
     def custom_attributes(self) -> str:
@@ -95,9 +101,7 @@ class Caller:
 
 def check_accept(incoming: Incoming) -> None:
     """Raise NotAcceptable if the Accept header allows no media type that a handler answers with."""
-    accepted = [item.partition(";")[0].strip().lower() for item in incoming.headers.get("accept", "").split(",")]
-    wanted = [item for item in accepted if item]
-    if wanted and not any(item.startswith(ANSWER_TYPES) for item in wanted):
+    if incoming.accepted and not any(kind.startswith(ANSWER_TYPES) for kind in incoming.accepted):
         raise NotAcceptable(
             "the answer is JSON or text, which Accept does not allow; send Accept: application/json, or none"
         )

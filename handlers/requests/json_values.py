@@ -16,7 +16,7 @@ from torchmoor.wire.json_values import count_values
 _BEGINNING = re.compile(rb"\s*+[{\[]")
 
 
-def load_json(text: bytes | bytearray | str, max_values: int, *, what: str = "the body", hint: str = "") -> Any:
+def load_json(text: bytes | bytearray, max_values: int, *, what: str = "the body", hint: str = "") -> Any:
     """Parse JSON. what: names the text in errors. hint: follows the error of text that is not JSON.
 
     Raises InvalidRequest, before parsing, if the text may have more than max_values; InvalidJson.
@@ -26,11 +26,11 @@ def load_json(text: bytes | bytearray | str, max_values: int, *, what: str = "th
         raise InvalidRequest(f"{what} has up to {number} JSON values; the limit is {max_values}")
     try:
         return from_json(text, cache_strings="keys")
-    except (ValueError, TypeError):  # TypeError: a str with half a surrogate pair
+    except ValueError:
         return _load_slowly(text, what, hint)
 
 
-def _load_slowly(text: bytes | bytearray | str, what: str, hint: str) -> Any:
+def _load_slowly(text: bytes | bytearray, what: str, hint: str) -> Any:
     """Parse JSON that the other parser refuses: in UTF-16, nested deeply, or with half a surrogate pair.
 
     Raises InvalidJson, with nothing of the text in its message.

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from handlers.chat.dialects.response_form import ResponseForm, output_parts
+from handlers.chat.dialects.response_form import ResponseForm
 from handlers.chat.forms import Summary, Token, encode
 from handlers.errors import HandlerError
 
@@ -27,12 +27,12 @@ class BackgroundForm(ResponseForm):
         return max(self._first_event, self._num_events) - 1
 
     def note(self, token: Token) -> None:
-        self._output.add(output_parts(token), self._score(token))
+        self._add(token)
 
     def end_like(self, form: "BackgroundForm", token: Token) -> bytes:
         self._ended, self._stored = form._ended, form._stored
         if not form._is_restored:
-            return self._stream.write(output_parts(token), self._score(token)) + self._end()
+            return self._stream.write([*self._add(token), *self._output.finish()]) + self._end()
         return self._repeat_stored(self.resume_after + 1)  # which another instance has stored
 
     def fail(self, fields: dict[str, Any]) -> bytes:

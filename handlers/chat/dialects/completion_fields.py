@@ -133,7 +133,7 @@ class OpenAIAnswer(ABC):
     def whole(self, summary: Summary) -> bytes:
         return self.whole_of([summary])
 
-    def write_chunk(self, choice: Mapping[str, Any], token: Token | None, summary: Summary | None = None) -> bytes:
+    def write_chunk(self, choice: Mapping[str, Any], token: Token | None, summary: Summary | None) -> bytes:
         """Encode a chunk of a stream with one choice.
 
         token: the last one of the choice so far, if it has begun. summary: comes with the choice's last token.

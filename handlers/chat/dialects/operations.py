@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.chat.checks import is_int, names
-from handlers.chat.commands import ActOnSession, CloseInJournal, Command, EndClosed, ReportStatus
+from handlers.chat.commands import ActOnSession, CloseInJournal, Command, DropResponse, EndClosed, ReportStatus
 from handlers.errors import InvalidRequest
 from torchmoor.wire import operations
 from torchmoor.wire.operations import ACTION, ENTRY, IN_JOURNAL, MAX_ENDED, SESSION, SESSION_ACTIONS, SESSION_IDS
@@ -25,7 +25,7 @@ def parse_operation(operation: str, read_body: Callable[[], dict[str, Any]]) -> 
             raise InvalidRequest(f"there is no operation {names([operation])}")
 
 
-def _parse_sessions(body: Mapping[str, Any]) -> SessionQuery | ActOnSession | CloseInJournal:
+def _parse_sessions(body: Mapping[str, Any]) -> SessionQuery | ActOnSession | CloseInJournal | DropResponse:
     """Read a sessions operation.
 
     The fields of SessionQuery, each optional; or {"action": "close", "session": HASH}, and for a session that no worker
@@ -40,7 +40,7 @@ def _parse_sessions(body: Mapping[str, Any]) -> SessionQuery | ActOnSession | Cl
         raise InvalidRequest(str(exc), param=exc.field) from exc
 
 
-def _parse_action(body: Mapping[str, Any]) -> ActOnSession | CloseInJournal:
+def _parse_action(body: Mapping[str, Any]) -> ActOnSession | CloseInJournal | DropResponse:
     _refuse_others(body, (ACTION, SESSION, IN_JOURNAL, ENTRY))
     action, session = body[ACTION], body.get(SESSION)
     if action not in SESSION_ACTIONS:
@@ -50,7 +50,7 @@ def _parse_action(body: Mapping[str, Any]) -> ActOnSession | CloseInJournal:
     if ENTRY in body:
         if action != operations.CLOSE or not is_int(body[ENTRY]) or IN_JOURNAL in body:
             raise InvalidRequest("'entry' must be a whole number, with the action close alone", param=ENTRY)
-        return ActOnSession(action, session, body[ENTRY])
+        return DropResponse(session, body[ENTRY])
     if IN_JOURNAL not in body:
         return ActOnSession(action, session)
     if action != operations.CLOSE or body[IN_JOURNAL] is not True:

@@ -7,19 +7,16 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from handlers.chat.answer_parts import AnswerPart, Content
+from handlers.chat.answer_parts import Content
 from handlers.chat.commands import ItemQuery
 from handlers.chat.forms import Summary, Token, encode
 from handlers.chat.items import Item, read_items, text_of
-from handlers.chat.logprobs import TokenScore
 from handlers.chat.messages import Message
-from handlers.chat.output_items import OutputItem, OutputItems, ResponseStream, read_output
+from handlers.chat.output_items import Delta, OutputItem, OutputItems, ResponseStream, read_output
 from handlers.chat.tools import find_namespaced
-from handlers.engine.contract import FinishReason
 from handlers.errors import HandlerError, InvalidRequest
 from torchmoor.wire.response_ids import compaction_id, image_id, item_id, read_item_id, response_id
 
-UNNAMED = "unstored"  # replaces the session's id in the ids of a response that is not stored
 _PIECES = "pieces"  # kept with the fields of a response that was streamed
 _SCORES = "scores"  # kept with the fields of a response whose request asks for log probabilities
 _UNFINISHED = {"status": "in_progress", "completed_at": None, "incomplete_details": None, "error": None, "usage": None}
@@ -46,7 +43,7 @@ class ResponseForm:
         after: int | None = 0,
         may_drop: bool = False,
         has_logprobs: bool = False,
-        session_id: str = UNNAMED,
+        session_id: str = "",
     ) -> None:
         self.items = items
         self.instructions = instructions
@@ -59,7 +56,8 @@ class ResponseForm:
         self._first_event = 0  # events before it are not written
         self._namespaced = find_namespaced(fields.get("tools", ()))
         self._output = OutputItems(self._namespaced)
-        self._stream = ResponseStream(self._event, self._item_id, self._namespaced)
+        self._stream = ResponseStream(self._event, self._item_id, self._output)
+        self._last: list[Delta] = []  # what `record` has added to the output
         self._ended: dict[str, Any] | None = None
         self._is_restored = False  # _ended is that of an earlier attempt
         self._stored: list[OutputItem] = []  # its output
@@ -81,9 +79,8 @@ class ResponseForm:
     def record(self, summary: Summary) -> tuple[str, str]:
         """Return the answer's items and the response's fields as JSON, for the journal."""
         is_streamed = bool(self._output.items)
-        for token in summary.tokens:
-            self._output.add(output_parts(token), self._score(token))
-        self._output.finish()
+        added = [delta for token in summary.tokens for delta in self._add(token)]
+        self._last = [*added, *self._output.finish()]
         cut, items = _find_cut(summary), self._output.items
         statuses = [*["completed"] * (len(items) - 1), "incomplete" if cut else "completed"]
         shown = [item.show(status) for item, status in zip(items, statuses, strict=True)]
@@ -131,12 +128,11 @@ class ResponseForm:
 
     def token(self, token: Token, summary: Summary | None) -> bytes:
         if summary is None:
-            self._output.add(output_parts(token), self._score(token))
-            return self._stream.write(output_parts(token), self._score(token))
+            return self._stream.write(self._add(token))
         if self._is_restored:
             return self._rest()
         self._end_with(summary)
-        return self._stream.write(output_parts(token), self._score(token)) + self._end()
+        return self._stream.write(self._last) + self._end()
 
     def error(self, error: HandlerError) -> bytes:
         failure = {"code": "server_error", "message": error.message}
@@ -157,11 +153,16 @@ class ResponseForm:
     def _repeat_stored(self, first_event: int) -> bytes:
         """Write the events of a restored answer from this number on."""
         self._first_event, self._num_events = first_event, 0
-        self._stream = ResponseStream(self._event, self._item_id, self._namespaced)
+        self._output = OutputItems(self._namespaced)
+        self._stream = ResponseStream(self._event, self._item_id, self._output)
         return self.begin() + self._stream.repeat(self._stored) + self._end()
 
-    def _score(self, token: Token) -> TokenScore | None:
-        return token.score if self.has_logprobs else None
+    def _add(self, token: Token) -> list[Delta]:
+        """Add a token to the output."""
+        parts = token.parts
+        if parts is None:
+            parts = (Content(token.text),) if token.text else ()
+        return self._output.add(parts, token.score if self.has_logprobs else None)
 
     def _show(self, fields: Mapping[str, Any], output: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         return show_response(fields, output, self._session_id, self._number, len(self.items))
@@ -192,12 +193,6 @@ def _is_start(item: OutputItem, whole: OutputItem) -> bool:
     """Return whether an item's text may still become the whole one's."""
     own, given = ((each.kind, each.call_id, each.namespace, each.name) for each in (item, whole))
     return own == given and whole.text.startswith(item.text)
-
-
-def output_parts(token: Token) -> Sequence[AnswerPart]:
-    if token.parts is not None:
-        return token.parts
-    return (Content(token.text),) if token.text else ()
 
 
 def _find_cut(summary: Summary) -> str | None:
@@ -350,10 +345,6 @@ class PreparedForm(ResponseForm):
     """
 
     def record(self, summary: Summary) -> tuple[str, str]:
-        end = replace(summary, finish_reason=FinishReason.EOS.value, num_tokens=0, message=None)
-        fields = {**self._fields, **find_ending(end, None)}
+        fields = {**self._fields, **find_ending(replace(summary, num_tokens=0, message=None), None)}
         self._ended = self._show(fields)
         return "[]", json.dumps(fields, ensure_ascii=False)
-
-    def token(self, token: Token, summary: Summary | None) -> bytes:
-        return super().token(replace(token, text="", parts=None), summary)

@@ -72,7 +72,7 @@ _FIELDS |= {TEMPLATE_FIELD, *TOOL_FIELDS, *_LABELS, *_UNUSED}
 
 
 def parse_response(
-    incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float, referred: Referred = NOTHING
+    incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float, referred: Referred
 ) -> Generate | OpenAndAsk | Respond | RespondInConversation | QueueResponse:
     """Read a body that creates a response. referred: the stored objects that its input refers to.
 
@@ -194,8 +194,8 @@ def resume_response(command: RunResponse, queued: QueuedResponse, session_id: st
     )
 
 
-def find_response(text: str, param: str | None = None) -> Place:
-    """Read the id of a response. param: the field that has it. Raises ResponseUnknown."""
+def find_response(text: str, param: str | None) -> Place:
+    """Read the id of a response. param: the field that has it, if any. Raises ResponseUnknown."""
     place = read_response_id(text)
     if place is None:
         raise unknown_response(text, param)

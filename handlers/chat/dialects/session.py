@@ -14,7 +14,6 @@ from handlers.chat.template_variables import TEMPLATE_FIELD, read_template_varia
 from handlers.chat.tools import TOOL_FIELDS, read_tools
 from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
 from handlers.requests.incoming import Incoming
-from handlers.settings.request import RequestSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire.headers import NEW_SESSION
 from torchmoor.wire.marked_text import ERROR_MARK
@@ -50,7 +49,7 @@ def parse_image(incoming: Incoming, image: bytes) -> Command:
     )
 
 
-def parse_session(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Command:
+def parse_session(incoming: Incoming, body: dict[str, Any]) -> Command:
     """Read a body of the session API. Raises InvalidRequest, SessionIdMismatch."""
     header_id = incoming.headers.get(wire.SESSION_ID)
     kind = _kind(body)

@@ -1,8 +1,6 @@
 """The table of dialects, and the choice of a request's dialect by its body."""
 
 import re
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,15 +24,12 @@ from torchmoor.wire import headers as wire
 DIALECTS = {"messages": parse_chat_completion, "inputs": parse_inputs, "prompt": parse_completion}
 
 
-def parse(
-    incoming: Incoming, settings: RequestSettings | None = None, wall: Callable[[], float] = time.time
-) -> Command:
-    """Read a request. wall: seconds since 1970.
+def parse(incoming: Incoming, settings: RequestSettings, now: float) -> Command:
+    """Read a request. now: seconds since 1970.
 
     Raises InvalidJson, InvalidRequest, EulaNotAccepted, UnsupportedMedia, ContextTooLong, SessionIdMismatch,
     SessionLimitReached.
     """
-    settings = settings or RequestSettings()
     read_body = partial(_json_object, incoming, settings.max_json_values)
     operation = incoming.headers.get(wire.OPERATION)
     if operation:
@@ -43,17 +38,17 @@ def parse(
     if settings.requires_eula and (resource is None or resource.startswith("POST ")):
         _check_license(incoming)
     if resource:
-        return parse_resource(resource, incoming, read_body, settings, wall())
+        return parse_resource(resource, incoming, read_body, settings, now)
     if wire.TGI_ROUTE in incoming.headers:
-        return join_session(incoming, parse_inputs(incoming, read_body(), settings, wall()))
+        return join_session(incoming, parse_inputs(incoming, read_body(), settings, now))
     refuse_other_media(incoming.media_type)
     if isinstance(incoming.body, bytes | bytearray) and _is_image(incoming.media_type, incoming.body):
         return parse_image(incoming, bytes(incoming.body))
     body = read_body()
     for field, parse_body in DIALECTS.items():
         if field in body:
-            return join_session(incoming, parse_body(incoming, body, settings, wall()))
-    return parse_session(incoming, body, settings, wall())
+            return join_session(incoming, parse_body(incoming, body, settings, now))
+    return parse_session(incoming, body)
 
 
 def _check_license(incoming: Incoming) -> None:
@@ -73,9 +68,9 @@ def _is_image(media_type: str, body: bytes | bytearray) -> bool:
 
 def _json_object(incoming: Incoming, max_values: int) -> dict[str, Any]:
     body = incoming.body
-    if body is None or body in (b"", ""):
+    if body is None or body == b"":
         raise missing_body(incoming)
-    if isinstance(body, bytes | bytearray | str):
+    if isinstance(body, bytes | bytearray):
         body = load_json(body, max_values, hint=_type_hint(incoming))
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")

@@ -56,18 +56,13 @@ def _form(incoming: Incoming, parameters: Parameters, prompt: str, default: str)
     text_before = prompt if parameters.return_full_text else ""
     if wire.TGI_ROUTE in incoming.headers:
         return TgiForm(text_before=text_before, has_details=parameters.details, is_list=False)
-    if incoming.accepts(LmiForm.content_type):
-        is_lmi = True
-    elif incoming.accepts(TgiForm.content_type):
-        is_lmi = False
-    else:
-        is_lmi = default != "tgi"
-    if is_lmi and default == "lmi-json" and not incoming.accepts(LmiForm.content_type):
+    accepts_lmi = incoming.accepts(LmiForm.content_type)
+    if not accepts_lmi and (default == "tgi" or incoming.accepts(TgiForm.content_type)):
+        return TgiForm(text_before=text_before, has_details=parameters.details)
+    if not accepts_lmi and default == "lmi-json":
         return LmiJsonForm(text_before=text_before, has_details=parameters.details)
-    if is_lmi:
-        are_outputs = default == "lmi-outputs"
-        return LmiForm(text_before=text_before, has_details=parameters.details, are_outputs=are_outputs)
-    return TgiForm(text_before=text_before, has_details=parameters.details)
+    are_outputs = default == "lmi-outputs"
+    return LmiForm(text_before=text_before, has_details=parameters.details, are_outputs=are_outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ class BackgroundResponses:
             question=write_items(form.items),
             answer=command.request,
             response=form.queued(),
-            adapter=session.adapter if reply.adapter is None else reply.adapter,
+            adapter=session.choose_adapter(reply.adapter),
             invocation_id=name_request(ask.invocation_id, ask.images),
         )
         with session.recording:

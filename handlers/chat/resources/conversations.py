@@ -54,8 +54,7 @@ class Conversations:
         """Return a conversation, one of its items, or a page of them."""
         with self.found(command.caller, command.conversation_id) as session:
             if command.page is not None:
-                items = _items(session, command.included, has_deleted=True)
-                return show_page(items, command.page, session.deleted_items)
+                return show_page(_items(session, command.included), command.page, session.deleted_items)
             if command.item_id:
                 return _find_item(session, command.item_id, command.included)
             return show_conversation(session)
@@ -106,8 +105,8 @@ def show_conversation(session: Session) -> dict[str, Any]:
     return {"id": conversation_id(session.id.text), **fields, "expires_at": session.id.expires_at}
 
 
-def _items(session: Session, included: Collection[str] = (), *, has_deleted: bool = False) -> list[dict[str, Any]]:
-    """Return all items, the oldest first. included: what to show besides. has_deleted: with the deleted ones."""
+def _items(session: Session, included: Collection[str]) -> list[dict[str, Any]]:
+    """Return all items, deleted ones too, the oldest first. included: what to show besides."""
     shown: list[dict[str, Any]] = []
     for number in session.order:
         event = session.entries[number - 1]
@@ -117,17 +116,13 @@ def _items(session: Session, included: Collection[str] = (), *, has_deleted: boo
         if LOGPROBS in included:
             values = with_logprobs(fields_of(event.response), [item.value for item in answered])
             answered = tuple(replace(item, value=value) for item, value in zip(answered, values, strict=True))
-        shown += [
-            item
-            for place, item in enumerate(show_items([*asked, *answered], session.id.text, number))
-            if has_deleted or (number, place) not in session.deleted_items
-        ]
+        shown += show_items([*asked, *answered], session.id.text, number)
     return shown
 
 
 def _find_item(session: Session, text: str, included: Collection[str] = ()) -> dict[str, Any]:
     items = _items(session, included)
-    index = find_item(items, text)
-    if index is None:
+    place, index = read_item_id(text), find_item(items, text)
+    if place is None or index is None or (place.number, place.item) in session.deleted_items:
         raise ResponseUnknown(f"Item with id '{text[:256]}' not found.", api_code="not_found")
     return items[index]

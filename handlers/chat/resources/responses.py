@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handlers.chat.commands import ActOnSession, DeleteResponse, ShowResponse
+from handlers.chat.commands import DeleteResponse, DropResponse, ShowResponse
 from handlers.chat.dialects.response_form import ResponseForm, show_items, show_page, show_response
 from handlers.chat.dialects.responses import LOGPROBS, find_response, unknown_response
 from handlers.chat.items import Item, References, images_in, read_items
@@ -165,10 +165,10 @@ class StoredResponses:
                 self._sessions.delete_entry(found.session, found.number, command.invocation_id, reply)
         return {"id": command.response_id, "object": "response", "deleted": True}
 
-    def drop(self, command: ActOnSession, reply: PendingReply) -> dict[str, Any]:
+    def drop(self, command: DropResponse, reply: PendingReply) -> dict[str, Any]:
         """Delete a response in the background that the proxy could not queue. Raises SessionUnknown."""
         session = self._sessions.get_by_hash(command.session)
-        queued = session.queued.get(command.entry or 0)
+        queued = session.queued.get(command.entry)
         if queued is not None:
             self._delete_queued(session, queued, "", reply)
         return {operations.SESSION: command.session}

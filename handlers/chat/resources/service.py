@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from handlers.chat.commands import (
-    ActOnSession,
+    AddImages,
     AddItems,
     Ask,
     Command,
@@ -16,16 +16,19 @@ from handlers.chat.commands import (
     DeleteFile,
     DeleteResponse,
     Detokenize,
+    DropResponse,
     EndResponse,
     Generate,
     ListFiles,
     OpenFile,
+    OpenSession,
     QueueResponse,
     ResolveInput,
     Resource,
     Respond,
     RespondInConversation,
     RunResponse,
+    SessionChange,
     ShowConversation,
     ShowFile,
     ShowResponse,
@@ -84,7 +87,7 @@ class ResourceService:
         )
         self._files = Files(sessions, known, recorder)
 
-    def handle(self, command: Resource | ActOnSession, reply: PendingReply) -> None:
+    def handle(self, command: Resource, reply: PendingReply) -> None:
         """Answer a command. Raises HandlerError."""
         match command:
             case Respond():
@@ -105,13 +108,13 @@ class ResourceService:
             case _:
                 reply.finish_json(self._answer(command, reply))
 
-    def _answer(self, command: Resource | ActOnSession, reply: PendingReply) -> dict[str, Any]:
+    def _answer(self, command: Resource, reply: PendingReply) -> dict[str, Any]:
         match command:
             case ShowResponse():
                 return self._responses.show(command)
             case DeleteResponse():
                 return self._responses.delete(command, reply)
-            case ActOnSession():
+            case DropResponse():
                 return self._responses.drop(command, reply)
             case EndResponse():
                 return self._background.end(command)
@@ -251,9 +254,11 @@ class ResourceService:
         return Completion(self._parts, generate(ask, ask.draft.instructions, earlier), reply)
 
 
-def find_fetches(command: Resource) -> str | None:
+def find_fetches(command: SessionChange | Resource) -> str | None:
     """Return the queue in which a command waits for its downloads of images; None if it has none."""
     match command:
+        case OpenSession() | AddImages():
+            return find_line(command.caller, command.images)
         case AddItems():
             return find_line(command.caller, images_in(command.items))
         case QueueResponse():

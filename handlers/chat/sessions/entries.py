@@ -7,7 +7,7 @@ from typing import Any
 
 from handlers.chat.images.store import Image
 from handlers.chat.items import Item, messages_of, read_items, write_items
-from handlers.chat.messages import answer_message, question_message, result_messages, system_message
+from handlers.chat.messages import ASSISTANT, SYSTEM, USER, result_messages, text_message
 from handlers.chat.queued_response import QueuedResponse
 from handlers.chat.sessions.session import Session
 from handlers.errors import InvalidRequest
@@ -36,17 +36,28 @@ def items_of(event: Event) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
 
 
 def messages_added(event: Event) -> list[dict[str, Any]]:
-    """Return the messages that a turn adds to the conversation. Raises InvalidRequest if its items are damaged."""
+    """Return the messages that a turn adds to the conversation. Raises InvalidRequest if they are damaged."""
+    return [*messages_asked(event), *messages_answered(event)]
+
+
+def messages_asked(event: Event) -> list[dict[str, Any]]:
+    """Return the messages of a turn's question. Raises InvalidRequest if it is damaged."""
     if event.response:
-        asked, answered = items_of(event)
-        return [*messages_of(asked, len(event.images)), *messages_of(answered, 0)]
-    system = [system_message(event.system)] if event.system else []
-    return [*system, *ask_messages(event.question, event.asked_by, len(event.images)), answer_message(event.answer)]
+        return messages_of(read_items(event.question), len(event.images))
+    return ask_messages(event.question, event.asked_by, event.system, len(event.images))
 
 
-def ask_messages(question: str, asked_by: str, num_images: int) -> list[dict[str, Any]]:
-    """Make the messages of a question. Raises InvalidRequest if it is damaged."""
-    return result_messages(question, num_images) if asked_by else [question_message(question, num_images)]
+def messages_answered(event: Event) -> list[dict[str, Any]]:
+    """Return the messages of a turn's answer. Raises InvalidRequest if it is damaged."""
+    if event.response:
+        return messages_of(read_items(event.answer), 0) if event.answer else []
+    return [text_message(ASSISTANT, event.answer)]
+
+
+def ask_messages(question: str, asked_by: str, system: str, num_images: int) -> list[dict[str, Any]]:
+    """Make the messages of a question that is a text. system: precedes it, if there is one. Raises InvalidRequest."""
+    asked = result_messages(question, num_images) if asked_by else [text_message(USER, question, num_images)]
+    return [text_message(SYSTEM, system), *asked] if system else asked
 
 
 def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[str, Any]]], None]) -> list[Image]:

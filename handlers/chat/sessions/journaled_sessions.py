@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -140,13 +140,10 @@ class JournaledSessions:
                 self._kept.keep(session_id, None)
         return is_kept
 
-    def try_undo(self, session_id: str, undo: Callable[[], None]) -> bool:
+    def try_undo(self, session_id: str) -> bool:
         """`discard` finds out whether another worker has answered a retry with the session."""
         with self._lock:
-            if session_id in self._kept:
-                return False
-        undo()
-        return True
+            return session_id not in self._kept
 
     def discard(self, session_id: str) -> None:
         with self._translated(session_id):

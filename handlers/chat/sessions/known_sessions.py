@@ -1,7 +1,7 @@
 """Which sessions exist and what happened in them: a protocol, implemented with a journal and without one."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from handlers.chat.sessions.session import Session
@@ -76,8 +76,8 @@ class KnownSessions(Protocol):
         """
         ...
 
-    def try_undo(self, session_id: str, undo: Callable[[], None]) -> bool:
-        """Call `undo`, then return True. Return False if this worker has answered a retry with this session.
+    def try_undo(self, session_id: str) -> bool:
+        """Return whether the caller may undo the session's opening: no retry at this worker got the session.
 
         Any thread: does not block.
         """

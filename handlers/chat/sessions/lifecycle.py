@@ -114,7 +114,7 @@ class SessionLifecycle:
                 raise
         return self._store.adopt(session_id, caller)
 
-    def choose_ttl_s(self, command: OpenSession) -> int:
+    def _choose_ttl_s(self, command: OpenSession) -> int:
         """Return the time to live that the client asks for, or the default.
 
         Above the limit, a file gets the limit, which its `expires_at` shows. Raises InvalidRequest for a session.
@@ -127,14 +127,13 @@ class SessionLifecycle:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
         return ttl_s
 
-    def open(
-        self, command: OpenSession, ttl_s: int, reply: PendingReply, source: tuple[Session, int] | None = None
-    ) -> SessionId:
+    def open(self, command: OpenSession, reply: PendingReply, source: tuple[Session, int] | None) -> SessionId:
         """Open a session with the command's images.
 
         source: a session that the caller holds, and how many of its entries the new one begins with. A retried request
         gets the session that its first attempt opened, perhaps on another instance.
         """
+        ttl_s = self._choose_ttl_s(command)
         self._known.check_room(command.caller)
         received = self._receiver.receive(command.caller.scope, command.images, reply)
         with self._receiver.released_on_error(received):
@@ -154,27 +153,20 @@ class SessionLifecycle:
     ) -> SessionId:
         """Record the new session, or discard it if the same request opened another one before."""
         names = digests(item.image for item in received)
+        parent, num_entries = source or (session, 0)
+        event = Event(
+            kind="open",
+            images=names,
+            question=str(num_entries or ""),
+            invocation_id=command.invocation_id,
+            response=command.resource,
+            adapter=parent.choose_adapter(reply.adapter),
+        )
         try:
-            if source is None:
-                event = Event(
-                    kind="open",
-                    images=names,
-                    invocation_id=command.invocation_id,
-                    response=command.resource,
-                    adapter=reply.adapter or "",
-                )
-                self._additions.record(session, event, received)
-            else:
-                parent, num_entries = source
-                opening = Event(
-                    kind="open",
-                    question=str(num_entries),
-                    invocation_id=command.invocation_id,
-                    adapter=parent.adapter if reply.adapter is None else reply.adapter,
-                )
-                self._recorder.record(session, opening)
+            self._additions.record(session, event, received)
+            if source is not None:
                 self._recorder.copy(parent, num_entries, session)
-                names = (parent.id.text, str(num_entries))
+                names = (parent.id.text, event.question)
             names = (*names, *filter(None, (command.question, reply.adapter)))
             claimed = self._known.claim_opening(command.caller, command.invocation_id, names, session.id.text)
         except Exception:
@@ -203,8 +195,9 @@ class SessionLifecycle:
 
     def _discard(self, session: Session) -> None:
         """Undo an opening: in memory at once, in the journal later. Any thread, the pump's included."""
-        if not self._known.try_undo(session.id.text, lambda: self._store.discard(session)):
+        if not self._known.try_undo(session.id.text):
             return
+        self._store.lose(session.id.text, SessionLost())
         with suppress(RuntimeError):  # the worker is stopping: the sweep will find the journal
             self._background.submit("", partial(self._known.discard, session.id.text))
 

@@ -72,6 +72,10 @@ class Session:
         """Return whether the session must not be evicted: a request uses or awaits it, or an operator pins it."""
         return self.turn is not None or bool(self.waiting) or self.num_holds > 0 or self.is_pinned
 
+    def choose_adapter(self, named: str | None) -> str:
+        """Return the adapter that answers a request; empty for the base model. named: see `Incoming.adapter`."""
+        return self.adapter if named is None else named
+
     def find_turn(self, number: int) -> Event | None:
         """Return the turn of this number; None without one, or while its response is in the background."""
         event = self.entries[number - 1] if 0 < number <= len(self.entries) else None

@@ -186,13 +186,12 @@ class SessionStore:
             session.used_at = self.wall()
             self._idle.add(session)
 
-    def _forget(self, session: Session) -> bool:
-        """Remove the session from the table. Return False if it is not there."""
+    def _forget(self, session: Session) -> None:
+        """Remove the session from the table."""
         self._idle.remove(session)
         self._expiries.remove(session)
-        is_held = self._sessions.pop(session.id.text, None) is not None
-        self.num_chars -= session.num_chars if is_held else 0
-        return is_held
+        del self._sessions[session.id.text]
+        self.num_chars -= session.num_chars
 
     def raise_if_gone(self, session: Session) -> None:
         """Raise the session's error if it has ended, SessionLost if it was evicted. Hold the lock."""
@@ -233,18 +232,9 @@ class SessionStore:
     def close(self, session: Session) -> None:
         """End a session. Its memory is freed when its running turn, if any, has stopped."""
         with self.lock:
-            self._end(self._current(session), SessionClosed)
-
-    def discard(self, session: Session) -> None:
-        """Undo an opening that failed, so that no client knows the id."""
-        with self.lock:
-            current = self._current(session)
-            if self._forget(current):
-                self._stop(current, SessionLost())
-
-    def _current(self, session: Session) -> Session:
-        """Return the open session of the same id: another one if this one was evicted, and read again meanwhile."""
-        return self._sessions.get(session.id.text, session)
+            current = self._sessions.get(session.id.text)  # another object if it was evicted and read again meanwhile
+            if current is not None:
+                self._end(current, SessionClosed)
 
     def expire(self) -> None:
         """End every session whose time is over, and forget old tombstones."""
@@ -257,7 +247,7 @@ class SessionStore:
             self._tombstones.forget_old(now)
 
     def lose(self, text: str, end: SessionLost) -> None:
-        """End the session of this id, if it is open here. Its next request reads its journal again."""
+        """End the session of this id, if it is open here. Its next request, if one comes, reads its journal again."""
         with self.lock:
             session = self._sessions.get(text)
             if session is not None:
@@ -265,8 +255,8 @@ class SessionStore:
                 self._stop(session, end)
 
     def _end(self, session: Session, error: type[SessionGone]) -> None:
-        if self._forget(session):
-            self._stop(session, self._tombstones.add(session.id, error, self.wall()))
+        self._forget(session)
+        self._stop(session, self._tombstones.add(session.id, error, self.wall()))
 
     def _stop(self, session: Session, end: SessionGone) -> None:
         session.end = end

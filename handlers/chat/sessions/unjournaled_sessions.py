@@ -60,8 +60,8 @@ class UnjournaledSessions:
             return session_id
         return self._openings.claim(opening_name(caller, invocation_id, names), session_id)
 
-    def try_undo(self, session_id: str, undo: Callable[[], None]) -> bool:
-        return self._openings.try_undo(session_id, undo)
+    def try_undo(self, session_id: str) -> bool:
+        return self._openings.try_undo(session_id)
 
     def discard(self, session_id: str) -> None:
         pass
@@ -86,8 +86,8 @@ class RememberedOpenings:
 
     Any thread.
 
-    is_open: whether the session of an id is open. It is called without the lock, as is `undo`, because a thread that
-    undoes an opening may hold the lock of the sessions.
+    is_open: whether the session of an id is open. It is called without the lock, because a thread that undoes an
+    opening may hold the lock of the sessions.
     """
 
     def __init__(self, is_open: Callable[[str], bool], max_remembered: int) -> None:
@@ -117,12 +117,11 @@ class RememberedOpenings:
     def _forget(self, name: str) -> None:
         self._shared.discard(self._sessions.pop(name, ""))
 
-    def try_undo(self, session_id: str, undo: Callable[[], None]) -> bool:
-        """Undo an opening. Return False, and keep the session, if it was also returned to another request."""
+    def try_undo(self, session_id: str) -> bool:
+        """Forget an opening that is undone. Return False, and keep it, if another request also got its session."""
         with self._lock:
             if session_id in self._shared:
                 return False
             for name in [name for name, own in self._sessions.items() if own == session_id]:
                 self._forget(name)
-        undo()
-        return True
+            return True

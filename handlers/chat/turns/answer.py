@@ -48,7 +48,8 @@ class AnswerWriter:
         self.start: AnswerStart | None = None
         self.num_prompt_tokens = 0
         self._reply = reply
-        self._form = request.form
+        self._form = form = request.form
+        self._notes_logprobs = isinstance(form, ResponseDraft) and form.has_logprobs
         self._eos_token_ids = model.eos_token_ids
         self._is_streaming = request.is_streaming
         queued = request.queued if isinstance(request, Ask) else None
@@ -207,8 +208,7 @@ class AnswerWriter:
         if self.start is None:
             return ""
         given = [GivenToken(each.id, each.logprob, tuple((one.id, one.logprob) for one in each.top)) for each in tokens]
-        has_logprobs = isinstance(self._form, ResponseDraft) and self._form.has_logprobs
-        return write_note(given, is_first=is_first, has_logprobs=has_logprobs)
+        return write_note(given, is_first=is_first, has_logprobs=self._notes_logprobs)
 
     def _take_added(self) -> list[Token]:
         added = [self._added.popleft() for _ in range(len(self._added))]

@@ -50,7 +50,7 @@ class Choices:
         """Begin. An error of the first answer to any prompt fails the request."""
         self._reply.on_cancel(self._stop)
         for answer in self._answers:
-            answer.reply.on_end(partial(self._on_end, answer))
+            answer.on_end(partial(self._on_end, answer))
         for prompt in self._prompts:
             if not self._is_over:
                 prompt.start()
@@ -74,16 +74,16 @@ class Choices:
         """Move what the answers have written to the client's stream."""
         with self._lock:
             for answer in self._answers:
-                taken = answer.reply.take(_ALL) if answer.reply.is_streaming else None
+                taken = answer.take(_ALL) if answer.is_streaming else None
                 if isinstance(taken, ReplyPieces) and taken.data:
                     self._reply.write(taken.data)
 
-    def _on_end(self, answer: "_ChoiceParts") -> None:
+    def _on_end(self, answer: "_ChoiceReply") -> None:
         """End the request with its last answer, or with the first one that fails."""
         with self._lock:
             if self._is_over:
                 return
-            error = answer.reply.error
+            error = answer.error
             if error is None:
                 self._pass_on()
             self._num_ended += 1
@@ -113,7 +113,7 @@ class Choices:
     def _stop(self, error: HandlerError) -> None:
         """Stop all answers."""
         for answer in self._answers:
-            answer.reply.cancel(error)
+            answer.cancel(error)
 
 
 class _SharedPrompt:
@@ -127,21 +127,14 @@ class _SharedPrompt:
         self._parts = parts
         self._line = reply.line
         self._lock = threading.Lock()
-        self.answers = [_ChoiceParts(choices, self, request, reply, first_index, i) for i in range(request.num_choices)]
-        self._first = self._make_choice(self.answers[0])
+        self.answers = [_ChoiceReply(choices, self, request, reply, first_index, i) for i in range(request.num_choices)]
+        self.first = _Choice(self, parts, self.answers[0])  # has the prompt's images
         self._num_using = request.num_choices  # answers that may need the prompt's images
         self._is_begun = False
 
     def start(self) -> None:
-        with self.answers[0].reply.guarded():
-            self._first.start()
-
-    def _make_choice(self, answer: "_ChoiceParts") -> "_Choice":
-        return _Choice(self, self._parts, answer.request, answer.reply)
-
-    def fetch(self, image: Image) -> bytes:
-        """Return the bytes of one of the prompt's images, which came with the request."""
-        return self._first.fetch_own(image)
+        with self.answers[0].guarded():
+            self.first.start()
 
     def end_use(self) -> None:
         """Count an answer that no longer needs the prompt's images."""
@@ -149,7 +142,7 @@ class _SharedPrompt:
             self._num_using -= 1
             is_last = not self._num_using
         if is_last:
-            self._first.release_own()
+            self.first.release_images()
 
     def begin(self, headers: Mapping[str, str]) -> None:
         """Let the other answers begin. The first answer has its first token, so the prompt is in the cache."""
@@ -169,9 +162,10 @@ class _SharedPrompt:
 
     def _start_others(self) -> None:
         for answer in self.answers[1:]:
-            with answer.reply.guarded():
-                answer.reply.raise_if_cancelled()
-                self._make_choice(answer).begin(is_slow=False, line=None)  # the prompt is there, with its images
+            with answer.guarded():
+                answer.raise_if_cancelled()
+                choice = _Choice(self, self._parts, answer)
+                choice.begin(is_slow=False, line=None)  # the prompt is there, with its images
                 continue
             self.end_use()
 
@@ -185,33 +179,11 @@ class _SharedPrompt:
             self.end_use()
 
 
-class _ChoiceParts:
-    """The request, form and reply of one answer. number: of the answer among its prompt's, each with its own seed."""
-
-    def __init__(
-        self,
-        choices: Choices,
-        prompt: _SharedPrompt,
-        request: Generate,
-        reply: PendingReply,
-        first_index: int,
-        number: int,
-    ) -> None:
-        form: Any = request.form
-        self.form = _ChoiceForm(replace(form, index=first_index + number), is_written=request.is_streaming)
-        self.reply = _ChoiceReply(choices, prompt, reply, first_index + number)
-        parameters = request.parameters
-        if number and parameters.seed is not None:
-            derived = hashlib.blake2b(f"{parameters.seed} {number}".encode(), digest_size=_SEED_BYTES).digest()
-            parameters = replace(parameters, seed=int.from_bytes(derived, "big"))
-        self.request = replace(request, parameters=parameters, form=self.form, is_streaming=True, num_choices=1)
-
-
 class _Choice(Completion):
     """Generates one answer. The first one to a prompt composes it, the others use it."""
 
-    def __init__(self, shared: _SharedPrompt, parts: GenerationParts, request: Generate, reply: PendingReply) -> None:
-        super().__init__(parts, request, reply)
+    def __init__(self, shared: _SharedPrompt, parts: GenerationParts, reply: "_ChoiceReply") -> None:
+        super().__init__(parts, reply.request, reply)
         self._shared = shared
 
     def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
@@ -221,14 +193,7 @@ class _Choice(Completion):
         return shared.prompt
 
     def fetch(self, image: Image) -> bytes:
-        return self._shared.fetch(image)
-
-    def fetch_own(self, image: Image) -> bytes:
-        return super().fetch(image)
-
-    def release_own(self) -> None:
-        """Release the images, which no answer needs now."""
-        super()._release_images()
+        return Completion.fetch(self._shared.first, image)
 
     def _release(self) -> None:
         self._cache.unpin()
@@ -268,11 +233,29 @@ class _ChoiceForm:
 
 
 class _ChoiceReply(PendingReply):
-    """The reply to one of the answers."""
+    """The reply to one of the answers, with its own request and form.
 
-    def __init__(self, choices: Choices, prompt: _SharedPrompt, reply: PendingReply, index: int) -> None:
+    number: of the answer among its prompt's, each with its own seed.
+    """
+
+    def __init__(
+        self,
+        choices: Choices,
+        prompt: _SharedPrompt,
+        request: Generate,
+        reply: PendingReply,
+        first_index: int,
+        number: int,
+    ) -> None:
         super().__init__(reply.wake)
-        self.choice = index
+        self.choice = first_index + number
+        form: Any = request.form
+        self.form = _ChoiceForm(replace(form, index=self.choice), is_written=request.is_streaming)
+        parameters = request.parameters
+        if number and parameters.seed is not None:
+            derived = hashlib.blake2b(f"{parameters.seed} {number}".encode(), digest_size=_SEED_BYTES).digest()
+            parameters = replace(parameters, seed=int.from_bytes(derived, "big"))
+        self.request = replace(request, parameters=parameters, form=self.form, is_streaming=True, num_choices=1)
         self.request_id, self.inference_id, self.line = reply.request_id, reply.inference_id, reply.line
         self.received_at, self.adapter = reply.received_at, reply.adapter
         self._choices = choices

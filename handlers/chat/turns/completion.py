@@ -86,7 +86,7 @@ class Completion:
         num_chars = sum(message.num_chars for message in self._request.messages)
         if self._request.prompt is not None:
             num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
-        num_chars += 0 if self._request.parameters.tools is None else self._request.parameters.tools.num_chars
+        num_chars += self._request.parameters.num_tool_chars
         self._parts.limits.check_chars(num_chars, "the request has {} characters of text")
 
     def _check_raw_prompt(self, parts: Sequence[Part]) -> Sequence[Part]:
@@ -110,7 +110,7 @@ class Completion:
         try:
             return self.compose(self._reply.raise_if_cancelled).ids
         finally:
-            self._parts.receiver.release(self._received, is_kept=True)
+            self.release_images()
 
     def fetch(self, image: Image) -> bytes:
         """Return the bytes that came with the request."""
@@ -124,8 +124,9 @@ class Completion:
         """Do nothing: the answer belongs to no conversation."""
 
     def _release(self) -> None:
-        self._release_images()
+        self.release_images()
         self._cache.unpin()
 
-    def _release_images(self) -> None:
+    def release_images(self) -> None:
+        """Release the request's images, which no answer needs now."""
         self._parts.receiver.release(self._received, is_kept=True)

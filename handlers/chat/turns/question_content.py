@@ -4,9 +4,9 @@ from typing import Any
 
 from handlers.chat.commands import Ask
 from handlers.chat.forms import ResponseDraft, Summary
-from handlers.chat.items import check_results, messages_of, read_items, write_items
-from handlers.chat.messages import TOOL, answer_message, system_message
-from handlers.chat.sessions.entries import ask_messages, messages_added
+from handlers.chat.items import check_results, messages_of, write_items
+from handlers.chat.messages import TOOL
+from handlers.chat.sessions.entries import ask_messages
 from handlers.chat.sessions.journal_failures import CONFLICT
 from handlers.chat.sessions.session import Session
 from handlers.chat.turns.context_limits import truncate
@@ -51,12 +51,7 @@ class QuestionText:
         text: as recorded. history: the conversation, without its first num_dropped turns. num_images: the question's.
         """
         self.system = read_system(self._ask.history, history, num_dropped, self._model.template.style)
-        system = [system_message(self.system)] if self.system else []
-        return [*system, *ask_messages(text, self.asked_by, num_images)]
-
-    def messages_before(self, turn: Event) -> Messages:
-        """Return the messages of the recorded turn of this question, without its answer."""
-        return messages_added(turn)[:-1]
+        return ask_messages(text, self.asked_by, self.system, num_images)
 
     def restore(self, session: Session, number: int, turn: Event) -> str:
         """Return the text of the answer that an earlier attempt has recorded."""
@@ -65,9 +60,6 @@ class QuestionText:
     def record(self, summary: Summary) -> tuple[str, str]:
         """Return the answer and the response for the journal."""
         return summary.text, ""
-
-    def messages_of_answer(self, answer: str) -> Messages:
-        return [answer_message(answer)]
 
 
 class QuestionItems:
@@ -95,18 +87,12 @@ class QuestionItems:
         check_results(self._draft.items, history)
         return messages_of(self._draft.items, num_images)
 
-    def messages_before(self, turn: Event) -> Messages:
-        return messages_of(self._draft.items, 0)
-
     def restore(self, session: Session, number: int, turn: Event) -> str:
         self._draft.place(session.id.text, number)
         return self._draft.restore(turn.answer, turn.response)
 
     def record(self, summary: Summary) -> tuple[str, str]:
         return self._draft.record(summary)
-
-    def messages_of_answer(self, answer: str) -> Messages:
-        return messages_of(read_items(answer), 0)
 
 
 def content_of(ask: Ask, parts: GenerationParts) -> QuestionText | QuestionItems:

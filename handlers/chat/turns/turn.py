@@ -15,7 +15,7 @@ from handlers.chat.identity import name_request
 from handlers.chat.images.fetch_pool import find_line
 from handlers.chat.images.receiver import ReceivedImage
 from handlers.chat.images.store import Image, digests
-from handlers.chat.sessions.entries import entries_of, messages_added
+from handlers.chat.sessions.entries import entries_of, messages_added, messages_answered, messages_asked
 from handlers.chat.sessions.journal_failures import CONFLICT
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
@@ -151,7 +151,7 @@ class Turn:
         num_dropped = session.num_dropped + self._num_dropped
         if num_dropped and self._content.may_drop:
             receipt[DROPPED_TURNS] = str(num_dropped)
-        adapter = session.adapter if self._reply.adapter is None else self._reply.adapter
+        adapter = session.choose_adapter(self._reply.adapter)
         return Prompt(ids, images, self._parts.model.style_after(ids), adapter, receipt)
 
     @property
@@ -242,7 +242,7 @@ class Turn:
         if model.template.style.thought is None:
             return model.template.style
         earlier = [m for each in entries_of(session, session.order.index(number)) for m in messages_added(each)]
-        messages = [*self._content.instructions, *earlier, *self._content.messages_before(turn)]
+        messages = [*self._content.instructions, *earlier, *messages_asked(turn)]
         return model.find_style(messages, parameters.tool_definitions, parameters.template_variables)
 
     def _raise_if_ended(self) -> None:
@@ -253,8 +253,7 @@ class Turn:
     @property
     def _num_chars(self) -> int:
         """Characters of the question, and of the tools that it offers."""
-        tools = self._ask.parameters.tools
-        return self._content.num_chars + (0 if tools is None else tools.num_chars)
+        return self._content.num_chars + self._ask.parameters.num_tool_chars
 
     def _read_text(self) -> str:
         self._parts.limits.check_chars(self._num_chars, "the question has {} characters")
@@ -292,7 +291,7 @@ class Turn:
             self._raise_if_ended()
             self._raise_if_answered()
             raise
-        self._session_images.commit(session, [*self._messages, *content.messages_of_answer(answer)], self._new_images)
+        self._session_images.commit(session, [*self._messages, *messages_answered(event)], self._new_images)
         if content.drops_for_good:
             session.num_dropped += self._num_dropped
 

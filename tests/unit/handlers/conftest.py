@@ -14,6 +14,8 @@ import torch
 from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from handlers.chat.commands import Command
+from handlers.chat.dialects import table
 from handlers.chat.images.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session import Session
@@ -49,6 +51,11 @@ with warnings.catch_warnings():
     from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 DEMO = Path(__file__).parents[3] / "models" / "tiny-llava"
+
+
+def parse(incoming: Incoming) -> Command:
+    """Read a request with the default settings."""
+    return table.parse(incoming, RequestSettings(), time.time())
 
 
 class FakeClock:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from handlers.chat.dialects.background_form import BackgroundForm
 from handlers.chat.feed import AnswerFeed
 from handlers.chat.forms import Token
-from handlers.errors import ClientGone
+from handlers.errors import ClientGone, SessionLost
 from handlers.requests.reply import PendingReply, ReplyPieces
 from tests.unit.handlers.test_response_form import ITEMS, make_token, read, summarise
 
@@ -104,6 +104,20 @@ def test_a_failure_reaches_clients_that_have_more_events_than_there_are() -> Non
         FAILED["error"],
     )
     assert [event["type"] for event in take(behind)] == ["response.created", "response.queued", "response.failed"]
+
+
+def test_an_error_follows_the_last_event_that_the_client_has() -> None:
+    """It has the next number, also for a client that connected before the generation began."""
+    feed, form, reply = AnswerFeed(), make_form(), make_reply()
+    feed.follow(reply, make_form(), -1, {})
+    feed.begin(form, lambda: None)
+    feed.add(form, [make_token(0, "ab")])
+
+    feed.stop(SessionLost())
+
+    events = take(reply)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[-2:]] == ["response.output_text.delta", "error"]
 
 
 def test_an_answer_that_another_instance_has_stored_repeats_no_event() -> None:

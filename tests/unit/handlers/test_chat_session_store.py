@@ -605,7 +605,7 @@ def test_discarded_opening_leaves_no_trace(new_store: Stores) -> None:
     session = opened(store)
     SessionImages(store).add(session, [image(store)])
 
-    store.discard(session)
+    lose(store, session)
 
     assert len(store) == 0
     assert held_bytes(store) == 0
@@ -710,7 +710,11 @@ def test_an_evicted_session_takes_no_turn_and_no_pin(new_store: Stores) -> None:
         TurnQueues(store).pin(session)
 
 
-@pytest.mark.parametrize("end", [SessionStore.close, SessionStore.discard])
+def lose(store: SessionStore, session: Session) -> None:
+    store.lose(session.id.text, SessionLost())
+
+
+@pytest.mark.parametrize("end", [SessionStore.close, lose])
 def test_a_session_that_was_evicted_and_read_again_ends_with_the_first_one(
     new_store: Stores, end: Callable[[SessionStore, Session], None]
 ) -> None:

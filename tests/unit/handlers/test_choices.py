@@ -114,7 +114,7 @@ def test_a_prompt_that_fails_as_another_one_is_answered_fails_the_request(
     start, begin, finish = _SharedPrompt.start, Choices.begin, PendingReply.finish
 
     def start_late(prompt: _SharedPrompt) -> None:
-        assert not prompt.answers[0].reply.choice or is_answered.wait(30)
+        assert not prompt.answers[0].choice or is_answered.wait(30)
         start(prompt)
 
     def begin_late(choices: Choices, headers: Any) -> None:

@@ -9,11 +9,10 @@ import torch
 
 from handlers.chat.commands import QueueResponse
 from handlers.chat.dialects.reasoning_fields import is_reasoning, read_reasoning
-from handlers.chat.dialects.table import parse
 from handlers.chat.parameters import parse_parameters
 from handlers.errors import InvalidRequest
 from handlers.requests.incoming import Incoming
-from tests.unit.handlers.conftest import EndlessModel, ServiceFactory
+from tests.unit.handlers.conftest import EndlessModel, ServiceFactory, parse
 from tests.unit.handlers.test_chat_completion import chat, events, user
 from tests.unit.handlers.test_response_form import read
 from torchmoor.proxy.api.reference import openai_schemas

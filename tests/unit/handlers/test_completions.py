@@ -15,7 +15,7 @@ HEADERS = {"x-torchmoor-endpoint": "llm", "x-torchmoor-request-id": "r1"}
 
 
 def command(headers: dict[str, str] | None = None, **body: Any) -> Any:
-    return parse(Incoming({**HEADERS, **(headers or {})}, {"prompt": "Once ", **body}), RequestSettings(), lambda: NOW)
+    return parse(Incoming({**HEADERS, **(headers or {})}, {"prompt": "Once ", **body}), RequestSettings(), NOW)
 
 
 def test_a_prompt_is_continued_as_it_is() -> None:

@@ -24,7 +24,7 @@ NOW = 1_800_000_000.0
 
 
 def command(body: Any, headers: dict[str, str] | None = None, **limits: Any) -> Any:
-    return parse(Incoming(headers or {}, body), RequestSettings(**limits), lambda: NOW)
+    return parse(Incoming(headers or {}, body), RequestSettings(**limits), NOW)
 
 
 def chat(**fields: Any) -> Any:

@@ -9,12 +9,12 @@ from openai.types.responses import ResponseFunctionToolCall, Tool
 
 from handlers.chat.commands import Generate
 from handlers.chat.dialects.response_form import ResponseForm
-from handlers.chat.dialects.table import parse
 from handlers.chat.items import parse_input
 from handlers.chat.messages import ToolCall
 from handlers.chat.tools import ToolUse, read_tools
 from handlers.errors import InvalidRequest
 from handlers.requests.incoming import Incoming
+from tests.unit.handlers.conftest import parse
 from tests.unit.handlers.test_response_form import read, split, summarise
 from torchmoor.wire import headers as wire
 
