@@ -52,10 +52,6 @@ class Capacity(Protocol):
         """Return True if no instance can serve a session again: the key that signed its id is gone."""
 
     @property
-    def num_ready(self) -> int:
-        """Return the number of instances that accept requests."""
-
-    @property
     def max_running(self) -> int:
         """Return how many requests may run at once at all ready instances together."""
 

@@ -26,7 +26,6 @@ POLL_S = 0.1
 class NoCapacity:
     """The Capacity (see capacity.py) of an endpoint without instances: its worker only publishes."""
 
-    num_ready = 0
     max_running = 0
 
     def try_take(self) -> None:

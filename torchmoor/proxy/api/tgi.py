@@ -41,7 +41,6 @@ class TgiApi:
     """Finds the handler of a route."""
 
     def __init__(self, dispatchers: Dispatchers, container: ContainerApi) -> None:
-        self._dispatchers = dispatchers
         self._container = container
         dialects = {ROOT: RootDialect(), **{b"/" + r.encode(): RouteDialect(name, r) for name, r in _ROUTES.items()}}
         self._generating = {path: map_operations(dispatchers, dialect) for path, dialect in dialects.items()}

@@ -129,10 +129,6 @@ class EndpointCapacity:
         self._wake_all()
 
     @property
-    def num_ready(self) -> int:
-        return sum(instance.is_ready for instance in self._endpoint.instances)
-
-    @property
     def max_running(self) -> int:
         return sum(self._most_at(instance) for instance in self._endpoint.instances if instance.is_ready)
 
