@@ -13,6 +13,8 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
+from torchmoor.tasks import cancel_all
+
 logger = logging.getLogger(__name__)
 
 GetContext = Callable[[], ssl.SSLContext]
@@ -76,10 +78,7 @@ class Handshakes:
 
     async def stop(self) -> None:
         """End all handshakes."""
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._running.values())
 
 
 class _Accepted(asyncio.Protocol):

@@ -232,8 +232,7 @@ class UpstreamConnection(asyncio.Protocol):
             fields, layout = self._heads.read(lines)
             if not answer_line.is_interim:
                 break
-            has_body = layout.is_chunked or layout.length is not None
-            if answer_line.is_http10 or has_body:
+            if answer_line.is_http10 or layout.has_body:
                 raise BadMessage(502, "Not an interim answer.")
         head = AnswerHead(answer_line, fields, layout)
         self._can_reuse = not (answer_line.is_http10 or (layout.options and b"close" in layout.options))
