@@ -307,9 +307,8 @@ class Invocation:
         num_tokens, num_prefill = head.find_number(CONTEXT_TOKENS), head.find_number(PREFILL_TOKENS)
         if num_tokens is not None and num_prefill is not None:
             num_kept = num_tokens - num_prefill
-            self.assignment.dispatcher.chooser.on_receipt(
-                self.chosen.instance, expected, num_kept=num_kept, num_tokens=num_tokens
-            )
+            strategy = self.assignment.dispatcher.chooser.strategy
+            strategy.check(self.chosen.instance.name, expected, num_kept=num_kept, num_tokens=num_tokens)
 
     def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
         """Send the request to another instance if it may be repeated, else report the loss."""

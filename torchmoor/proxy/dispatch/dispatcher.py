@@ -234,7 +234,7 @@ class Dispatcher:
         if is_known and instance.state in SERVING:
             self.on_free(instance)
             return
-        self.chooser.forget_held(instance)
+        self.chooser.strategy.forget(instance.name)
         if not is_known:
             self.chooser.forget(instance)
         if self.queue is not None:

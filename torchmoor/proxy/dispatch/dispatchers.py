@@ -193,10 +193,4 @@ def choose_weighted(rng: Random, things: Sequence[T], weights: Sequence[float]) 
     largest = max(weights, default=0.0)
     if largest <= 0:
         return None
-    weights = [weight / largest for weight in weights]  # the sum of large ones could be infinite
-    point = rng.random() * sum(weights)
-    for thing, weight in zip(things, weights, strict=True):
-        point -= weight
-        if point < 0 < weight:
-            return thing
-    return max(zip(things, weights, strict=True), key=lambda pair: pair[1])[0]  # the sum was rounded
+    return rng.choices(things, [weight / largest for weight in weights])[0]  # the sum of large ones could be infinite
