@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from http import HTTPStatus
 
 from torchmoor.errors import (
     AccessDenied,
@@ -79,4 +78,4 @@ def unknown_operation(request: Request) -> UnknownOperation:
 def refusal(status: int, message: str, request_id: bytes) -> Reply:
     """Answer bytes that are not a valid request, with HTTP's status and the runtime API's body."""
     kind = ValidationError if status < 500 else ServiceUnavailable if status == 503 else InternalFailure
-    return runtime_error(kind(message, status=HTTPStatus(status).value), request_id)
+    return runtime_error(kind(message, status=status), request_id)
