@@ -11,8 +11,8 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import asdict
 from typing import Any
 
 from torchmoor.config.settings import ProxySettings
