@@ -168,7 +168,7 @@ class FastRequest:
             record.upstream_s = now - self._sent_at
             record.answered_s = record.total_s
             record.first_byte_s = record.total_s if body else None
-            observer.on_end(record, None)
+            observer.on_end(record)
         except Exception:
             logger.exception("request not recorded request_id=%s", self._request_id.decode())
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
-from torchmoor.proxy.dispatch.observer import Trace
 from torchmoor.proxy.dispatch.record import RequestRecord, record_reply
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.observe.access_log import STDERR, AccessLog
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestObserver:
-    """Passes finished requests to the access log and traces."""
+    """Begins traces, and passes finished requests to the access log."""
 
     def __init__(self, log: AccessLog | None, tracing: Tracing | None) -> None:
         self.log = log
@@ -41,9 +40,7 @@ class RequestObserver:
             logger.exception("request not traced")
             return None
 
-    def on_end(self, record: RequestRecord, trace: Trace | None) -> None:
-        if trace is not None and self._tracing is not None:
-            self._tracing.end(trace, record)
+    def on_end(self, record: RequestRecord) -> None:
         if self.log is not None:
             self.log.write(record)
 
