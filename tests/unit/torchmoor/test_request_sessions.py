@@ -34,6 +34,7 @@ def test_a_session_is_its_callers_at_its_endpoint() -> None:
 
     opened = sessions.on_opened(ENDPOINT, "alice", b"id; Expires=2030-01-01T00:00:00Z", A)
 
+    assert opened is not None
     assert opened == sessions.get(ENDPOINT, "alice", b"id") == SessionId("id", "a", 0, "")
     for endpoint, principal in ((OTHER, "alice"), (ENDPOINT, "bob")):
         with pytest.raises(ValidationError, match="was not issued by this endpoint"):
