@@ -197,7 +197,7 @@ class Chooser:
     # What the strategy learns
 
     def on_sent(self, request: DispatchRequest, instance: Instance) -> Any:
-        """Note a request without a session that goes to an instance. Returns what the strategy expects of the answer."""
+        """Note a request without a session that goes to an instance. Return what the strategy expects of the answer."""
         if request.opens_session:
             instance.num_opened += 1
             # With a journal, every instance finds the session.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -61,18 +61,15 @@ class RequestObserver:
 async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver | None]:
     """Run the observer while the context lasts; None if no setting needs it. Raises ConfigError."""
     tracing = log = None
-    if settings.traces_url:
-        tracing = _import_tracing()(settings)
-    try:
+    async with AsyncExitStack() as stack:
+        if settings.traces_url:
+            tracing = _import_tracing()(settings)
+            stack.push_async_callback(asyncio.to_thread, tracing.stop)
         if settings.access_log:
             log = AccessLog(settings)
             log.start()
+            stack.push_async_callback(asyncio.to_thread, log.stop)
         yield None if log is None and tracing is None else RequestObserver(log, tracing)
-    finally:
-        if log is not None and log.is_running:
-            await asyncio.to_thread(log.stop)
-        if tracing is not None:
-            await asyncio.to_thread(tracing.stop)
 
 
 def check_observing(settings: ObserveSettings) -> None:

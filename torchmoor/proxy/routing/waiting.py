@@ -119,7 +119,7 @@ class WaitingQueue(Generic[T]):
 
     def turns(self) -> dict[str, int]:
         """Return the number of waiting turns, by the one instance that can serve them."""
-        return {home: line.num_waiting for home, line in self._turns.items() if line.num_waiting}
+        return {home: line.num_waiting for home, line in self._turns.items()}
 
     def pop_turn(self, instance: str, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
         """Remove and return the next turn that only this instance can serve and that can_go accepts."""

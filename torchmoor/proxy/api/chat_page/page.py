@@ -44,7 +44,10 @@ class ChatPage:
     """
 
     def __init__(self, registry: Registry, settings: ProxySettings) -> None:
-        self._handlers: dict[bytes, Handler] = {PAGE + b"/": _always(_redirect(b"../chat")), ROOT: self._lead}
+        self._handlers: dict[bytes, Handler] = {
+            PAGE + b"/": lambda request, request_id: _redirect(b"../chat"),
+            ROOT: self._lead,
+        }
         for file in files(__package__).iterdir():
             kind = _KINDS.get("." + file.name.rpartition(".")[2])
             if kind is not None:
@@ -107,10 +110,6 @@ class _File:
         """Answer with the file, or with 304 if the browser has it."""
         known = request.find(b"if-none-match") or b""
         return self._unchanged if self._etag in known or known.strip() == b"*" else self._whole
-
-
-def _always(reply: Reply) -> Handler:
-    return lambda request, request_id: reply
 
 
 def _redirect(location: bytes) -> Reply:
