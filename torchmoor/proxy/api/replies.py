@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from http import HTTPStatus
 
 from torchmoor.errors import (
     AccessDenied,
@@ -40,6 +41,11 @@ def error_reply(
     return json_reply(status or error.status, content, headers)
 
 
+def gateway_status(error: ApiError) -> int:
+    """Return the status of an error for dialects without an error for time-outs: the proxy is a gateway then."""
+    return HTTPStatus.GATEWAY_TIMEOUT.value if isinstance(error, ModelError) else error.status
+
+
 def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error that boto3 raises as the exception named by `error.kind`."""
     headers = ((b"x-amzn-errortype", error.kind.encode()), (AWS_REQUEST_ID, request_id))
@@ -53,11 +59,11 @@ def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     return error_reply(error, body, headers)
 
 
-def container_error(error: ApiError, request_id: bytes, *, status: int | None = None) -> Reply:
+def container_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error in the handlers' form, for dialects in which handlers' errors pass unchanged."""
     body = {"error": {"code": error.kind, "message": error.message}}
     headers = ((ERROR_CODE, error.kind.encode()), (REQUEST_ID, request_id))
-    return error_reply(error, body, headers, status=status)
+    return error_reply(error, body, headers, status=gateway_status(error))
 
 
 def message_of(body: bytes) -> str:
