@@ -258,8 +258,7 @@ class Assignment:
         if self.model is not None:
             self.model.end(lease.instance.name)
         lease.release()
-        if self.dispatcher.queue is not None:
-            self.dispatcher.on_free(lease.instance)
+        self.dispatcher.on_free(lease.instance)
 
     @property
     def wait_ends_at(self) -> float:

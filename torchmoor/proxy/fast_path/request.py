@@ -133,7 +133,7 @@ class FastRequest:
         layout = head.layout
         if head.status != 200 or layout.length is None or not _SPECIAL.isdisjoint(layout.places):
             return False
-        if not client.keep_alive or choice.instance.breaker.num_failures or shared.dispatcher.queue is not None:
+        if not client.keep_alive or choice.instance.breaker.num_failures or shared.dispatcher.num_waiting:
             return False
         now = monotonic()
         if not shared.dispatchers.decisions.try_leave_out(now):  # else the general path records the decision
