@@ -24,7 +24,7 @@ from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.control_operation import AnswerControl
-from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
+from torchmoor.proxy.api.metrics_operation import MakePage, MetricsApi
 from torchmoor.proxy.dispatch.callers import Callers
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -195,9 +195,10 @@ class DataPlane:
         """Advance breakers and shares; call a few times per second."""
         self.recovery.tick()
 
-    def show_metrics(self, try_start: TryStart) -> None:
-        """Serve the metrics page on the data plane too."""
-        self.application.metrics = MetricsApi(self.dispatchers, try_start)
+    def show_metrics(self, stack: AsyncExitStack, make_page: MakePage) -> None:
+        """Serve the metrics page on the data plane too, until the stack is closed."""
+        self.application.metrics = metrics = MetricsApi(self.dispatchers, make_page)
+        stack.push_async_callback(metrics.stop)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the listener. Raises ConfigError if a log cannot be written."""
