@@ -81,7 +81,7 @@ class ResponseInvocation(Invocation):
         name = head.find(BACKGROUND)
         if name is None or self._is_queued:
             return super().on_answer(head, can_replay=can_replay)
-        accepted = Accepted(name.decode("latin-1"), head, self.chosen.instance)
+        accepted = Accepted(name.decode("latin-1"), head, self.assignment.chosen.instance)
         self._held, self._held_id = head, accepted.response_id
         try:
             self._submit(accepted)
