@@ -5,12 +5,10 @@ An Invocation has an ApiDialect, which renders answers and errors, and an Assign
 
 from __future__ import annotations
 
-from functools import partial
 from time import monotonic
 
 from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError, invocation_timed_out
 from torchmoor.proxy.access.gate import body_too_large
-from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.form_fields import check_form
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.runtime_members import PREFIX_AWARE_ID
@@ -251,7 +249,8 @@ class Invocation:
         dialect, chosen = self._dialect, assignment.chosen
         answer = dialect.answer(head, self.request_id)
         if not isinstance(answer, Answer):
-            return ReadRefusal(partial(self._fail_with, answer, head))
+            explain = answer
+            return ReadRefusal(lambda body: self.fail(explain(head, body)))
         answer.lines += (chosen.runtime_lines if dialect.names_variant else chosen.answer_lines,)
         if dialect.is_stream(head):
             answer.on_body = self._note_first_chunk
@@ -264,9 +263,6 @@ class Invocation:
                 start.decode("latin-1"), assignment, self._place, self._resume, self.request_head
             )
         return answer
-
-    def _fail_with(self, explain: Explain, head: AnswerHead, body: bytes) -> Reply:
-        return self.fail(explain(head, body))
 
     def _reassign_refused(self, head: AnswerHead) -> bool:
         """Assign another instance if this one's refusal says that it cannot serve the request now.
