@@ -235,7 +235,7 @@ class AdminServer:
         """End a drain."""
         instance = self._find_instance(request)
         name = instance.name
-        if not instance.is_drained:
+        if not self._registry.is_drained(name):
             reason = "is not drained: nothing to resume"
             if self._registry.is_leaving(name):
                 reason = "is leaving: DNS or the configuration no longer lists it at this address"

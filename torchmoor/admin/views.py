@@ -59,7 +59,7 @@ def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:
         "management_port": instance.management_port,
         "metrics_port": instance.metrics_port,
         "state": instance.state.value,
-        "is_drained": instance.is_drained,
+        "is_drained": registry.is_drained(instance.name),
         "is_leaving": registry.is_leaving(instance.name),
         "outstanding": instance.outstanding,
         "capacity": instance.capacity,

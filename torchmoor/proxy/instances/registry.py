@@ -276,7 +276,7 @@ class Registry:
             self._down.add(instance.name)
         self._instances[instance.name] = instance
         self._leaving.discard(instance.name)
-        instance.is_drained = instance.name in self._drained
+        instance.is_drained = self.is_drained(instance.name)
         instance.state = self._with_drain(instance, instance.state)
         endpoint.instances.append(instance)
         variant.pool.add(instance)
@@ -346,6 +346,10 @@ class Registry:
         self._release(name, self._drained)
         if instance.state is state:
             self.refresh(instance)
+
+    def is_drained(self, name: str) -> bool:
+        """Return True while an operator drains it, whatever its state."""
+        return name in self._drained
 
     def send_off(self, name: str) -> None:
         """Send an instance no new work, because it leaves. Raises UnknownInstance."""

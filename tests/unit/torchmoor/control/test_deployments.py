@@ -144,7 +144,7 @@ async def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> 
     await deployments.autoscaler.look()
     host.now += 20
     await deployments.autoscaler.look()
-    assert registry.find("e-1-2").is_drained  # by the autoscaler, the newest first
+    assert registry.is_drained("e-1-2")  # by the autoscaler, the newest first
     registry.drain("e-1-0")
     await deployments.scale("e", "v", settings)
     await deployments.scale("e", "v", None)
