@@ -13,8 +13,6 @@ import ssl
 from collections.abc import Callable
 from typing import cast
 
-from torchmoor.tasks import cancel_all
-
 logger = logging.getLogger(__name__)
 
 GetContext = Callable[[], ssl.SSLContext]
@@ -78,7 +76,10 @@ class Handshakes:
 
     async def stop(self) -> None:
         """End all handshakes."""
-        await cancel_all(self._running.values())
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Accepted(asyncio.Protocol):

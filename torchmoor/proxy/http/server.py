@@ -12,7 +12,6 @@ from torchmoor.proxy.http.handshakes import GetContext, Handshakes
 from torchmoor.proxy.http.reader import RequestCaches
 from torchmoor.proxy.http.sweeper import LINGER_S, Sweeper
 from torchmoor.proxy.http.websocket import WebSocketConnection
-from torchmoor.tasks import wait_at_most
 
 
 class HttpServer:
@@ -54,10 +53,12 @@ class HttpServer:
             connection.stop()
         if not self.connections:
             return
-        await wait_at_most(grace_s, self._all_gone)
-        for connection in list(self.connections):
-            connection.transport.abort()
-        await self._all_gone.wait()  # connection_lost is called in the next turns of the loop
+        try:
+            await asyncio.wait_for(self._all_gone.wait(), grace_s)
+        except TimeoutError:
+            for connection in list(self.connections):
+                connection.transport.abort()
+            await self._all_gone.wait()  # connection_lost is called in the next turns of the loop
 
     def try_admit(self, connection: ClientConnection) -> bool:
         """Count a new connection, or refuse it if there are too many."""

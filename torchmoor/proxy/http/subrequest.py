@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 
 from torchmoor.proxy.http.answer import Loss
@@ -15,7 +16,6 @@ from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.proxy.http.sweeper import Sweeper
 from torchmoor.proxy.http.upstream import Connector, UpstreamConnection
-from torchmoor.tasks import wait_at_most
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,8 @@ class Subrequests:
     async def stop(self, *, grace_s: float) -> None:
         """Let subrequests end within grace_s, then close their connections without a callback."""
         if self._running:
-            await wait_at_most(grace_s, self._none_left)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._none_left.wait(), grace_s)
         for subrequest in list(self._running):
             self.forget(subrequest)
             subrequest.let_go(can_reuse=False)
