@@ -44,7 +44,6 @@ SUBJECTS = {
         (
             "torchmoor/proxy/routing/session_failover.py",
             "torchmoor/proxy/routing/strategy.py",
-            "torchmoor/proxy/routing/foreign_sessions.py",
             "torchmoor/proxy/routing/least_outstanding.py",
             "torchmoor/proxy/routing/kv_aware.py",
             "torchmoor/proxy/routing/prefix_aware.py",

@@ -262,7 +262,7 @@ class RecordingObserver:
     def begin_trace(self, request: Request) -> None:
         """Trace nothing."""
 
-    def on_end(self, record: RequestRecord, trace: object) -> None:
+    def on_end(self, record: RequestRecord) -> None:
         row = {name: value for name, value in describe_record(record).items() if name in COMPARED}
         timed = ("upstream_s", "first_byte_s", "waited_s", "answered_s")
         happened = [name for name in timed if getattr(record, name) is not None]

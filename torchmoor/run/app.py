@@ -19,7 +19,6 @@ from torchmoor.fleet.process_commands import reload_certificate, reopen_log, tak
 from torchmoor.fleet.status_poller import StatusPoller
 from torchmoor.proxy.access.tls import make_admin_tls, reload_tls
 from torchmoor.proxy.api.control_operation import AnswerControl
-from torchmoor.proxy.api.metrics_operation import MetricsPages
 from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -79,9 +78,7 @@ class Proxy:
             await stack.enter_async_context(self.status)
             admin = await self._start_admin(stack)
             if isinstance(self.data, DataPlane) and self._settings.container.shows_metrics:
-                pages = MetricsPages(admin.make_metrics_page)
-                stack.push_async_callback(pages.stop)
-                self.data.show_metrics(pages.try_start)
+                self.data.show_metrics(stack, admin.make_metrics_page)
             await self.data.listen(stack)
             self._stack = stack.pop_all()
         logger.info(

@@ -24,7 +24,7 @@ from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.api.application import DataPlaneApplication
 from torchmoor.proxy.api.control_operation import AnswerControl
-from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
+from torchmoor.proxy.api.metrics_operation import MakePage, MetricsApi
 from torchmoor.proxy.dispatch.callers import Callers
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -101,13 +101,14 @@ class DataPlane:
         self.async_inference = make_async_inference(
             settings, registry, self.dispatchers.all, self.dispatchers if has_async_workers else None
         )
+        if self.async_inference is not None:
+            self.async_inference.on_submitted = self._on_submitted
         self.application = DataPlaneApplication(
             self.dispatchers, self.operations, control, self.gate, self.async_inference
         )
         self.server = HttpServer(self.application, self.parts, self.sweeper)
         runtime, pages = self.application.runtime, self.application.pages
         self.server.fast_path = FastRoutes(self.parts, self.dispatchers, runtime, pages, self.gate)
-        self._wakes: list[Callable[[], None]] = []
         self.observer: RequestObserver | None = None
         self._settings = settings
         registry.listen(self._on_change)
@@ -146,20 +147,13 @@ class DataPlane:
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Register a callback for when a request waits for an instance to be started."""
-        self._wakes.append(wake)
-        self.dispatchers.on_held = self._wake
+        self.dispatchers.on_need.append(wake)
 
-        def on_submitted(endpoint: str) -> None:
-            found = self.registry.find_endpoint(endpoint)
-            if found is not None and not found.has_ready_instance():
-                self._wake()
-
-        if self.async_inference is not None:
-            self.async_inference.on_submitted = on_submitted
-
-    def _wake(self) -> None:
-        for wake in self._wakes:
-            wake()
+    def _on_submitted(self, endpoint: str) -> None:
+        """React to an asynchronous request."""
+        found = self.registry.find_endpoint(endpoint)
+        if found is not None and not found.has_ready_instance():
+            self.dispatchers.wake()
 
     def _count_dropped(self, setting: str) -> None:
         self._num_limited[setting] += 1
@@ -195,9 +189,10 @@ class DataPlane:
         """Advance breakers and shares; call a few times per second."""
         self.recovery.tick()
 
-    def show_metrics(self, try_start: TryStart) -> None:
-        """Serve the metrics page on the data plane too."""
-        self.application.metrics = MetricsApi(self.dispatchers, try_start)
+    def show_metrics(self, stack: AsyncExitStack, make_page: MakePage) -> None:
+        """Serve the metrics page on the data plane too, until the stack is closed."""
+        self.application.metrics = metrics = MetricsApi(self.dispatchers, make_page)
+        stack.push_async_callback(metrics.stop)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Start everything but the listener. Raises ConfigError if a log cannot be written."""

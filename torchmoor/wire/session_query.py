@@ -45,8 +45,8 @@ class SessionQuery:
     def from_text(cls, values: Mapping[str, str]) -> SessionQuery:
         """Read the fields among the parameters of a URL; others are ignored."""
         given: dict[str, Any] = {name: values[name] for name in SESSION_QUERY_FIELDS if name in values}
-        for name in NUMBERS & given.keys():
-            given[name] = int(given[name]) if given[name].isdecimal() and len(given[name]) <= MAX_DIGITS else None
+        if (limit := given.get("limit")) is not None:
+            given["limit"] = int(limit) if limit.isdecimal() and len(limit) <= MAX_DIGITS else None
         return cls(**given)
 
     def to_body(self) -> dict[str, Any]:
@@ -55,4 +55,3 @@ class SessionQuery:
 
 
 SESSION_QUERY_FIELDS = tuple(field.name for field in fields(SessionQuery))
-NUMBERS = {field.name for field in fields(SessionQuery) if field.type == "int"}

@@ -48,10 +48,10 @@ def test_registry_knows_instances_by_name_and_endpoint() -> None:
     registry.add(old)
     registry.add(new)
 
-    assert [new] == list(registry.instances("llava")) == list(registry.instances())
+    assert [new] == list(registry.get_endpoint("llava").instances) == list(registry.instances())
     assert new is registry.find("a")
     registry.remove("a")
-    assert list(registry.instances("llava")) == []
+    assert list(registry.get_endpoint("llava").instances) == []
     assert registry.find("a") is None
 
 
@@ -62,7 +62,7 @@ def test_unknown_names_are_errors() -> None:
     with pytest.raises(UnknownEndpoint):
         registry.add(Instance(name="a", endpoint="other", model="llava", port=1))
     with pytest.raises(UnknownEndpoint):
-        registry.instances("other")
+        registry.get_endpoint("other")
     with pytest.raises(UnknownInstance):
         registry.remove("a")
     with pytest.raises(UnknownInstance):

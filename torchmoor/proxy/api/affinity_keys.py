@@ -57,9 +57,8 @@ def find_affinity(request: Request, body: bytes, settings: AffinitySettings, met
 
 def _find_key(request: Request, body: bytes) -> bytes:
     """Return the first key that a request has; empty if it has none."""
-    places = request.layout.places
     for name in HEADERS:
-        if name in places and (value := request.find(name)):
+        if value := request.find(name):
             return value
     names = frozenset(field for field, key in _KEYS.items() if key.search(body))
     found = find_fields(body, names) if names else {}

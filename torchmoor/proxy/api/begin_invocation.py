@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torchmoor.errors import ApiError, BodyTooLarge
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.operation import Operation, find_target_model
-from torchmoor.proxy.api.runtime_members import TARGET_VARIANT, check_members
+from torchmoor.proxy.api.operation import Operation, placed_name
+from torchmoor.proxy.api.runtime_members import TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.proxy.http.field_names import SESSION_ID
 from torchmoor.proxy.http.message import Request
 from torchmoor.wire.session_ids import SessionId
@@ -45,7 +45,8 @@ def begin_invocation(
         dispatchers.count_without_invocation(endpoint, error.status)
         raise
     if model is None and endpoint.settings.multi_model is not None:
-        model = find_target_model(request, endpoint)
+        named = request.find(TARGET_MODEL)
+        model = None if named is None else placed_name(named.decode("latin-1"), endpoint)
     return make(
         operation,
         request,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
@@ -152,6 +152,7 @@ class ContainerModelsApi:
         known: LoadedModel | None = None,
     ) -> None:
         """Load a model. known: the model of this name that is loaded; requests for it continue meanwhile."""
+        self._check_room()
         model = LoadedModel(url, instance.name)
         current = self._models[name] = known or model
         current.is_busy = True
@@ -174,20 +175,15 @@ class ContainerModelsApi:
                     pass  # no instance is left: the last answer says that there is no memory
             _answer(order, answer, _row(name, model))
 
-        body: dict[str, object] = {operations.ACTION: operations.LOAD, operations.MODEL: name, operations.URL: url}
-
-        def undo() -> None:
-            current.is_busy = False
-            if known is None:
-                del self._models[name]
-
-        self._start(instance, body, on_done, undo)
+        body = {operations.ACTION: operations.LOAD, operations.MODEL: name, operations.URL: url}
+        self._start(instance, body, on_done)
 
     def _unload(self, order: DeferredReply, name: str) -> None:
         """Start to unload a model. Raises ApiError."""
         model = self._get(name)
         if model.is_busy:
             raise _busy(name)
+        self._check_room()
         instance = self._dispatchers.registry.find(model.instance)
         assert instance is not None  # a lost instance's models are forgotten
         model.is_ready, model.is_busy = False, True
@@ -202,22 +198,17 @@ class ContainerModelsApi:
                 del self._models[name]
             order.end(json_reply(200, _row(name, model)))  # 404: the instance has evicted it already
 
-        def undo() -> None:
-            model.is_ready, model.is_busy = True, False
+        self._start(instance, {operations.ACTION: operations.UNLOAD, operations.MODEL: name}, on_done)
 
-        self._start(instance, {operations.ACTION: operations.UNLOAD, operations.MODEL: name}, on_done, undo)
+    def _check_room(self) -> None:
+        if self._handlers.is_full:
+            raise ServiceUnavailable("Too many models are being loaded or unloaded. Try again later.")
 
     def _start(
-        self,
-        instance: Instance,
-        body: dict[str, object],
-        on_done: Callable[[OperationAnswer | None], None],
-        undo: Callable[[], object],
+        self, instance: Instance, body: Mapping[str, object], on_done: Callable[[OperationAnswer | None], None]
     ) -> None:
         timeout_s = self._settings.load_timeout_s
-        if not self._handlers.try_start(instance, operations.MODELS, body, timeout_s=timeout_s, on_done=on_done):
-            undo()
-            raise ServiceUnavailable("Too many models are being loaded or unloaded. Try again later.")
+        self._handlers.try_start(instance, operations.MODELS, body, timeout_s=timeout_s, on_done=on_done)
 
     def _on_change(self, instance: Instance) -> None:
         """Forget the models of an instance that has lost its memory."""

@@ -5,12 +5,10 @@ An Invocation has an ApiDialect, which renders answers and errors, and an Assign
 
 from __future__ import annotations
 
-from functools import partial
 from time import monotonic
 
 from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError, invocation_timed_out
 from torchmoor.proxy.access.gate import body_too_large
-from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.form_fields import check_form
 from torchmoor.proxy.api.operation import Operation, timeout_line
 from torchmoor.proxy.api.runtime_members import PREFIX_AWARE_ID
@@ -163,7 +161,7 @@ class Invocation:
         self.assignment.join(session, self._dispatchers.choose(endpoint, session, None))
 
     def _place(self) -> Send | Wait:
-        return Send(self.chosen.instance, self) if self.assignment.ticket is None else WAIT
+        return Send(self.assignment.chosen.instance, self) if self.assignment.ticket is None else WAIT
 
     def _resume(self, error: ApiError | None) -> None:
         assert self._waiter is not None
@@ -206,46 +204,39 @@ class Invocation:
 
     # Forwarding
 
-    @property
-    def chosen(self) -> Choice:
-        """The choice of the instance that has the request."""
-        choice = self.assignment.choice
-        assert choice is not None
-        return choice
-
     def request_head(self, framing: bytes, time_left_s: float | None, given: frozenset[bytes] = frozenset()) -> bytes:
         """Render the request as the chosen instance gets it. given: names of fields that `framing` has."""
         self._sent_at = self._sent_at if self._status else monotonic()
-        request, operation, dialect = self.request, self.operation, self._dialect
+        request, operation, dialect, assignment = self.request, self.operation, self._dialect, self.assignment
         trace_line = b"" if self._observation is None else self._observation.trace_line
         held_back = dialect.held_back
         if self._observation is not None:
             held_back |= self._observation.replaced_fields
-        if self.chosen.instance.batches_sequences:
+        if assignment.chosen.instance.batches_sequences:
             held_back |= SEQUENCE_FIELDS
         if given:
             held_back |= given
         parts = operation.begin_head(
             request,
             self.request_id,
-            self.chosen,
-            self._path or self.assignment.dispatcher.path,
+            assignment.chosen,
+            self._path or assignment.dispatcher.path,
             framing=framing,
             held_back=held_back,
             timeout_line=operation.timeout_line if time_left_s is None else timeout_line(time_left_s),
         )
-        return b"".join((*parts, self.assignment.own_lines, dialect.added_lines(request), trace_line, b"\r\n"))
+        return b"".join((*parts, assignment.own_lines, dialect.added_lines(request), trace_line, b"\r\n"))
 
     def on_abandoned(self) -> None:
         """Cancel the request at the instance, which notices a closed connection only when it sends something."""
         path = (self._path or self.assignment.dispatcher.path).partition(b"?")[0]
-        self._dispatchers.cancellations.send(self.chosen.instance, path, self.request_id.decode())
+        self._dispatchers.cancellations.send(self.assignment.chosen.instance, path, self.request_id.decode())
 
     def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
         """Deliver the answer, or send the request to another instance if this one could not take it."""
         assignment = self.assignment
         if assignment.model is not None:
-            assignment.model.on_answer(head, self.chosen.instance.name, self._sent_at)
+            assignment.model.on_answer(head, assignment.chosen.instance.name, self._sent_at)
         if can_replay and head.status >= 400 and self._reassign_refused(head):
             return self._place()
         if assignment.expected is not None:
@@ -255,10 +246,11 @@ class Invocation:
         limited = assignment.find_session_refusal(head)
         if limited is not None:
             return ReadRefusal(lambda body: self.fail(limited))
-        dialect, chosen = self._dialect, self.chosen
+        dialect, chosen = self._dialect, assignment.chosen
         answer = dialect.answer(head, self.request_id)
         if not isinstance(answer, Answer):
-            return ReadRefusal(partial(self._fail_with, answer, head))
+            explain = answer
+            return ReadRefusal(lambda body: self.fail(explain(head, body)))
         answer.lines += (chosen.runtime_lines if dialect.names_variant else chosen.answer_lines,)
         if dialect.is_stream(head):
             answer.on_body = self._note_first_chunk
@@ -271,9 +263,6 @@ class Invocation:
                 start.decode("latin-1"), assignment, self._place, self._resume, self.request_head
             )
         return answer
-
-    def _fail_with(self, explain: Explain, head: AnswerHead, body: bytes) -> Reply:
-        return self.fail(explain(head, body))
 
     def _reassign_refused(self, head: AnswerHead) -> bool:
         """Assign another instance if this one's refusal says that it cannot serve the request now.
@@ -288,7 +277,7 @@ class Invocation:
             assignment.note_failure(is_dead=True)
         elif has_died:
             # If the handler itself answers so, the instance is well and the next one will answer the same.
-            self._dispatchers.suspect(self.chosen.instance)
+            self._dispatchers.suspect(assignment.chosen.instance)
         is_gone = is_busy or has_died
         may_leave = assignment.is_repeatable if is_gone else code in REFUSED_FOR_NOW and assignment.session is None
         if not may_leave or (has_died and assignment.num_repeats >= MAX_REPEATS):
@@ -307,13 +296,13 @@ class Invocation:
         num_tokens, num_prefill = head.find_number(CONTEXT_TOKENS), head.find_number(PREFILL_TOKENS)
         if num_tokens is not None and num_prefill is not None:
             num_kept = num_tokens - num_prefill
-            self.assignment.dispatcher.chooser.on_receipt(
-                self.chosen.instance, expected, num_kept=num_kept, num_tokens=num_tokens
-            )
+            assignment = self.assignment
+            strategy, name = assignment.dispatcher.chooser.strategy, assignment.chosen.instance.name
+            strategy.check(name, expected, num_kept=num_kept, num_tokens=num_tokens)
 
     def on_lost(self, loss: Loss, *, can_replay: bool) -> NextStep:
         """Send the request to another instance if it may be repeated, else report the loss."""
-        assignment, instance = self.assignment, self.chosen.instance
+        assignment, instance = self.assignment, self.assignment.chosen.instance
         if loss is Loss.SHORTAGE:
             assignment.has_failed = True  # the loss says nothing about the instance
             self._metrics.shortages += 1
@@ -339,7 +328,7 @@ class Invocation:
 
     def _timeout_error(self) -> ApiError:
         model = self.assignment.model
-        error = None if model is None else model.find_timeout_error(self.chosen.instance.name)
+        error = None if model is None else model.find_timeout_error(self.assignment.chosen.instance.name)
         return error or invocation_timed_out()
 
     def fail(self, error: ApiError) -> Reply:

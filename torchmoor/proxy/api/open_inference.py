@@ -15,14 +15,14 @@ import re
 from urllib.parse import unquote
 
 from torchmoor import __version__
-from torchmoor.errors import ApiError, ModelError, ValidationError
+from torchmoor.errors import ApiError, ValidationError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import Operation, map_operations
 from torchmoor.proxy.api.other_services import refuse_unknown
-from torchmoor.proxy.api.passthrough import REQUEST_ID_LINE, TIMEOUT_STATUS, explain
-from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply, unknown_operation
+from torchmoor.proxy.api.passthrough import REQUEST_ID_LINE, explain
+from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, gateway_status, json_reply, unknown_operation
 from torchmoor.proxy.api.runtime_members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
@@ -125,5 +125,4 @@ def _find_model(request: Request) -> re.Match[str] | None:
 
 def _error_reply(error: ApiError, request_id: bytes) -> Reply:
     """Render {"error": message}. A time-out has HTTP's own status."""
-    status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
-    return error_reply(error, {"error": error.message}, ((REQUEST_ID, request_id),), status=status)
+    return error_reply(error, {"error": error.message}, ((REQUEST_ID, request_id),), status=gateway_status(error))

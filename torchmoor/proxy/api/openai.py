@@ -33,7 +33,7 @@ from torchmoor.proxy.api.openai_dialects import (
     split_path,
 )
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model, unknown_model
-from torchmoor.proxy.api.openai_resources import FILES, OPENING, RESPONSES, filename_line, read_named, read_path
+from torchmoor.proxy.api.openai_resources import FILES, OPENING, RESPONSES, filename_line, read_named
 from torchmoor.proxy.api.operation import Operation, placed_name, stream_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, unknown_operation
 from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInvocation
@@ -45,7 +45,7 @@ from torchmoor.proxy.http.call import WHOLE_BODY, Call, Deadlines, NextStep, Out
 from torchmoor.proxy.http.field_names import SESSION_ID
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
-from torchmoor.wire.response_ids import Place
+from torchmoor.wire.response_ids import Place, read_resource_path
 from torchmoor.wire.session_ids import SessionId
 
 _MODELS = b"models"
@@ -60,6 +60,7 @@ class OpenAIApi:
         self._queue = queue
         settings = dispatchers.settings
         self._max_body_bytes = OpenAIDialect.max_body_bytes(settings.limits)
+        self._max_read_bytes = settings.limits.max_unrouted_body_bytes
         self._deadlines = stream_deadlines(settings.timeouts)
         self.sockets = ResponseSockets(settings.websocket)
         self._operations = dispatchers.registry.map_served(
@@ -104,29 +105,25 @@ class OpenAIApi:
         subpath, endpoints = split_path(request.path)[1], self._endpoints(request)
         if subpath == FILES and len(endpoints) > 1:
             raise WrongModel("There are several endpoints: use the base URL of one, /endpoints/NAME/openai/v1.")
-        place = read_path(subpath)
+        place = read_resource_path(subpath.decode("latin-1"))
         if request.method == b"POST" and place is None:  # the body names the session
-            return self._read_body(
-                request,
-                request_id,
-                lambda body, num_read: self._create(request, request_id, dialect, body, num_read),
-            )
+            return self._read_body(request, request_id, lambda body: self._create(request, request_id, dialect, body))
         for endpoint in endpoints:
             session = self._find_session(endpoint, request, place)
             if session is not None:
                 return self._call(request, request_id, endpoint, dialect, session)
         return self._call(request, request_id, endpoints[0], dialect, None)
 
-    def _create(self, request: Request, request_id: bytes, dialect: OpenAIDialect, body: bytes, num_read: int) -> Call:
+    def _create(self, request: Request, request_id: bytes, dialect: OpenAIDialect, body: bytes) -> Call:
         """Make the call for a new resource, at the instance whose session it continues."""
         named, subpath = read_named(body), split_path(request.path)[1]
-        endpoint = self._get_endpoint(request, body, num_read)
+        endpoint = self._get_endpoint(request, body)
         session = self._find_session(endpoint, request, named.place)
         is_response = subpath == RESPONSES
         if endpoint.settings.has_many:
             model = self._find_target(endpoint, request, body)
         else:
-            model = self._find_adapter(endpoint, request, body, num_read) if is_response else None
+            model = self._find_adapter(endpoint, request, body) if is_response else None
         make = partial(ResponseInvocation, self._queue) if is_response else Invocation
         call = self._call(request, request_id, endpoint, dialect, session, body, model, make=make)
         call.assignment.opens_session = session is None and named.is_stored and subpath in OPENING
@@ -151,15 +148,15 @@ class OpenAIApi:
             return None
         return read_target_model(body, endpoint)
 
-    @staticmethod
-    def _find_adapter(endpoint: Endpoint, request: Request, body: bytes, num_read: int) -> str | None:
-        """Return the adapter that only the body names. body: its first num_read bytes. Raises WrongModel."""
+    def _find_adapter(self, endpoint: Endpoint, request: Request, body: bytes) -> str | None:
+        """Return the adapter that only the body names. body: its beginning. Raises WrongModel."""
         if not endpoint.settings.has_adapters or TARGET_MODEL in request.layout.places:
             return None
         adapter = read_adapter(body, endpoint)
-        if adapter is None and len(body) == num_read:
+        if adapter is None and len(body) == self._max_read_bytes:
             raise WrongModel(
-                f"Name the adapter, or the endpoint, as `model` within the first {num_read} bytes of the body."
+                f"Name the adapter, or the endpoint, as `model` within the first {self._max_read_bytes} bytes of the "
+                "body."
             )
         return adapter
 
@@ -172,9 +169,9 @@ class OpenAIApi:
         if not must_read and not self._may_have_affinity(request, endpoints[0]):
             return self._call(request, request_id, endpoints[0], dialect, None)
 
-        def complete(body: bytes, num_read: int) -> Call:
-            endpoint = self._get_endpoint(request, body, num_read)
-            adapter = self._find_adapter(endpoint, request, body, num_read)
+        def complete(body: bytes) -> Call:
+            endpoint = self._get_endpoint(request, body)
+            adapter = self._find_adapter(endpoint, request, body)
             return self._call(request, request_id, endpoint, dialect, None, body, adapter)
 
         return self._read_body(request, request_id, complete)
@@ -185,7 +182,7 @@ class OpenAIApi:
         if TARGET_MODEL in request.layout.places:
             return self._call(request, request_id, endpoint, dialect, None)
 
-        def ask(body: bytes, num_read: int) -> Call:
+        def ask(body: bytes) -> Call:
             endpoint = find_many(self._endpoints(request))
             model = read_target_model(body, endpoint)
             return self._call(request, request_id, endpoint, dialect, None, model=model)
@@ -202,7 +199,7 @@ class OpenAIApi:
             and not has_header(request)
         )
 
-    def _read_body(self, request: Request, request_id: bytes, make: Callable[[bytes, int], Call]) -> Call:
+    def _read_body(self, request: Request, request_id: bytes, make: Callable[[bytes], Call]) -> Call:
         """Make the call of the endpoint, model or resource that the body's beginning names."""
         if (request.content_length or 0) > self._max_body_bytes:
             raise BodyTooLarge(self._max_body_bytes)
@@ -213,26 +210,23 @@ class OpenAIApi:
             return reply
 
         return OpenAIByBody(
-            self._dispatchers,
             request,
             max_body_bytes=self._max_body_bytes,
+            max_read_bytes=self._max_read_bytes,
             deadlines=self._deadlines,
             make=make,
             render_error=render_error,
         )
 
-    def _get_endpoint(self, request: Request, body: bytes, num_read: int) -> Endpoint:
-        """Return the endpoint that the path or the body names; there may be only one. Raises ApiError.
-
-        num_read: bytes of the body that were searched for the name.
-        """
+    def _get_endpoint(self, request: Request, body: bytes) -> Endpoint:
+        """Return the endpoint that the path or the body's beginning names; there may be only one. Raises ApiError."""
         endpoints = self._endpoints(request)
         if len(endpoints) == 1:
             return endpoints[0]
         model = find_model(body)
         if model is None:
             raise WrongModel(
-                f"There are several endpoints: name one as `model`, within the first {num_read} "
+                f"There are several endpoints: name one as `model`, within the first {self._max_read_bytes} "
                 "bytes of the body, or use the base URL of one, /endpoints/NAME/openai/v1."
                 f"{describe_json_problem(body)}"
             )
@@ -275,19 +269,19 @@ class OpenAIByBody:
 
     def __init__(
         self,
-        dispatchers: Dispatchers,
         request: Request,
         *,
         max_body_bytes: int,
+        max_read_bytes: int,
         deadlines: Deadlines,
-        make: Callable[[bytes, int], Call],
+        make: Callable[[bytes], Call],
         render_error: Callable[[ApiError], Reply],
     ) -> None:
-        """make: makes the call for the body's beginning; gets the limit of its bytes, too. Raises ApiError."""
+        """make: makes the call for the first max_read_bytes of the body, or raises ApiError."""
         check = request.body_check
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
-        self._num_read = dispatchers.settings.limits.max_unrouted_body_bytes
+        self._max_read_bytes = max_read_bytes
         if check is not None:
             self.max_body_bytes = min(max_body_bytes, check.max_body_bytes)
         self._make = make
@@ -308,7 +302,7 @@ class OpenAIByBody:
             check, self._request.body_check = self._request.body_check, None
             if check is not None:  # verified here once, before the name is used
                 check.verify(body)
-            call = self._make(body[: self._num_read], self._num_read)
+            call = self._make(body[: self._max_read_bytes])
         except ApiError as error:
             return self._render_error(error)
         self._call = call

@@ -12,7 +12,6 @@ from torchmoor.errors import (
     AccessDenied,
     ApiError,
     MissingCredentials,
-    ModelError,
     UnexpectedTargetModel,
     UnknownEndpoint,
     UnknownModel,
@@ -20,7 +19,7 @@ from torchmoor.errors import (
 )
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.openai_resources import OPENING, resource_lines
-from torchmoor.proxy.api.replies import error_reply
+from torchmoor.proxy.api.replies import error_reply, gateway_status
 from torchmoor.proxy.api.runtime_members import TARGET_MODEL
 from torchmoor.proxy.api.stream_encoders import EventPassEncoder
 from torchmoor.proxy.dispatch import unavailable
@@ -35,7 +34,6 @@ _OF_ENDPOINT, _INFIX = b"/endpoints/", b"/openai/v1/"
 _UNPREFIXED = frozenset((b"/tokenize", b"/detokenize"))  # vLLM's paths; OpenAI has no such operations
 _DROPPED_FIELDS = NOT_FOR_CLIENTS | {OPENAI_REQUEST_ID, ERROR_CODE, BACKGROUND}
 _NEEDS_MODEL_LINE = f"{headers.NEEDS_MODEL}: true\r\n".encode()
-_TIMED_OUT = 504
 # To OpenAI's clients, an instance without memory is one more error to retry.
 _STATUS_SHOWN_AS = {507: 503}
 # The handler's codes of inputs that it cannot use, and OpenAI's: to its clients, these are bad requests (400).
@@ -83,8 +81,7 @@ class OpenAIDialect(ApiDialect):
         return _NEEDS_MODEL_LINE
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
-        """Render OpenAI's error object; a time-out has the status 504, as the proxy is a gateway here."""
-        return openai_error(error, request_id, _TIMED_OUT if isinstance(error, ModelError) else None)
+        return openai_error(error, request_id)
 
     def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         if head.status >= 300:
@@ -152,9 +149,9 @@ def _torchserve_error(status: int, body: bytes) -> ApiError:
     return ApiError(f"The instance answered with status {status}: {text}", status=502)
 
 
-def openai_error(error: ApiError, request_id: bytes, status: int | None = None) -> Reply:
-    """Render an error of the proxy itself. status: instead of the error's own."""
-    status = status or error.status
+def openai_error(error: ApiError, request_id: bytes) -> Reply:
+    """Render OpenAI's error object. A time-out has HTTP's own status."""
+    status = gateway_status(error)
     code: str | None = error.kind
     param: Any = None
     fields: tuple[tuple[bytes, bytes], ...] = ()

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote_to_bytes
 from torchmoor.proxy.api.body_fields import find_fields
 from torchmoor.proxy.http.message import Request
 from torchmoor.wire import headers
-from torchmoor.wire.response_ids import Place, read_compaction_id, read_id, read_item_id, read_resource_path
+from torchmoor.wire.response_ids import Place, read_compaction_id, read_id, read_item_id
 
 RESPONSES = b"responses"
 FILES = b"files"
@@ -49,11 +49,6 @@ class Named:
 
     place: Place | None = None
     is_stored: bool = False
-
-
-def read_path(subpath: bytes) -> Place | None:
-    """Return the resource that a path below /v1/ names; None if it names none, or one that cannot exist."""
-    return read_resource_path(subpath.decode("latin-1"))
 
 
 def read_named(body: bytes) -> Named:

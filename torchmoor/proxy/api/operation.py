@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.dialect import ApiDialect
-from torchmoor.proxy.api.runtime_members import TARGET_MODEL
 from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Deadlines
@@ -90,12 +89,6 @@ def stream_deadlines(timeouts: TimeoutSettings) -> Deadlines:
 def timeout_line(time_left_s: float) -> bytes:
     """Return the header line with the answer's time-out; it begins with the line end of the field before."""
     return b"%b%d\r\n" % (_TIMEOUT_LINE, max(0.0, time_left_s + headers.TIMEOUT_GRACE_S) * 1000)
-
-
-def find_target_model(request: Request, endpoint: Endpoint) -> str | None:
-    """Return the model that a request names, of an endpoint with many or with adapters."""
-    name = None if endpoint.settings.multi_model is None else request.find(TARGET_MODEL)
-    return None if name is None else placed_name(name.decode("latin-1"), endpoint)
 
 
 def placed_name(name: str, endpoint: Endpoint) -> str | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 
+from torchmoor.proxy.access.sigv4 import CONTROL_SERVICES, SERVICE
 from torchmoor.proxy.api.replies import runtime_error, unknown_operation
 from torchmoor.proxy.http.field_names import AWS_REQUEST_ID, CONTENT_TYPE
 from torchmoor.proxy.http.message import Reply, Request
 
-OWN = frozenset(("sagemaker", "application-autoscaling", "monitoring", "logs"))  # their names in signatures
+OWN = CONTROL_SERVICES | {SERVICE}  # their names in signatures
 _SERVICE = re.compile(rb"Credential=[^,\s]*/([a-z0-9-]{1,40})/aws4_request")
 _XML = (CONTENT_TYPE, b"text/xml")
 

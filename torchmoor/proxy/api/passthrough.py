@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmoor.errors import ApiError, ModelError
+from torchmoor.errors import ApiError
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.replies import container_error, message_of
 from torchmoor.proxy.dispatch import unavailable
@@ -15,7 +15,6 @@ from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 
 REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 
-TIMEOUT_STATUS = 504
 _DROPPED_FIELDS = NOT_FOR_CLIENTS | {REQUEST_ID}
 
 
@@ -26,8 +25,7 @@ class PassThroughDialect(ApiDialect):
 
     def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
         """Render an error in the handlers' form; a time-out is reported as the proxy's."""
-        status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
-        return container_error(error, request_id, status=status)
+        return container_error(error, request_id)
 
     def answer(self, head: AnswerHead, request_id: bytes) -> Answer | Explain:
         lines = head.lines(_DROPPED_FIELDS)

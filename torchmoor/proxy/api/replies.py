@@ -41,6 +41,11 @@ def error_reply(
     return json_reply(status or error.status, content, headers)
 
 
+def gateway_status(error: ApiError) -> int:
+    """Return the status of an error for dialects without an error for time-outs: the proxy is a gateway then."""
+    return HTTPStatus.GATEWAY_TIMEOUT.value if isinstance(error, ModelError) else error.status
+
+
 def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error that boto3 raises as the exception named by `error.kind`."""
     headers = ((b"x-amzn-errortype", error.kind.encode()), (AWS_REQUEST_ID, request_id))
@@ -54,11 +59,11 @@ def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     return error_reply(error, body, headers)
 
 
-def container_error(error: ApiError, request_id: bytes, *, status: int | None = None) -> Reply:
+def container_error(error: ApiError, request_id: bytes) -> Reply:
     """Render an error in the handlers' form, for dialects in which handlers' errors pass unchanged."""
     body = {"error": {"code": error.kind, "message": error.message}}
     headers = ((ERROR_CODE, error.kind.encode()), (REQUEST_ID, request_id))
-    return error_reply(error, body, headers, status=status)
+    return error_reply(error, body, headers, status=gateway_status(error))
 
 
 def message_of(body: bytes) -> str:
@@ -79,4 +84,4 @@ def unknown_operation(request: Request) -> UnknownOperation:
 def refusal(status: int, message: str, request_id: bytes) -> Reply:
     """Answer bytes that are not a valid request, with HTTP's status and the runtime API's body."""
     kind = ValidationError if status < 500 else ServiceUnavailable if status == 503 else InternalFailure
-    return runtime_error(kind(message, status=HTTPStatus(status).value), request_id)
+    return runtime_error(kind(message, status=status), request_id)

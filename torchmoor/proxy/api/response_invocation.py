@@ -69,7 +69,6 @@ class ResponseInvocation(Invocation):
     _held: AnswerHead | None = None
     _held_id = ""  # of the response that it names
     _is_queued = False
-    _is_finished = False
 
     def __init__(self, queue: BackgroundQueue, *args: Any, **options: Any) -> None:
         """args, options: an Invocation's."""
@@ -81,7 +80,7 @@ class ResponseInvocation(Invocation):
         name = head.find(BACKGROUND)
         if name is None or self._is_queued:
             return super().on_answer(head, can_replay=can_replay)
-        accepted = Accepted(name.decode("latin-1"), head, self.chosen.instance)
+        accepted = Accepted(name.decode("latin-1"), head, self.assignment.chosen.instance)
         self._held, self._held_id = head, accepted.response_id
         try:
             self._submit(accepted)
@@ -130,7 +129,7 @@ class ResponseInvocation(Invocation):
                 self._close(accepted)
             return
         self._is_queued = True
-        if self._waiter is not None and not self._is_finished:
+        if self._waiter is not None:
             self._waiter.resume(PASS_ON)
 
     def _refuse(self, error: ApiError, accepted: Accepted) -> None:
@@ -143,7 +142,7 @@ class ResponseInvocation(Invocation):
         callers = self._dispatchers.callers
         if callers is not None and isinstance(error, CallerLimited):
             callers.num_refused[error.setting] += 1
-        if self._waiter is not None and not self._is_finished:
+        if self._waiter is not None:
             self._waiter.resume(self.fail(error))
 
     def _close(self, accepted: Accepted) -> None:
@@ -167,7 +166,6 @@ class ResponseInvocation(Invocation):
             )
 
     def finish(self, outcome: Outcome) -> None:
-        self._is_finished = True
         if self._held is not None and not self._is_queued:  # the client has left, and its session is open
             self.assignment.note_session(self.operation.endpoint, self._held)
         super().finish(outcome)

@@ -90,10 +90,11 @@ class RuntimeApi:
             operations[_ASYNC] = AsyncOperation(dispatchers, endpoint, service)
         return operations
 
-    def find_invoke(self, endpoint: Endpoint) -> Operation | None:
+    def get_invoke(self, endpoint: Endpoint) -> Operation:
         """Return the InvokeEndpoint of an endpoint that is served."""
-        operation = self._operations.get(endpoint, {}).get(_WHOLE)
-        return operation if isinstance(operation, Operation) else None
+        operation = self._operations[endpoint][_WHOLE]
+        assert isinstance(operation, Operation)
+        return operation
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         if not path.startswith(PREFIX):

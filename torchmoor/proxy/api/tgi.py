@@ -12,14 +12,14 @@ from __future__ import annotations
 import re
 
 from torchmoor import __version__
-from torchmoor.errors import ApiError, ModelError
+from torchmoor.errors import ApiError
 from torchmoor.proxy.api.container import ContainerApi
 from torchmoor.proxy.api.dialect import Explain
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import map_operations
 from torchmoor.proxy.api.other_services import find_service, refuse_unknown
-from torchmoor.proxy.api.passthrough import TIMEOUT_STATUS, PassThroughDialect, explain
-from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, json_reply
+from torchmoor.proxy.api.passthrough import PassThroughDialect, explain
+from torchmoor.proxy.api.replies import LOOKING, Handler, error_reply, gateway_status, json_reply
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import CONTENT_TYPE, ERROR_CODE, REQUEST_ID
@@ -41,7 +41,6 @@ class TgiApi:
     """Finds the handler of a route."""
 
     def __init__(self, dispatchers: Dispatchers, container: ContainerApi) -> None:
-        self._dispatchers = dispatchers
         self._container = container
         dialects = {ROOT: RootDialect(), **{b"/" + r.encode(): RouteDialect(name, r) for name, r in _ROUTES.items()}}
         self._generating = {path: map_operations(dispatchers, dialect) for path, dialect in dialects.items()}
@@ -112,7 +111,7 @@ def _explain(head: AnswerHead, body: bytes) -> ApiError:
 
 def _error_reply(error: ApiError, request_id: bytes) -> Reply:
     """Render an error with the type by which TGI's clients choose their exceptions. A time-out has HTTP's status."""
-    status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
+    status = gateway_status(error)
     kind = "overloaded" if status in _OVERLOADED else "validation" if status < 500 else "generation"
     fields = ((ERROR_CODE, error.kind.encode()), (REQUEST_ID, request_id))
     return error_reply(error, {"error": error.message, "error_type": kind}, fields, status=status)

@@ -165,7 +165,6 @@ class Assignment:
         is_counted: the retry counts against the budget, because the chosen instance may have worked on the request.
         was_lost: wait for the chosen instance's replacement, too, where instances are started on demand.
         """
-        assert self.choice is not None
         self.was_lost = was_lost and self.is_repeatable  # otherwise a replacement cannot answer it
         retries = self.dispatcher.retries
         if is_counted and not retries.try_take(self.dispatcher.metrics.invocations):
@@ -173,7 +172,7 @@ class Assignment:
             return False
         self._follow()
         before = self.strategy_request
-        self.exclude(frozenset((self.choice.instance.name,)))
+        self.exclude(frozenset((self.chosen.instance.name,)))
         choice = self.dispatcher.chooser.choose(self)
         if choice is not None:
             self._count_retry()
@@ -201,8 +200,7 @@ class Assignment:
 
         Without another one the request stays with the chosen instance, which may only be busy, until a probe tells.
         """
-        assert self.choice is not None
-        instance = self.choice.instance
+        instance = self.chosen.instance
         if self.is_repeatable and self.try_reassign(resume, is_counted=False):
             return True
         if instance.state not in SERVING or not self._dispatchers.registry.has(instance):
@@ -213,8 +211,7 @@ class Assignment:
 
     def try_continue(self, resume: Resume, loss: Loss) -> bool:
         """Lease another instance, or wait for one, to continue an answer that has begun. False if there is none."""
-        assert self.choice is not None
-        instance = self.choice.instance
+        instance = self.chosen.instance
         self.complete_at = monotonic()  # the time of the answer so far does not count as a wait
         if not (self.is_repeatable and self.try_reassign(resume, is_counted=False)):
             return False
@@ -258,8 +255,7 @@ class Assignment:
         if self.model is not None:
             self.model.end(lease.instance.name)
         lease.release()
-        if self.dispatcher.queue is not None:
-            self.dispatcher.on_free(lease.instance)
+        self.dispatcher.on_free(lease.instance)
 
     @property
     def wait_ends_at(self) -> float:
@@ -271,6 +267,12 @@ class Assignment:
         return self.ticket.deadline
 
     # Results of the chosen instance
+
+    @property
+    def chosen(self) -> Choice:
+        """The choice of the instance that has the request."""
+        assert self.choice is not None
+        return self.choice
 
     @property
     def is_repeatable(self) -> bool:
@@ -290,8 +292,7 @@ class Assignment:
 
     def note_failure(self, *, is_dead: bool) -> None:
         """Count a failure of the chosen instance. is_dead: it may be gone or without a worker, so it is probed."""
-        assert self.choice is not None
-        instance = self.choice.instance
+        instance = self.chosen.instance
         self.has_failed = True
         self._dispatchers.recovery.on_failed(instance)
         if is_dead:
@@ -331,8 +332,7 @@ class Assignment:
     @property
     def sequence_lines(self) -> bytes:
         """The header lines of the session, for an instance that batches sequences."""
-        assert self.choice is not None
-        instance = self.choice.instance
+        instance = self.chosen.instance
         if not instance.batches_sequences:
             return b""
         if self.session is None and self.opens_session:
@@ -355,9 +355,8 @@ class Assignment:
         if session is None:
             return
         if head.status < 300 and CLOSED_SESSION_ID in head.layout.places:
-            assert self.choice is not None
             self._dispatchers.sessions.on_closed(endpoint, self.head.principal, session)
-            self._dispatchers.moved_sessions.on_closed(session, self.choice.instance)
+            self._dispatchers.moved_sessions.on_closed(session, self.chosen.instance)
             if self._caller_lease is not None:
                 self._caller_lease.on_closed((endpoint.name, session.text), session.expires_at)
         elif self._caller_lease is not None:
@@ -365,8 +364,7 @@ class Assignment:
             self._caller_lease.on_turn((endpoint.name, session.text), is_lost=is_lost)
 
     def _note_opened(self, endpoint: Endpoint, raw: bytes) -> None:
-        assert self.choice is not None
-        session = self._dispatchers.sessions.on_opened(endpoint, self.head.principal, raw, self.choice.instance)
+        session = self._dispatchers.sessions.on_opened(endpoint, self.head.principal, raw, self.chosen.instance)
         expires_at = read_expiry(raw)
         if session is not None and expires_at is not None and self._caller_lease is not None:
             last_at = session.expires_at or expires_at

@@ -197,25 +197,13 @@ class Chooser:
     # What the strategy learns
 
     def on_sent(self, request: DispatchRequest, instance: Instance) -> Any:
-        """Note a request that goes to an instance. Returns what the strategy expects of the answer, for on_receipt."""
+        """Note a request without a session that goes to an instance. Return what the strategy expects of the answer."""
         if request.opens_session:
             instance.num_opened += 1
-            if not self._are_journaled:  # with a journal, every instance finds the session
-                self._remember_opening(_opening_of(request.head), instance)
-        if request.session is not None:
-            return None
+            # With a journal, every instance finds the session.
+            if not self._are_journaled and (opening := _opening_of(request.head)):
+                self._openings.keep(opening, instance.name)
         return self.strategy.note_sent(request.strategy_request, instance.name, body_bytes=request.num_body_bytes)
-
-    def _remember_opening(self, opening: bytes, instance: Instance) -> None:
-        if opening:
-            self._openings.keep(opening, instance.name)
-
-    def on_receipt(self, instance: Instance, expected: Any, *, num_kept: int, num_tokens: int) -> None:
-        """Compare what the strategy expected with the cached tokens that an answer reports."""
-        self.strategy.check(instance.name, expected, num_kept=num_kept, num_tokens=num_tokens)
-
-    def forget_held(self, instance: Instance) -> None:
-        self.strategy.forget(instance.name)
 
     def forget(self, instance: Instance) -> None:
         for key in [key for key in self._choices if key[0] == instance.name]:

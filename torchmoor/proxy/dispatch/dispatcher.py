@@ -53,12 +53,10 @@ class Dispatcher:
         self.chooser = Chooser(
             variant, self.metrics, rng, binds_late=late_binding is not None, are_journaled=are_journaled
         )
-        self.queue: WaitingQueue[DispatchRequest] | None = None
+        max_waiting = 0 if late_binding is None else late_binding.max_waiting
+        self._queue: WaitingQueue[DispatchRequest] = WaitingQueue(max_waiting=max_waiting, total=waiting_bytes)
         self._on_held = on_held
         self._late_binding = late_binding
-        self._waiting_bytes = waiting_bytes
-        if late_binding is not None:
-            self.queue = WaitingQueue(max_waiting=late_binding.max_waiting, total=waiting_bytes)
         self._place = (variant.endpoint, variant.generation, variant.name)
         self._registry = registry
         self.successor: Dispatcher | None = None
@@ -76,7 +74,7 @@ class Dispatcher:
         self._route_all_again()
 
     def _route_all_again(self) -> None:
-        for ticket in () if self.queue is None else self.queue.take_all():
+        for ticket in self._queue.take_all():
             ticket.owner.route_again()
 
     @property
@@ -85,12 +83,12 @@ class Dispatcher:
 
     @property
     def num_waiting(self) -> int:
-        return 0 if self.queue is None else self.queue.num_waiting
+        return self._queue.num_waiting
 
     @property
     def waiting_turns(self) -> dict[str, int]:
         """Return the number of waiting turns of sessions, by the instance that they wait for."""
-        return {} if self.queue is None else self.queue.turns()
+        return self._queue.turns()
 
     @property
     def max_wait_s(self) -> float:
@@ -128,9 +126,9 @@ class Dispatcher:
                 deadline = monotonic() + PROBE_S
         else:
             self._check_can_wait(request, holder)
-        if self.queue is None:
-            assert self._scaling is not None
-            self.queue = WaitingQueue(max_waiting=self._scaling.max_held, total=self._waiting_bytes)
+        if self._late_binding is None:
+            assert self._scaling is not None  # so is_held
+            self._queue.max_waiting = self._scaling.max_held
         ticket: Ticket[DispatchRequest] = Ticket(
             request,
             deadline=deadline,
@@ -138,7 +136,7 @@ class Dispatcher:
             principal=_caller_of(request.head),
             home=None if holder is None else holder.name,
         )
-        if not self.queue.try_add(ticket):
+        if not self._queue.try_add(ticket):
             raise self._count(unavailable.queue_full())
         if is_held:
             self._on_held()
@@ -194,28 +192,28 @@ class Dispatcher:
         return error
 
     def leave(self, ticket: Ticket[DispatchRequest]) -> None:
-        assert self.queue is not None
-        self.queue.remove(ticket)
+        self._queue.remove(ticket)
 
     def on_free(self, instance: Instance) -> None:
         """Send waiting requests to an instance that may have become free."""
-        queue = self.queue
-        if queue is not None and queue.num_waiting:
-            self._serve_turns(queue, instance)
-            self._serve_others(queue)
+        if self._queue.num_waiting:
+            self._serve_turns(instance)
+            self._serve_others()
 
-    def _serve_turns(self, queue: WaitingQueue[DispatchRequest], instance: Instance) -> None:
+    def _serve_turns(self, instance: Instance) -> None:
         while instance.outstanding < instance.capacity and instance.state in SERVING:
-            ticket = queue.pop_turn(instance.name, lambda ticket: instance.has_body_room(ticket.owner.num_body_bytes))
+            ticket = self._queue.pop_turn(
+                instance.name, lambda ticket: instance.has_body_room(ticket.owner.num_body_bytes)
+            )
             if ticket is None:
                 break
             assert ticket.owner.session is not None  # only turns wait for one instance
             ticket.owner.go(self.chooser.choice_for_turn(instance, ticket.owner.session))
 
-    def _serve_others(self, queue: WaitingQueue[DispatchRequest]) -> None:
+    def _serve_others(self) -> None:
         while self.variant.pool.open_instances:
             chosen: list[Choice] = []
-            ticket = queue.pop_other(lambda ticket: self._try_choose(ticket.owner, chosen))  # noqa: B023
+            ticket = self._queue.pop_other(lambda ticket: self._try_choose(ticket.owner, chosen))  # noqa: B023
             if ticket is None:
                 break
             ticket.owner.go(chosen[0])
@@ -234,14 +232,13 @@ class Dispatcher:
         if is_known and instance.state in SERVING:
             self.on_free(instance)
             return
-        self.chooser.forget_held(instance)
+        self.chooser.strategy.forget(instance.name)
         if not is_known:
             self.chooser.forget(instance)
-        if self.queue is not None:
-            for ticket in self.queue.take_turns(instance.name):
-                ticket.owner.route_again()
-            for ticket in self.queue.take_those(lambda ticket: _was_lost_at(ticket.owner, instance)):
-                ticket.owner.route_again()
+        for ticket in self._queue.take_turns(instance.name):
+            ticket.owner.route_again()
+        for ticket in self._queue.take_those(lambda ticket: _was_lost_at(ticket.owner, instance)):
+            ticket.owner.route_again()
 
 
 def _was_lost_at(request: DispatchRequest, instance: Instance) -> bool:

@@ -35,9 +35,8 @@ T = TypeVar("T")
 class Dispatchers:
     """Finds the endpoint and the dispatcher of a request of any dialect: one dispatcher for each variant.
 
-    suspect: called with an instance that seems to be dead, so that it is probed at once. on_held: called when a request
-    waits for an instance to be started.
-    callers: None if they are not limited.
+    suspect: called with an instance that seems to be dead, so that it is probed at once. on_need: called when a request
+    waits for an instance to be started. callers: None if they are not limited.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Dispatchers:
         self.sessions = RequestSessions(settings.sessions, settings.limits.max_foreign_sessions)
         self.sequences = Sequences(settings.sessions.keys, settings.limits.sequence_ttl_s)
         self.callers = callers
-        self.on_held: Callable[[], None] = lambda: None
+        self.on_need: list[Callable[[], None]] = []
         self._rng = rng
         self._by_endpoint: dict[Endpoint, list[Dispatcher]] = {}
         registry.watch(self._add, on_forgotten=self._drop)
@@ -81,7 +80,7 @@ class Dispatchers:
                 self._rng,
                 recovery=self.settings.recovery,
                 are_journaled=self.settings.sessions.are_journaled,
-                on_held=self._on_held,
+                on_held=self.wake,
             )
             for variant in endpoint.variants
         ]
@@ -90,8 +89,10 @@ class Dispatchers:
                 for dispatcher in dispatchers:
                     dispatcher.hand_over(self._successor_of(dispatcher, endpoint))
 
-    def _on_held(self) -> None:
-        self.on_held()
+    def wake(self) -> None:
+        """Report that a request waits for an instance to be started."""
+        for wake in self.on_need:
+            wake()
 
     def _successor_of(self, dispatcher: Dispatcher, endpoint: Endpoint) -> Dispatcher:
         """Return the dispatcher of the updated endpoint's variant of the same name, or else of its first variant."""
@@ -193,10 +194,4 @@ def choose_weighted(rng: Random, things: Sequence[T], weights: Sequence[float]) 
     largest = max(weights, default=0.0)
     if largest <= 0:
         return None
-    weights = [weight / largest for weight in weights]  # the sum of large ones could be infinite
-    point = rng.random() * sum(weights)
-    for thing, weight in zip(things, weights, strict=True):
-        point -= weight
-        if point < 0 < weight:
-            return thing
-    return max(zip(things, weights, strict=True), key=lambda pair: pair[1])[0]  # the sum was rounded
+    return rng.choices(things, [weight / largest for weight in weights])[0]  # the sum of large ones could be infinite

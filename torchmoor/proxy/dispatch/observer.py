@@ -29,6 +29,10 @@ class Trace(Protocol):
         """Return the names of the client's fields that do not reach the instance."""
         ...
 
+    def end(self, record: RequestRecord) -> None:
+        """End the trace with the request's result, and add its id to the record."""
+        ...
+
 
 class Observer(Protocol):
     """Observes every request. Its methods must not block or keep a reference to a request."""
@@ -42,7 +46,7 @@ class Observer(Protocol):
         """Begin to trace an invocation; None if it is not sampled."""
         ...
 
-    def on_end(self, record: RequestRecord, trace: Trace | None) -> None:
+    def on_end(self, record: RequestRecord) -> None:
         """Observe the end of an invocation."""
         ...
 
@@ -80,7 +84,7 @@ class Observation:
         return self._answer
 
     def end(self, record: RequestRecord) -> None:
-        """Add the measurements to the record, and give it to the observer.
+        """Add the measurements to the record, and give it to the trace and the observer.
 
         A failure is logged, not raised: the request must still release its lease.
         """
@@ -89,6 +93,8 @@ class Observation:
                 record.num_bytes_out += self._answer.num_bytes
                 if self._answer.began_at:
                     record.first_byte_s = self._answer.began_at - self._request.received_at
-            self._observer.on_end(record, self._trace)
+            if self._trace is not None:
+                self._trace.end(record)
+            self._observer.on_end(record)
         except Exception:
             logger.exception("request not recorded request_id=%s", record.request_id)

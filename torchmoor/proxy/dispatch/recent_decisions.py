@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torchmoor.errors import ValidationError
@@ -50,10 +50,6 @@ class DecisionQuery:
         if not math.isfinite(since):
             raise ValidationError("since must be a time in seconds since 1970.")
         return cls(**texts, since=since, limit=limit)
-
-    def as_message(self) -> dict[str, Any]:
-        """Return the query in a form for JSON."""
-        return asdict(self)
 
     def matches(self, record: RequestRecord) -> bool:
         """Return whether the selection includes a record, by everything but its time."""

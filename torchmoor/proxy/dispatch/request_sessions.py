@@ -1,5 +1,8 @@
 """The session of a request: verified by the id's MAC, or known because it was opened here.
 
+An id from a handler that is not torchmoor's has no MAC and names no instance. So a proxy knows only those sessions of
+such handlers that were opened through it, and no other instance can take one over.
+
 For the event loop's thread only. Does not select instances.
 """
 
@@ -12,7 +15,6 @@ from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint
-from torchmoor.proxy.routing.foreign_sessions import ForeignSessions
 from torchmoor.wire import headers
 from torchmoor.wire.last_kept import LastKept
 from torchmoor.wire.session_ids import SessionId, find_key, verify
@@ -23,11 +25,14 @@ MAX_REMEMBERED_IDS = 4096
 
 
 class RequestSessions:
-    """Finds the session of a request of any dialect. Remembers ids that it has verified."""
+    """Finds the session of a request of any dialect. Remembers ids that it has verified.
+
+    max_foreign_sessions: with ids that have no MAC; it remembers the last used ones.
+    """
 
     def __init__(self, settings: SessionIdSettings, max_foreign_sessions: int) -> None:
         self._keys = settings.keys
-        self._foreign = ForeignSessions(max_foreign_sessions)
+        self._foreign: LastKept[tuple[str, str, str], SessionId] = LastKept(max_foreign_sessions)
         self._verified: LastKept[tuple[str, str, bytes], SessionId] = LastKept(MAX_REMEMBERED_IDS)
 
     def get(self, endpoint: Endpoint, principal: str, raw: bytes | None) -> SessionId | None:
@@ -44,12 +49,14 @@ class RequestSessions:
         SESSION_ID_MEMBER.check(raw)
         text = raw.decode("ascii")
         session = verify(text, self._keys, endpoint=endpoint.name, principal=principal)
-        if session is None:
-            session = self._foreign.find(text, endpoint=endpoint.name, principal=principal)
-            if session is None:
-                raise ValidationError("The session id is not valid: it was not issued by this endpoint.")
+        if session is not None:
+            self._verified.keep((endpoint.name, principal, raw), session)
             return session
-        self._verified.keep((endpoint.name, principal, raw), session)
+        key = (endpoint.name, principal, text)
+        session = self._foreign.get(key)
+        if session is None:
+            raise ValidationError("The session id is not valid: it was not issued by this endpoint.")
+        self._foreign.keep(key, session)  # now the last used one
         return session
 
     def find_verified(self, endpoint: Endpoint, principal: str, raw: bytes) -> SessionId | None:
@@ -94,8 +101,11 @@ class RequestSessions:
             return None
         session_id = text.decode("ascii")
         session = verify(session_id, self._keys, endpoint=endpoint.name, principal=principal)
-        return session or self._foreign.add(session_id, instance.name, endpoint=endpoint.name, principal=principal)
+        if session is None:
+            session = SessionId(session_id, instance.name, expires_at=0, key_id="")
+            self._foreign.keep((endpoint.name, principal, session_id), session)
+        return session
 
     def on_closed(self, endpoint: Endpoint, principal: str, session: SessionId) -> None:
         if session.is_foreign:
-            self._foreign.remove(session.text, endpoint=endpoint.name, principal=principal)
+            self._foreign.pop((endpoint.name, principal, session.text), None)

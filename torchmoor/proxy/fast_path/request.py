@@ -133,7 +133,7 @@ class FastRequest:
         layout = head.layout
         if head.status != 200 or layout.length is None or not _SPECIAL.isdisjoint(layout.places):
             return False
-        if not client.keep_alive or choice.instance.breaker.num_failures or shared.dispatcher.queue is not None:
+        if not client.keep_alive or choice.instance.breaker.num_failures or shared.dispatcher.num_waiting:
             return False
         now = monotonic()
         if not shared.dispatchers.decisions.try_leave_out(now):  # else the general path records the decision
@@ -168,7 +168,7 @@ class FastRequest:
             record.upstream_s = now - self._sent_at
             record.answered_s = record.total_s
             record.first_byte_s = record.total_s if body else None
-            observer.on_end(record, None)
+            observer.on_end(record)
         except Exception:
             logger.exception("request not recorded request_id=%s", self._request_id.decode())
 

@@ -51,8 +51,8 @@ class FastRoutes:
     def _add(self, endpoint: Endpoint) -> None:
         settings = endpoint.settings
         is_plain = len(settings.variants) == 1 and settings.late_binding is None and settings.multi_model is None
-        operation = self._api.find_invoke(endpoint)
-        if is_plain and operation is not None:
+        if is_plain:
+            operation = self._api.get_invoke(endpoint)
             self._routes[invoke_path(endpoint)] = FastRoute(operation, self._parts, self._gate)
 
     def _drop(self, endpoint: Endpoint) -> None:

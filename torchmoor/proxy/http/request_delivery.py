@@ -6,7 +6,7 @@ It reports a loss to the exchange and does not choose another target itself.
 from __future__ import annotations
 
 import asyncio
-import logging
+from functools import partial
 from time import monotonic
 
 from torchmoor.proxy.http.answer import ClientSide, Loss
@@ -14,9 +14,6 @@ from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.proxy.http.outgoing import OutgoingRequest
 from torchmoor.proxy.http.upstream import AnswerReceiver, Connector, UpstreamConnection
-from torchmoor.wire.connection_errors import is_shortage
-
-logger = logging.getLogger(__name__)
 
 # A pooled connection that the peer has closed fails at once. After a later reset, the target may have begun the
 # request, so the application decides.
@@ -70,7 +67,8 @@ class RequestDelivery:
             if not upstream.transport.is_closing():
                 self._attach(receiver, upstream)
                 return
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(receiver, target))
+        connecting = self._connector.connect_for(target, partial(self._attach, receiver), receiver.on_lost)
+        self._connecting = asyncio.get_running_loop().create_task(connecting)
 
     def take_over(self, receiver: AnswerReceiver, target: Target, upstream: UpstreamConnection, sent_at: float) -> None:
         """Continue with a request that is already written to this connection, which may be lost by now."""
@@ -80,23 +78,8 @@ class RequestDelivery:
         if upstream.exchange is not None:
             upstream.exchange = receiver
 
-    async def _connect(self, receiver: AnswerReceiver, target: Target) -> None:
-        try:
-            upstream = await self._connector.connect(target)
-        except OSError as error:
-            logger.debug("instance unreachable instance=%s error=%s", target.name, error)
-            self._connecting = None
-            receiver.on_lost(_loss_of(error))
-            return
-        except Exception:  # which the task would keep to itself, while the client waits
-            logger.exception("connection not opened instance=%s", target.name)
-            self._connecting = None
-            receiver.on_lost(Loss.UNROUTED)
-            return
-        self._connecting = None
-        self._attach(receiver, upstream)
-
     def _attach(self, receiver: AnswerReceiver, upstream: UpstreamConnection) -> None:
+        self._connecting = None
         self._upstream = upstream
         upstream.exchange = receiver
         if self._client.is_write_paused:
@@ -106,10 +89,11 @@ class RequestDelivery:
         self._is_sent = True
 
     def lose_connection(self) -> bool:
-        """Forget a connection that has ended. True if the peer had closed it before the request was sent.
+        """Forget a connection that has ended or was not opened. True if the peer had closed it before the request.
 
         True at most once per request.
         """
+        self._connecting = None
         upstream, self._upstream = self._upstream, None
         is_stale = upstream is not None and upstream.is_reused and monotonic() - self._sent_at < STALE_WINDOW_S
         if not is_stale or self.has_answer or self._was_stale or not self._outgoing.can_repeat:
@@ -163,15 +147,6 @@ class RequestDelivery:
 
     def __repr__(self) -> str:
         return f"<RequestDelivery to {self._target!r}>"
-
-
-def _loss_of(error: OSError) -> Loss:
-    """Return the kind of loss for a connection error."""
-    if is_shortage(error):
-        return Loss.SHORTAGE
-    if isinstance(error, ConnectionRefusedError):
-        return Loss.UNREACHABLE
-    return Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNROUTED
 
 
 class HeldAnswer:

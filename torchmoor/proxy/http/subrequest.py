@@ -45,24 +45,11 @@ class Subrequest:
             if not upstream.transport.is_closing():
                 self._send_on(upstream)
                 return
-        self._connecting = asyncio.get_running_loop().create_task(self._connect())
-
-    async def _connect(self) -> None:
-        try:
-            upstream = await self._subrequests.connector.connect(self._target)
-        except OSError as error:
-            self._connecting = None
-            self.end(f"unreachable: {error}")
-            return
-        except Exception:  # which the task would keep to itself
-            logger.exception("connection not opened instance=%s", self._target.name)
-            self._connecting = None
-            self.end("fault")
-            return
-        self._connecting = None
-        self._send_on(upstream)
+        connecting = self._subrequests.connector.connect_for(self._target, self._send_on, self.on_lost)
+        self._connecting = asyncio.get_running_loop().create_task(connecting)
 
     def _send_on(self, upstream: UpstreamConnection) -> None:
+        self._connecting = None
         self._upstream = upstream
         upstream.exchange = self
         upstream.transport.write(self._data)
@@ -84,6 +71,7 @@ class Subrequest:
 
     def on_lost(self, loss: Loss) -> None:
         """Send once more on a fresh connection if a pooled one was closed by its peer."""
+        self._connecting = None
         upstream, self._upstream = self._upstream, None
         if upstream is not None and upstream.is_reused and not self._num_received:
             self.start(fresh=True)

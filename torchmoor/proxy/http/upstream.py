@@ -28,6 +28,7 @@ from torchmoor.proxy.http.message import AnswerHead, AnswerLine
 from torchmoor.proxy.http.patient_timeout import patient_timeout
 from torchmoor.proxy.http.spool import SpooledBody, SpoolSender
 from torchmoor.proxy.http.sweeper import NEVER, Sweeper
+from torchmoor.wire.connection_errors import is_shortage
 
 logger = logging.getLogger(__name__)
 
@@ -232,8 +233,7 @@ class UpstreamConnection(asyncio.Protocol):
             fields, layout = self._heads.read(lines)
             if not answer_line.is_interim:
                 break
-            has_body = layout.is_chunked or layout.length is not None
-            if answer_line.is_http10 or has_body:
+            if answer_line.is_http10 or layout.has_body:
                 raise BadMessage(502, "Not an interim answer.")
         head = AnswerHead(answer_line, fields, layout)
         self._can_reuse = not (answer_line.is_http10 or (layout.options and b"close" in layout.options))
@@ -343,6 +343,21 @@ class Connector:
             )
         return connection
 
+    async def connect_for(
+        self, target: Target, on_open: Callable[[UpstreamConnection], None], on_lost: Callable[[Loss], None]
+    ) -> None:
+        """Open a connection and pass it on, or report why there is none."""
+        try:
+            connection = await self.connect(target)
+        except OSError as error:
+            logger.debug("instance unreachable instance=%s error=%s", target.name, error)
+            on_lost(_loss_of(error))
+        except Exception:  # which the caller's task would keep to itself, while the client waits
+            logger.exception("connection not opened instance=%s", target.name)
+            on_lost(Loss.UNROUTED)
+        else:
+            on_open(connection)
+
     def _close_idle(self) -> None:
         """Close the connections that have been idle for longest: a 16th of all, so that a search for them is rare."""
         idle = [each for each in self._open if each.exchange is None and each.is_reused]
@@ -350,3 +365,12 @@ class Connector:
         for connection in idle[: 1 + self._max_connections // 16]:
             self._open.discard(connection)  # not counted again before the loop has closed it
             connection.close()
+
+
+def _loss_of(error: OSError) -> Loss:
+    """Return the kind of loss for a connection error."""
+    if is_shortage(error):
+        return Loss.SHORTAGE
+    if isinstance(error, ConnectionRefusedError):
+        return Loss.UNREACHABLE
+    return Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNROUTED

@@ -97,6 +97,11 @@ class HandlerOperations:
             logger.debug("operation failed instance=%s name=%s error=%s", instance.name, operation, error)
             return None
 
+    @property
+    def is_full(self) -> bool:
+        """True while `try_start` would start nothing."""
+        return self._started.is_full
+
     def try_start(
         self,
         instance: Instance,
@@ -107,7 +112,7 @@ class HandlerOperations:
         on_done: Callable[[OperationAnswer | None], None],
     ) -> bool:
         """Start an operation; on_done is called once unless the context ends. Return False if too many are running."""
-        if self._started.is_full:
+        if self.is_full:
             return False
 
         async def run() -> None:

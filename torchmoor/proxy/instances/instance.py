@@ -122,12 +122,12 @@ class Instance(InstanceFacts):
 
     inflight_body_bytes: the part of the JVM's heap for the bodies of outstanding requests, by their declared length, or
     the received one. reported: its last status, without the models, which ModelPlacement keeps. num_opened: openings
-    sent to it since. breaker: opened by failed answers. trial: the invocation that its half-open breaker has let pass. share: of the usual work; below 1.0 during slow start.
-    num_pieces: pieces of answers that it has sent after their heads, as in streams. on_load: called after every change
-    of `outstanding`; set by the registry. batches_sequences: TorchServe batches its requests by sequence, as the health
-    check finds out; see dispatch/sequences.py. is_drained: it gets no new work when it is ready; set by the registry.
-    is_resumable: the autoscaler drains it, and resumes it if requests come. last_end: the last end of a process of this
-    name that this proxy started.
+    sent to it since. breaker: opened by failed answers. trial: the invocation that its half-open breaker has let pass.
+    share: of the usual work; below 1.0 during slow start. num_pieces: pieces of answers that it has sent after their
+    heads, as in streams. on_load: called after every change of `outstanding`; set by the registry. batches_sequences:
+    TorchServe batches its requests by sequence, as the health check finds out; see dispatch/sequences.py. is_drained:
+    it gets no new work when it is ready; set by the registry. is_resumable: the autoscaler drains it, and resumes it if
+    requests come. last_end: the last end of a process of this name that this proxy started.
     """
 
     state: InstanceState = InstanceState.STARTING

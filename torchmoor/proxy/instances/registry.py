@@ -250,11 +250,9 @@ class Registry:
 
     # Instances
 
-    def instances(self, endpoint: str | None = None) -> Sequence[Instance]:
-        """Return the instances of one endpoint, or of all. Raises UnknownEndpoint."""
-        if endpoint is None:
-            return list(self._instances.values())
-        return list(self.get_endpoint(endpoint).instances)
+    def instances(self) -> Sequence[Instance]:
+        """Return the instances of all endpoints."""
+        return list(self._instances.values())
 
     def find(self, name: str) -> Instance | None:
         return self._instances.get(name)

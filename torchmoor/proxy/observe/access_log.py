@@ -57,11 +57,6 @@ class AccessLog:
         """Lines that could not be written, or not fast enough."""
         return self._num_refused + self._num_lost
 
-    @property
-    def is_running(self) -> bool:
-        """True between start and stop."""
-        return self._thread.is_alive()
-
     def start(self) -> None:
         """Open the file and start the thread. Raises ConfigError if the file cannot be opened."""
         try:

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
-from torchmoor.proxy.dispatch.observer import Trace
 from torchmoor.proxy.dispatch.record import RequestRecord, record_reply
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.observe.access_log import STDERR, AccessLog
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestObserver:
-    """Passes finished requests to the access log and traces."""
+    """Begins traces, and passes finished requests to the access log."""
 
     def __init__(self, log: AccessLog | None, tracing: Tracing | None) -> None:
         self.log = log
@@ -41,9 +40,7 @@ class RequestObserver:
             logger.exception("request not traced")
             return None
 
-    def on_end(self, record: RequestRecord, trace: Trace | None) -> None:
-        if trace is not None and self._tracing is not None:
-            self._tracing.end(trace, record)
+    def on_end(self, record: RequestRecord) -> None:
         if self.log is not None:
             self.log.write(record)
 
@@ -64,18 +61,15 @@ class RequestObserver:
 async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver | None]:
     """Run the observer while the context lasts; None if no setting needs it. Raises ConfigError."""
     tracing = log = None
-    if settings.traces_url:
-        tracing = _import_tracing()(settings)
-    try:
+    async with AsyncExitStack() as stack:
+        if settings.traces_url:
+            tracing = _import_tracing()(settings)
+            stack.push_async_callback(asyncio.to_thread, tracing.stop)
         if settings.access_log:
             log = AccessLog(settings)
             log.start()
+            stack.push_async_callback(asyncio.to_thread, log.stop)
         yield None if log is None and tracing is None else RequestObserver(log, tracing)
-    finally:
-        if log is not None and log.is_running:
-            await asyncio.to_thread(log.stop)
-        if tracing is not None:
-            await asyncio.to_thread(tracing.stop)
 
 
 def check_observing(settings: ObserveSettings) -> None:

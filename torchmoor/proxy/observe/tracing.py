@@ -24,7 +24,7 @@ from opentelemetry.util.types import AttributeValue
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.api.openai_dialects import COMPLETIONS, TASKS
 from torchmoor.proxy.api.runtime import RuntimeDialect, StreamDialect
-from torchmoor.proxy.dispatch.observer import TRACEPARENT, TRACESTATE, Trace
+from torchmoor.proxy.dispatch.observer import TRACEPARENT, TRACESTATE
 from torchmoor.proxy.dispatch.record import RequestRecord
 from torchmoor.proxy.http.message import Request
 
@@ -53,15 +53,27 @@ class SpanTrace:
         self.replaced = _OF_A_CHILD if is_child else _OF_A_ROOT
 
     @property
-    def trace_id(self) -> str:
-        """32 hexadecimal digits."""
-        return f"{self.span.get_span_context().trace_id:032x}"
-
-    @property
     def line(self) -> bytes:
         """This span as the traceparent. In the client's trace, the tracestate of other systems passes unchanged."""
         own = self.span.get_span_context()
         return b"traceparent: 00-%032x-%016x-%02x\r\n" % (own.trace_id, own.span_id, own.trace_flags)
+
+    def end(self, record: RequestRecord) -> None:
+        span = self.span
+        record.trace_id = f"{span.get_span_context().trace_id:032x}"
+        record.is_sampled = span.is_recording()
+        if not span.is_recording():
+            return
+        ended_ns = int(record.ended_at * 1e9)
+        route = ROUTES.get(record.operation or "") or record.path
+        span.update_name(f"{record.method} {route}")
+        span.set_attributes(attributes_of(record, route))
+        if record.first_byte_s is not None:
+            first = ended_ns - int((record.total_s - record.first_byte_s) * 1e9)
+            span.add_event("torchmoor.first_byte", timestamp=first)
+        if record.status is None or record.status >= 500 or record.outcome == "broken":
+            span.set_status(Status(StatusCode.ERROR, record.error_type or record.outcome))
+        span.end(ended_ns)
 
 
 class Tracing:
@@ -95,26 +107,6 @@ class Tracing:
         name = request.method.decode("latin-1")
         span = self._tracer.start_span(name, context, kind=SpanKind.SERVER, start_time=began)
         return SpanTrace(span, is_child=bool(context))
-
-    def end(self, trace: Trace, record: RequestRecord) -> None:
-        """Close the span with the request's result."""
-        if not isinstance(trace, SpanTrace):
-            return
-        record.trace_id = trace.trace_id
-        span = trace.span
-        record.is_sampled = span.is_recording()
-        if not span.is_recording():
-            return
-        ended_ns = int(record.ended_at * 1e9)
-        route = ROUTES.get(record.operation or "") or record.path
-        span.update_name(f"{record.method} {route}")
-        span.set_attributes(attributes_of(record, route))
-        if record.first_byte_s is not None:
-            first = ended_ns - int((record.total_s - record.first_byte_s) * 1e9)
-            span.add_event("torchmoor.first_byte", timestamp=first)
-        if record.status is None or record.status >= 500 or record.outcome == "broken":
-            span.set_status(Status(StatusCode.ERROR, record.error_type or record.outcome))
-        span.end(ended_ns)
 
 
 def attributes_of(record: RequestRecord, route: str) -> dict[str, AttributeValue]:

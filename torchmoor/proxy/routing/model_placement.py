@@ -130,8 +130,8 @@ class ModelPlacement:
         Load counts in doublings, so that models stay where they are unpacked and ties are frequent; hashing breaks
         them the same way in every proxy. Instances that have the model in memory are left out.
         """
-        holders = self._memory.get(model, _NONE)
-        others = self._others.get(model, _NONE)
+        holders = self._memory.get(model, _NOWHERE)
+        others = self._others.get(model, _NOWHERE)
         least: tuple[int, int] | None = None
         equal: list[C] = []
         for instance in pool.open_instances:
@@ -139,7 +139,7 @@ class ModelPlacement:
             if name in excluded or name in holders:
                 continue
             tier = others.get(name)
-            pressure = instance.load.bit_length() - (_WORTH[ReportedTier(tier)] if tier is not None else 0)
+            pressure = instance.load.bit_length() - (_WORTH[tier] if tier is not None else 0)
             key = (pressure, -self._free_parts(name))
             if least is None or key < least:
                 least, equal = key, [instance]
@@ -168,7 +168,7 @@ class ModelPlacement:
 
     def expect(self, model: str, name: str) -> None:
         """Note that an instance will load the model."""
-        if self._memory.get(model, _NONE).get(name) is not None:
+        if self._memory.get(model, _NOWHERE).get(name) is not None:
             return
         self._note(model, name, ReportedTier.LOADING)
         self.on_expected(model, name)
@@ -273,7 +273,7 @@ class ModelPlacement:
 
     def is_held(self, model: str, name: str) -> bool:
         """Return True if an instance has the model in memory."""
-        return self._memory.get(model, _NONE).get(name) in _IN_MEMORY
+        return self._memory.get(model, _NOWHERE).get(name) in _IN_MEMORY
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless both directions of the index agree and every count is above zero."""

@@ -93,7 +93,7 @@ class WaitingQueue(Generic[T]):
 
     def __init__(self, *, max_waiting: int, total: WaitingBytes) -> None:
         self.num_waiting = 0
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._total = total
         self._turns: dict[str, WaitingLine[T]] = {}
         self._others: WaitingLine[T] = WaitingLine()
@@ -101,7 +101,7 @@ class WaitingQueue(Generic[T]):
     def try_add(self, ticket: Ticket[T]) -> bool:
         """Add a ticket, unless too many requests or too many bytes wait."""
         total = self._total
-        if self.num_waiting >= self._max_waiting or total.used_bytes + ticket.num_bytes > total.max_bytes:
+        if self.num_waiting >= self.max_waiting or total.used_bytes + ticket.num_bytes > total.max_bytes:
             return False
         line = self._others if ticket.home is None else self._turns.setdefault(ticket.home, WaitingLine())
         line.add(ticket)
@@ -119,7 +119,7 @@ class WaitingQueue(Generic[T]):
 
     def turns(self) -> dict[str, int]:
         """Return the number of waiting turns, by the one instance that can serve them."""
-        return {home: line.num_waiting for home, line in self._turns.items() if line.num_waiting}
+        return {home: line.num_waiting for home, line in self._turns.items()}
 
     def pop_turn(self, instance: str, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
         """Remove and return the next turn that only this instance can serve and that can_go accepts."""

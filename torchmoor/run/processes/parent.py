@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import asdict
 from typing import Any
 
 from torchmoor.config.settings import ProxySettings
@@ -135,7 +136,7 @@ class ProcessGroup:
         self._decisions = {child.index: asyncio.get_running_loop().create_future() for child in asked}
         self._num_rounds += 1
         for child in asked:
-            child.send("decisions", round=self._num_rounds, query=query.as_message())
+            child.send("decisions", round=self._num_rounds, query=asdict(query))
         answers = list(self._decisions.values())
         await _wait_for(answers)
         found = [answer.result() for answer in answers if not answer.cancelled()]

@@ -134,7 +134,7 @@ async def test_a_fleet_starts_is_registered_and_leaves_nothing(host: Host) -> No
     async with host.launcher() as (launcher, registry):
         await launcher.start(launches(2))
 
-        assert [instance.name for instance in registry.instances("llava")] == ["llava-0", "llava-1"]
+        assert [instance.name for instance in registry.get_endpoint("llava").instances] == ["llava-0", "llava-1"]
         assert all(instance.is_ready for instance in registry.instances())
         assert len({port for ports in host.ports.values() for port in ports}) == 10
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.registry import Endpoint, Registry
 from torchmoor.proxy.routing import reasons
 from torchmoor.wire import receipt
 
@@ -44,7 +44,10 @@ class ChatPage:
     """
 
     def __init__(self, registry: Registry, settings: ProxySettings) -> None:
-        self._handlers: dict[bytes, Handler] = {PAGE + b"/": _always(_redirect(b"../chat")), ROOT: self._lead}
+        self._handlers: dict[bytes, Handler] = {
+            PAGE + b"/": lambda request, request_id: _redirect(b"../chat"),
+            ROOT: self._lead,
+        }
         for file in files(__package__).iterdir():
             kind = _KINDS.get("." + file.name.rpartition(".")[2])
             if kind is not None:
@@ -75,17 +78,10 @@ class ChatPage:
                 if any(each.started_at is not None and each.can_be_operated for each in variant.pool.members):
                     variant.needs_status = True
         endpoints = [each.name for each in listed]
-        capabilities = {name: self._capabilities(name) for name in endpoints}
+        capabilities = {each.name: _capabilities(each) for each in listed}
         content = json.dumps({"endpoints": endpoints, "capabilities": capabilities, **self._content}).encode()
         headers = (*HEADERS, (b"content-type", b"application/json"), (b"cache-control", b"no-store"))
         return Reply(200, headers, content)
-
-    def _capabilities(self, endpoint: str) -> dict[str, bool | int | None]:
-        """Return whether the endpoint's instances read images, and how many per session; None: none has reported it."""
-        reported = [each.reported for each in self._registry.instances(endpoint)]
-        can_see = [each.can_see for each in reported if each.can_see is not None]
-        max_images = [each.max_images for each in reported if each.max_images is not None]
-        return {"can_see": any(can_see) if can_see else None, "max_images": min(max_images, default=None)}
 
     def _lead(self, request: Request, request_id: bytes) -> Reply:
         """Redirect a browser; refuse a client of the API."""
@@ -109,8 +105,12 @@ class _File:
         return self._unchanged if self._etag in known or known.strip() == b"*" else self._whole
 
 
-def _always(reply: Reply) -> Handler:
-    return lambda request, request_id: reply
+def _capabilities(endpoint: Endpoint) -> dict[str, bool | int | None]:
+    """Return whether the endpoint's instances read images, and how many per session; None: none has reported it."""
+    reported = [each.reported for each in endpoint.instances]
+    can_see = [each.can_see for each in reported if each.can_see is not None]
+    max_images = [each.max_images for each in reported if each.max_images is not None]
+    return {"can_see": any(can_see) if can_see else None, "max_images": min(max_images, default=None)}
 
 
 def _redirect(location: bytes) -> Reply:

@@ -11,6 +11,7 @@ from torchmoor.proxy.api.reference.common_schemas import (
     TEXT,
     TEXT_LIST,
     Schema,
+    array,
     or_null,
     record,
 )
@@ -21,14 +22,14 @@ READINESS = record(("ok", "waits_for_dns"), ok=FLAG, waits_for_dns=TEXT_LIST)
 INSTANCES = record(
     ("endpoints", "instances"),
     endpoints=TEXT_LIST,
-    instances={"type": "array", "items": record(("name", "state"), name=TEXT, state=TEXT)},
+    instances=array(record(("name", "state"), name=TEXT, state=TEXT)),
 )
 MOVED_INSTANCE = record(("name", "state", "outstanding"), name=TEXT, state=TEXT, outstanding=NATURAL)
-_SERIES: Schema = {"type": "object", "additionalProperties": {"type": "array", "items": or_null(NUMBER)}}
+_SERIES: Schema = {"type": "object", "additionalProperties": array(or_null(NUMBER))}
 INSTANCE_HISTORY = record(("name", "series"), name=TEXT, series=_SERIES)
 PLACED_MODELS = record(("models", "instances"), models=OBJECTS, instances=OBJECTS)
 _RESULT = record(("instance", "status"), instance=TEXT, status=or_null(NATURAL), error=TEXT)
-_RESULTS: Schema = {"type": "array", "items": _RESULT}
+_RESULTS: Schema = array(_RESULT)
 MODEL_ACTION = record(("model", "instances"), model=TEXT, instances=_RESULTS)
 SESSIONS = record(("sessions", "next", "instances"), sessions=OBJECTS, next=or_null(TEXT), instances=OBJECTS)
 SESSION_ACTION = record(("session", "action", "instances"), session=TEXT, action=TEXT, instances=_RESULTS)
@@ -55,12 +56,12 @@ ASYNC_REQUESTS = record(
     running=NATURAL,
     decided=NATURAL,
     oldest_age_s=NUMBER,
-    requests={"type": "array", "items": ASYNC_REQUEST},
+    requests=array(ASYNC_REQUEST),
 )
 CANCELLED_REQUEST = record(("inference_id", "state"), inference_id=TEXT, state=TEXT)
 DECISIONS = record(("decisions", "left_out", "oldest"), decisions=OBJECTS, left_out=NATURAL, oldest={})
 DASHBOARD = record(("version", "time", "uptime_s"), version=TEXT, time=NUMBER, uptime_s=NUMBER)
 ERROR: Schema = {
-    "anyOf": [PLAIN_ERROR, record(("instances",), instances={"type": "array", "items": {"type": "object"}})],
+    "anyOf": [PLAIN_ERROR, record(("instances",), instances=OBJECTS)],
     "description": "The second form has the error of each instance.",
 }

@@ -129,7 +129,7 @@ TGI = Group(
             "/",
             "invokeRoot",
             "Ask the first endpoint's model, as TGI's clients do.",
-            Body(schema=common_schemas.ANY_FORM, types=("application/json",)),
+            json_body(common_schemas.ANY_FORM),
             headers=_TURN,
         ),
         get("/info", "info", "Get the first endpoint's name.", answers=answer(data_schemas.INFO)),

@@ -11,6 +11,7 @@ from torchmoor.proxy.api.reference.common_schemas import (
     TEXT,
     TEXT_LIST,
     Schema,
+    array,
     record,
 )
 from torchmoor.wire import sampling_parameters
@@ -22,7 +23,7 @@ ENDPOINT = record(
     ("EndpointName", "EndpointStatus", "ProductionVariants"),
     EndpointName=TEXT,
     EndpointStatus=TEXT,
-    ProductionVariants={"type": "array", "items": record(("VariantName",), VariantName=TEXT)},
+    ProductionVariants=array(record(("VariantName",), VariantName=TEXT)),
 )
 DOCUMENT = record(("openapi", "info", "paths"), openapi=TEXT, info=OBJECT, paths=OBJECT)
 RUNTIME_ERROR = record(Message=TEXT, message=TEXT)
@@ -40,9 +41,9 @@ CONTAINER_ERROR: Schema = {
 SERVER = record(("name", "version", "extensions"), name=TEXT, version=TEXT, extensions=TEXT_LIST)
 LIVE = record(("live",), live=FLAG)
 READY = record(("ready",), ready=FLAG)
-_SHAPE: Schema = {"type": "array", "items": {"type": "integer"}}
+_SHAPE: Schema = array({"type": "integer"})
 _TENSOR = record(("name", "datatype", "shape"), name=TEXT, datatype=TEXT, shape=_SHAPE)
-_TENSOR_LIST: Schema = {"type": "array", "items": _TENSOR}
+_TENSOR_LIST: Schema = array(_TENSOR)
 MODEL_METADATA = record(
     ("name", "versions", "platform", "inputs", "outputs"),
     name=TEXT,
@@ -55,11 +56,8 @@ MODEL_READY = record(("name", "ready"), name=TEXT, ready=FLAG)
 TENSORS = record(
     ("inputs",),
     id=TEXT,
-    inputs={
-        "type": "array",
-        "items": record(("name", "shape", "datatype"), name=TEXT, shape={"type": "array"}, datatype=TEXT),
-    },
-    outputs={"type": "array", "items": record(("name",), name=TEXT)},
+    inputs=array(record(("name", "shape", "datatype"), name=TEXT, shape={"type": "array"}, datatype=TEXT)),
+    outputs=array(record(("name",), name=TEXT)),
 )
 TENSORS_ANSWER = record(
     ("model_name", "model_version", "outputs"), model_name=TEXT, model_version=TEXT, outputs=_TENSOR_LIST, id=TEXT
@@ -76,14 +74,14 @@ GENERATE = record(
         top_n_tokens=sampling_parameters.TOP_TOKENS.schema,
         max_new_tokens=COUNT,
         truncate=COUNT,
-        stop={"type": "array", "items": TEXT},
+        stop=TEXT_LIST,
         ignore_eos=FLAG,
         return_full_text=FLAG,
         details=FLAG,
         grammar=record(("type", "value"), type={"enum": ["json", "json_schema", "regex", "lark"]}, value={}),
     ),
 )
-GENERATED = record(("generated_text",), generated_text=TEXT, details={"type": "object"})
+GENERATED = record(("generated_text",), generated_text=TEXT, details=OBJECT)
 TGI_EVENTS: Schema = {
     "description": "Server-sent events `data:{index, token, generated_text, details}`."
 }  # see common_schemas.EVENTS

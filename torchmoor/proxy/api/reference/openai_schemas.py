@@ -8,16 +8,19 @@ from torchmoor.proxy.api.reference.common_schemas import (
     LABELS,
     NATURAL,
     NUMBER,
+    OBJECT,
     TEXT,
+    TEXT_LIST,
     TEXTS,
     Schema,
+    array,
     or_null,
     record,
 )
 from torchmoor.wire import sampling_parameters
 
-_CONTENT: Schema = {"oneOf": [TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
-FUNCTION = record(("name",), name=TEXT, description=TEXT, parameters={"type": "object"}, strict=FLAG)
+_CONTENT: Schema = {"oneOf": [TEXT, array(OBJECT, minItems=1)]}
+FUNCTION = record(("name",), name=TEXT, description=TEXT, parameters=OBJECT, strict=FLAG)
 
 
 def _call(arguments: Schema) -> Schema:
@@ -29,15 +32,15 @@ _MESSAGE = record(
     ("role",),
     role={"enum": ["system", "developer", "user", "assistant", "tool"]},
     content={"oneOf": [*_CONTENT["oneOf"], {"type": "null"}]},
-    tool_calls={"type": "array", "items": _call({"oneOf": [TEXT, {"type": "object"}]})},
+    tool_calls=array(_call({"oneOf": [TEXT, OBJECT]})),
     tool_call_id=TEXT,
     reasoning_content=TEXT,
     reasoning=TEXT,
     refusal=or_null(TEXT),
 )
 FOR_TEMPLATE: dict[str, Schema] = {
-    "tools": {"type": "array", "items": record(("type", "function"), type={"const": "function"}, function=FUNCTION)},
-    "tool_choice": {"oneOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
+    "tools": array(record(("type", "function"), type={"const": "function"}, function=FUNCTION)),
+    "tool_choice": {"oneOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
     "parallel_tool_calls": FLAG,
     "chat_template_kwargs": {"type": "object", "maxProperties": 16},
 }
@@ -65,7 +68,7 @@ AFFINITY: dict[str, Schema] = {"prompt_cache_key": TEXT, "safety_identifier": TE
 CHAT = record(
     ("model", "messages"),
     model=TEXT,
-    messages={"type": "array", "items": _MESSAGE, "minItems": 1},
+    messages=array(_MESSAGE, minItems=1),
     max_completion_tokens=COUNT,
     max_tokens=COUNT,
     n=COUNT,
@@ -74,11 +77,11 @@ CHAT = record(
     stream_options=_STREAM_OPTIONS,
     logprobs=FLAG,
     top_logprobs=TOP_LOGPROBS,
-    response_format={"type": "object"},
+    response_format=OBJECT,
     reasoning=REASONING,
     reasoning_effort=_EFFORT,
     metadata=LABELS,
-    **{**FOR_TEMPLATE, "tool_choice": {"oneOf": [_CHOICE, {"type": "object"}]}},
+    **{**FOR_TEMPLATE, "tool_choice": {"oneOf": [_CHOICE, OBJECT]}},
     **SAMPLING,
     **AFFINITY,
 )
@@ -100,7 +103,7 @@ COMPLETION = record(
 def _completion(kind: str, **choice: Schema) -> Schema:
     """Return the schema of a whole answer with choices, of which each has these fields."""
     ends: Schema = {"enum": ["stop", "length", "tool_calls"]}
-    fields = {"index": NATURAL, "finish_reason": ends, "logprobs": or_null({"type": "object"}), **choice}
+    fields = {"index": NATURAL, "finish_reason": ends, "logprobs": or_null(OBJECT), **choice}
     counts = ("prompt_tokens", "completion_tokens", "total_tokens")
     return record(
         ("id", "object", "created", "model", "choices", "usage"),
@@ -109,7 +112,7 @@ def _completion(kind: str, **choice: Schema) -> Schema:
         created=NATURAL,
         model=TEXT,
         system_fingerprint=TEXT,
-        choices={"type": "array", "items": record(tuple(fields), **fields), "minItems": 1},
+        choices=array(record(tuple(fields), **fields), minItems=1),
         usage=record(counts, **dict.fromkeys(counts, NATURAL)),
     )
 
@@ -120,7 +123,7 @@ CHAT_ANSWER = _completion(
         ("role", "content"),
         role={"const": "assistant"},
         content=or_null(TEXT),
-        tool_calls={"type": "array", "items": _call(TEXT)},
+        tool_calls=array(_call(TEXT)),
         reasoning_content=TEXT,
     ),
 )
@@ -132,10 +135,10 @@ TOKENS = record(
     ("count", "max_model_len", "tokens", "token_strs"),
     count=NATURAL,
     max_model_len=NATURAL,
-    tokens={"type": "array", "items": NATURAL},
-    token_strs=or_null({"type": "array", "items": TEXT}),
+    tokens=array(NATURAL),
+    token_strs=or_null(TEXT_LIST),
 )
-DETOKENIZE = record(("tokens",), model=TEXT, tokens={"type": "array", "items": {"type": "integer", "minimum": 0}})
+DETOKENIZE = record(("tokens",), model=TEXT, tokens=array(NATURAL))
 PROMPT = record(("prompt",), prompt=TEXT)
 
 EMBEDDINGS = record(
@@ -151,19 +154,19 @@ _EMBEDDING = record(
     ("object", "index", "embedding"),
     object={"const": "embedding"},
     index=NATURAL,
-    embedding={"oneOf": [{"type": "array", "items": NUMBER}, TEXT]},
+    embedding={"oneOf": [array(NUMBER), TEXT]},
 )
 EMBEDDINGS_ANSWER = record(
     ("object", "data", "model", "usage"),
     object={"const": "list"},
-    data={"type": "array", "items": _EMBEDDING},
+    data=array(_EMBEDDING),
     model=TEXT,
     usage=_USAGE,
 )
 RERANK = record(
     ("query", "documents"),
     query=TEXT,
-    documents={"type": "array", "items": {"oneOf": [TEXT, record(("text",), text=TEXT)]}, "minItems": 1},
+    documents=array({"oneOf": [TEXT, record(("text",), text=TEXT)]}, minItems=1),
     model=TEXT,
     top_n=COUNT,
     return_documents=FLAG,
@@ -176,7 +179,7 @@ RERANK_ANSWER = record(
     ("id", "model", "results", "usage"),
     id=TEXT,
     model=TEXT,
-    results={"type": "array", "items": _RANKED},
+    results=array(_RANKED),
     usage=_USAGE,
 )
 
@@ -186,8 +189,8 @@ MODEL = record(
     object={"const": "model"},
     created=NATURAL,
     owned_by=TEXT,
-    capabilities={"type": "array", "items": TEXT},
+    capabilities=TEXT_LIST,
 )
-MODELS = record(("object", "data"), object={"const": "list"}, data={"type": "array", "items": MODEL})
+MODELS = record(("object", "data"), object={"const": "list"}, data=array(MODEL))
 
 ERROR = record(("error",), error=record(("message", "type", "param", "code"), message=TEXT, type=TEXT))

@@ -9,8 +9,11 @@ from torchmoor.proxy.api.reference.common_schemas import (
     NATURAL,
     NUMBER,
     OBJECT,
+    OBJECTS,
     TEXT,
+    TEXT_LIST,
     Schema,
+    array,
     or_null,
     record,
 )
@@ -32,7 +35,7 @@ def page(item: Schema) -> Schema:
     return record(
         ("object", "data", "first_id", "last_id", "has_more"),
         object={"const": "list"},
-        data={"type": "array", "items": item},
+        data=array(item),
         first_id=or_null(TEXT),
         last_id=or_null(TEXT),
         has_more=FLAG,
@@ -40,11 +43,11 @@ def page(item: Schema) -> Schema:
 
 
 _TYPE: Schema = {**TEXT, "description": "function, or namespace with functions as its tools; others are not offered"}
-_RESPONSE_TOOL = record(("type",), type=_TYPE, tools={"type": "array", "items": OBJECT}, **FUNCTION["properties"])
+_RESPONSE_TOOL = record(("type",), type=_TYPE, tools=OBJECTS, **FUNCTION["properties"])
 RESPONSE = record(
     ("model",),
     model=TEXT,
-    input={"oneOf": [TEXT, {"type": "array", "items": {"type": "object"}}]},
+    input={"oneOf": [TEXT, OBJECTS]},
     instructions=TEXT,
     previous_response_id=TEXT,
     conversation={"oneOf": [TEXT, record(("id",), id=TEXT)]},
@@ -53,13 +56,13 @@ RESPONSE = record(
     generate=FLAG,
     store=FLAG,
     stream=FLAG,
-    text={"type": "object"},
+    text=OBJECT,
     truncation={"enum": ["auto", "disabled"]},
-    include={"type": "array", "items": TEXT},
+    include=TEXT_LIST,
     top_logprobs=TOP_LOGPROBS,
     reasoning=REASONING,
     metadata=LABELS,
-    **{**FOR_TEMPLATE, "tools": {"type": "array", "items": _RESPONSE_TOOL}},
+    **{**FOR_TEMPLATE, "tools": array(_RESPONSE_TOOL)},
     **SAMPLING,
     **AFFINITY,
 )
@@ -80,7 +83,7 @@ RESPONSE_ANSWER = record(
     max_tool_calls=or_null(COUNT),
     metadata=LABELS,
     model=TEXT,
-    output={"type": "array", "items": ITEM},
+    output=array(ITEM),
     parallel_tool_calls=FLAG,
     presence_penalty=NUMBER,
     previous_response_id=or_null(TEXT),
@@ -92,7 +95,7 @@ RESPONSE_ANSWER = record(
     temperature=NUMBER,
     text=OBJECT,
     tool_choice=FOR_TEMPLATE["tool_choice"],
-    tools={"type": "array", "items": OBJECT},
+    tools=OBJECTS,
     top_logprobs=NATURAL,
     top_p=NUMBER,
     truncation={"enum": ["auto", "disabled"]},
@@ -104,12 +107,12 @@ COMPACTION = record(
     id=TEXT,
     object={"const": "response.compaction"},
     created_at=NATURAL,
-    output={"type": "array", "items": ITEM},
+    output=array(ITEM),
     usage=OBJECT,
 )
 INPUT_TOKENS = record(("object", "input_tokens"), object={"const": "response.input_tokens"}, input_tokens=NATURAL)
 
-CONVERSATION = record(items={"type": "array", "items": {"type": "object"}, "maxItems": 20}, metadata=LABELS)
+CONVERSATION = record(items=array(OBJECT, maxItems=20), metadata=LABELS)
 CONVERSATION_ANSWER = record(
     ("id", "object", "created_at", "metadata", "expires_at"),
     id=TEXT,
@@ -118,7 +121,7 @@ CONVERSATION_ANSWER = record(
     metadata=LABELS,
     expires_at=NATURAL,
 )
-ITEMS = record(("items",), items={"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": 20})
+ITEMS = record(("items",), items=array(OBJECT, minItems=1, maxItems=20))
 METADATA = record(("metadata",), metadata=LABELS)
 
 FILE_CONTENT: Schema = {"type": "string", "format": "binary"}
