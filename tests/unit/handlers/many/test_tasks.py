@@ -23,10 +23,12 @@ from handlers.engine.builtin import chat_engine
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.errors import InternalError, ModelBroken, OutOfMemory
+from handlers.many.compute import TaskRow
 from handlers.many.loading.checkpoint_loader import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.tensor_placement import PlacedModel
 from handlers.many.model import AnsweringModel, LoadProgress
+from handlers.many.request import TaskRequest
 from handlers.many.tasks.image_classification import ImageClassification
 from handlers.many.tasks.question_answering import QuestionAnswering
 from handlers.models import memory
@@ -149,6 +151,26 @@ def test_tokens_are_classified_as_the_pipeline_does(strategy: str, tmp_path: Pat
 
     assert_close(found, [pipeline(text, aggregation_strategy=strategy) for text in TEXTS])
     assert any(found)
+
+
+def test_the_ignored_labels_are_not_searched_for_each_token(tmp_path: Path, load: Load) -> None:
+    """A million labels and 256 long texts would keep the thread that computes for all models for half an hour."""
+
+    class Unsearchable(list[Any]):
+        def __contains__(self, item: object) -> bool:
+            raise AssertionError("searched")
+
+    model = load(save_checkpoint(tmp_path, "BertForTokenClassification"))
+    assert isinstance(model, TaskModel)
+    labels = Unsearchable([model.task.model.config.id2label[0], ["no label"]])  # type: ignore[attr-defined]
+
+    work = model.task.read(TaskRequest(TEXTS, {"ignore_labels": labels}), PendingReply(lambda: None))
+    rows = [TaskRow(own.inputs, own.size, own.kind, lambda: True, lambda outcome: None) for own in work.inputs]
+    with torch.inference_mode():
+        found = work.finish(model.task.run(rows))
+
+    pipeline = pipeline_of("token-classification", tmp_path)
+    assert_close(found, [pipeline(text, ignore_labels=list(labels)) for text in TEXTS])
 
 
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "RobertaForMaskedLM"])
