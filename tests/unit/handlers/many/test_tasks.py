@@ -76,7 +76,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
 def send(model: AnsweringModel, body: Any, headers: dict[str, str] = JSON) -> PendingReply:
     reply = PendingReply(lambda: None)
-    model.start(Incoming(headers, body), reply)
+    model.start(Incoming(headers, json.dumps(body).encode() if isinstance(body, dict | list) else body), reply)
     return reply
 
 
