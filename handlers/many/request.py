@@ -53,11 +53,11 @@ class TaskRequest:
         value = self.parameters.get(name)
         return default if value is None else value
 
-    def top_k(self, default: int | None) -> int | None:
-        """Return the number of requested results. Raises InvalidRequest."""
-        found: int | None = self.get("top_k", default)
+    def positive(self, name: str, default: int | None) -> Any:
+        """Return a number, or the default if it is missing or null. Raises InvalidRequest below 1."""
+        found = self.get(name, default)
         if found is not None and found < 1:
-            raise InvalidRequest("the parameter 'top_k' must be at least 1", param="top_k")
+            raise InvalidRequest(f"the parameter {name!r} must be at least 1", param=name)
         return found
 
 

@@ -35,7 +35,7 @@ class FillMask(TextTask):
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters(PARAMETERS)
-        top_k = request.top_k(DEFAULT_TOP_K) or DEFAULT_TOP_K
+        top_k = request.positive("top_k", DEFAULT_TOP_K)
         targets = self._targets(request)
         texts = texts_of(request.inputs, self.settings)
         is_truncated = request.get("truncation", False)
