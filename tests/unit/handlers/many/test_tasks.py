@@ -190,6 +190,17 @@ def test_gaps_are_filled_as_the_pipeline_does(architecture: str, tmp_path: Path,
     assert error(model, half) == (400, "'targets' must be valid Unicode: it has one half of a surrogate pair")
 
 
+def test_more_targets_than_the_vocabulary_has_are_refused(tmp_path: Path, load: Load) -> None:
+    """A million targets would keep one of the threads that read for all models for 20 seconds."""
+    model = load(save_checkpoint(tmp_path, "BertForMaskedLM"))
+    assert isinstance(model, TaskModel)
+    number = model.task.model.config.vocab_size  # type: ignore[attr-defined]
+
+    assert ask(model, "the [MASK] sat", targets=["cat"] * number)
+    asked = {"inputs": "the [MASK] sat", "parameters": {"targets": ["cat"] * (number + 1)}}
+    assert error(model, asked) == (400, f"'targets' has {number + 1} words, and this model's vocabulary {number}")
+
+
 def test_tokens_vectors_are_the_pipelines(tmp_path: Path, load: Load) -> None:
     """A model without a head returns a vector for each token."""
     model = load(save_checkpoint(tmp_path, "BertModel"))
