@@ -8,7 +8,6 @@ session and its bytes count until its expiry, whichever worker deletes them.
 """
 
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
@@ -19,17 +18,14 @@ NEVER = 1 << 40  # expiry of bytes that count until they are deleted or the next
 
 
 class JournalUsage:
-    """What a journal holds, by owner and expiry. kv_bytes: of KV caches, not in num_bytes. num_sessions: open ones."""
+    """What a journal holds, by owner and expiry: bytes, open sessions, and bytes of KV caches, in this order."""
 
     def __init__(self) -> None:
-        self.num_bytes: Counter[tuple[str, int]] = Counter()
-        self.kv_bytes: Counter[tuple[str, int]] = Counter()
-        self.num_sessions: Counter[tuple[str, int]] = Counter()
+        self.amounts: dict[tuple[str, int], tuple[int, int, int]] = {}
 
-    def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
-        self.num_bytes[owner, expires_at] += num_bytes
-        if num_sessions:
-            self.num_sessions[owner, expires_at] += num_sessions
+    def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0, kv_bytes: int = 0) -> None:
+        held = self.amounts.get((owner, expires_at), (0, 0, 0))
+        self.amounts[owner, expires_at] = held[0] + num_bytes, held[1] + num_sessions, held[2] + kv_bytes
 
 
 class _Account:
@@ -73,26 +69,24 @@ class _Account:
 
 
 class _Holding:
-    """Bytes, bytes of KV caches, and open sessions. Not thread-safe."""
+    """Bytes, open sessions, and bytes of KV caches. Not thread-safe."""
 
-    __slots__ = ("kv_bytes", "num_bytes", "num_sessions")
+    __slots__ = ("accounts", "kv_bytes", "num_bytes", "num_sessions")
 
     def __init__(self) -> None:
-        self.num_bytes = _Account()
-        self.kv_bytes = _Account()
-        self.num_sessions = _Account()
+        self.num_bytes, self.num_sessions, self.kv_bytes = self.accounts = _Account(), _Account(), _Account()
 
     @property
     def is_empty(self) -> bool:
-        return self.num_bytes.is_empty and self.kv_bytes.is_empty and self.num_sessions.is_empty
+        return all(account.is_empty for account in self.accounts)
 
-    def add(self, expires_at: int, num_bytes: int, num_sessions: int) -> None:
-        self.num_bytes.add(expires_at, num_bytes)
-        if num_sessions:
-            self.num_sessions.add(expires_at, num_sessions)
+    def add(self, expires_at: int, amounts: tuple[int, int, int]) -> None:
+        for account, amount in zip(self.accounts, amounts, strict=True):
+            if amount:
+                account.add(expires_at, amount)
 
     def expire(self, before: int) -> None:
-        for account in (self.num_bytes, self.kv_bytes, self.num_sessions):
+        for account in self.accounts:
             account.expire(before)
 
 
@@ -123,16 +117,16 @@ class Budget:
     def num_sessions(self) -> int:
         return self._all.num_sessions.used
 
-    def add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
-        """Add bytes and sessions that expire at this time; negative numbers subtract."""
+    def add(self, owner: str, expires_at: int, num_bytes: int = 0, num_sessions: int = 0, kv_bytes: int = 0) -> None:
+        """Add bytes, open sessions, and bytes of KV caches that expire at this time; negative numbers subtract."""
         with self._lock:
-            self._add(owner, expires_at, num_bytes, num_sessions)
+            self._add(owner, expires_at, (num_bytes, num_sessions, kv_bytes))
             if self._since is not None:
-                self._since.add(owner, expires_at, num_bytes, num_sessions)
+                self._since.add(owner, expires_at, num_bytes, num_sessions, kv_bytes)
 
-    def _add(self, owner: str, expires_at: int, num_bytes: int, num_sessions: int = 0) -> None:
+    def _add(self, owner: str, expires_at: int, amounts: tuple[int, int, int]) -> None:
         for holding in self._holdings(owner):
-            holding.add(expires_at, num_bytes, num_sessions)
+            holding.add(expires_at, amounts)
 
     def _holdings(self, owner: str) -> Iterator[_Holding]:
         """Yield the counters to which this owner's sessions belong."""
@@ -140,17 +134,6 @@ class Budget:
         yield self._endpoints.setdefault(endpoint_of(owner), _Holding())
         if has_name(owner):
             yield self._owners.setdefault(owner, _Holding())
-
-    def add_kv(self, owner: str, expires_at: int, num_bytes: int) -> None:
-        """Add bytes of KV caches that expire at this time; a negative number subtracts."""
-        with self._lock:
-            self._add_kv(owner, expires_at, num_bytes)
-            if self._since is not None:
-                self._since.kv_bytes[owner, expires_at] += num_bytes
-
-    def _add_kv(self, owner: str, expires_at: int, num_bytes: int) -> None:
-        for holding in self._holdings(owner):
-            holding.kv_bytes.add(expires_at, num_bytes)
 
     def check_kv(self, owner: str, num_bytes: int) -> None:
         """Raise OwnerFull or JournalFull if a part of a KV cache of this size may not be written."""
@@ -189,12 +172,8 @@ class Budget:
         with self._lock:
             self._forget()
             for usage in (measured, self._since or JournalUsage()):
-                for (owner, expires_at), num_bytes in usage.kv_bytes.items():
-                    self._add_kv(owner, expires_at, num_bytes)
-                for (owner, expires_at), num_bytes in usage.num_bytes.items():
-                    self._add(owner, expires_at, num_bytes)
-                for (owner, expires_at), num_sessions in usage.num_sessions.items():
-                    self._add(owner, expires_at, 0, num_sessions)
+                for (owner, expires_at), amounts in usage.amounts.items():
+                    self._add(owner, expires_at, amounts)
             self._since = None
 
     def check(self, owner: str) -> None:

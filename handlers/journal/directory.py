@@ -15,20 +15,19 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from handlers.journal import directory_files as files
-from handlers.journal.budget import NEVER
 from handlers.journal.directory_images import DirectorySharedImages
 from handlers.journal.directory_lists import DirectoryLists
-from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, KV_MARK, OWNER_MARK, measure, owner_of
+from handlers.journal.directory_usage import CLOSED, FIRST_EVENT, KV_MARK, OWNER_MARK, expiry_of, measure, owner_of
 from handlers.journal.event import Event, image_hash
 from handlers.journal.journal import (
     ANYONE,
     MAX_CLAIM_BYTES,
     NO_KEYS,
-    EventsMissing,
     EventTaken,
     JournalClosed,
     JournalFull,
     Listed,
+    check_expired,
     check_image,
     check_image_name,
     check_owner,
@@ -68,7 +67,7 @@ class DirectoryJournal(StoredJournal):
     def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         data = self._codec.encode(event, session_id)
         if self._lacks_event_before(session_id, number) and not (self._folder(session_id) / CLOSED).exists():
-            _check_expired(session_id, number)
+            check_expired(session_id, number)
         folder = self._make_folder(session_id)
         if number == 0:
             _mark(folder, owner)
@@ -91,7 +90,7 @@ class DirectoryJournal(StoredJournal):
             return [self._read_event(session_id, CLOSED)]
         except FileNotFoundError:  # checked last: nothing had been deleted before
             if has_gap:
-                _check_expired(session_id, start)
+                check_expired(session_id, start)
             return events
 
     def _lacks_event_before(self, session_id: str, number: int) -> bool:
@@ -111,7 +110,7 @@ class DirectoryJournal(StoredJournal):
             self._count(path.parent, owner, self._images.link(owner, path, data))
             self._settle(path)
         except FileNotFoundError:
-            if not _is_expired(path.parent.name):
+            if not _is_expired(path.parent):
                 raise
         except JournalClosed:
             self._count(path.parent, owner, -self._images.release(owner, path.name))
@@ -132,9 +131,9 @@ class DirectoryJournal(StoredJournal):
             files.replace(path, data)
         except FileNotFoundError:  # the session has ended
             return False
-        self._budget.add_kv(owner, expiry(session_id), files.size_of_new(len(data)) - before)
+        self._budget.add(owner, expiry(session_id), kv_bytes=files.size_of_new(len(data)) - before)
         if (folder / CLOSED).exists():  # checked after the write: a later close deletes the file
-            self._budget.add_kv(owner, expiry(session_id), -files.remove(path))
+            self._budget.add(owner, expiry(session_id), kv_bytes=-files.remove(path))
             return False
         return True
 
@@ -165,7 +164,7 @@ class DirectoryJournal(StoredJournal):
         names = os.listdir(folder)
         owner = _owners(names)[-1]
         kv_names = {name for name in names if name.startswith(KV_MARK)}
-        self._budget.add_kv(owner, expiry(folder.name), -sum(files.remove(folder / name) for name in kv_names))
+        self._budget.add(owner, expiry(folder.name), kv_bytes=-sum(files.remove(folder / name) for name in kv_names))
         others = [name for name in names if name != CLOSED and name not in kv_names and owner_of(name) is None]
         num_bytes = sum(files.remove(folder / name) for name in others)
         num_sessions = int(FIRST_EVENT in names)
@@ -260,7 +259,7 @@ class DirectoryJournal(StoredJournal):
         try:
             sync_to_disk(folder)
         except FileNotFoundError:
-            if not _is_expired(folder.name):
+            if not _is_expired(folder):
                 raise
 
     def _publish(self, path: Path, data: bytes, owner: str) -> None:
@@ -271,13 +270,12 @@ class DirectoryJournal(StoredJournal):
                 self._count(folder, owner, files.size_of_new(len(data)), int(path.name == FIRST_EVENT))
         except FileNotFoundError:
             # A close deletes temporary files, too, and so does the sweep of an expired session.
-            if not (folder / CLOSED).exists() and not _is_expired(folder.name):
+            if not (folder / CLOSED).exists() and not _is_expired(folder):
                 raise
 
     def _count(self, folder: Path, owner: str, num_bytes: int, num_sessions: int = 0) -> None:
         """Count bytes in a session's folder or in the folder of claims. Negative numbers subtract."""
-        expires_at = expiry(folder.name) if is_session_id(folder.name) else NEVER
-        self._budget.add(owner, expires_at, num_bytes, num_sessions)
+        self._budget.add(owner, expiry_of(folder), num_bytes, num_sessions)
 
     def _read_event(self, session_id: str, name: str) -> Event:
         """Read an event from its file. Raises FileNotFoundError."""
@@ -308,12 +306,6 @@ def _name(number: int) -> str:
     return f"{number:08d}"
 
 
-def _check_expired(session_id: str, number: int) -> None:
-    """Raise EventsMissing unless the session has expired: its folder is gone then."""
-    if not _is_expired(session_id):
-        raise EventsMissing(f"events before number {number} of this session are missing in the directory")
-
-
 def _mark(folder: Path, owner: str) -> None:
     """Note the owner of a session in its folder."""
     if check_owner(owner) != ANYONE:
@@ -325,12 +317,9 @@ def _owners(names: Iterable[str]) -> list[str]:
     return [ANYONE, *(owner for name in names if (owner := owner_of(name)) is not None)]
 
 
-def _is_expired(name: str) -> bool:
-    """Return True for the id of an expired session, False for another name."""
-    try:
-        return expiry(name) <= time.time()
-    except ValueError:
-        return False
+def _is_expired(folder: Path) -> bool:
+    """Return True for the folder of an expired session."""
+    return expiry_of(folder) <= time.time()
 
 
 class ExpiringSessions:

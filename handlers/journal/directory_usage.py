@@ -8,7 +8,7 @@ from handlers.journal import directory_files as files
 from handlers.journal.budget import NEVER, JournalUsage
 from handlers.journal.directory_images import PICTURES
 from handlers.journal.directory_lists import LISTED
-from handlers.journal.journal import ANYONE, expiry, is_image_name, is_owner
+from handlers.journal.journal import ANYONE, expiry, is_image_name, is_owner, is_session_id
 
 FIRST_EVENT = "00000000"
 CLOSED = "closed"
@@ -37,8 +37,8 @@ def measure(root: Path, found: JournalUsage) -> None:
                     kv_bytes += files.size(info)
                 elif not files.remove_abandoned(root, file, info):
                     num_bytes += _share(file.name, info)
-        found.kv_bytes[owner, _expiry(folder.name)] += kv_bytes
-        found.add(owner, _expiry(folder.name), num_bytes, int(FIRST_EVENT in names and CLOSED not in names))
+        is_open = FIRST_EVENT in names and CLOSED not in names
+        found.add(owner, expiry_of(folder), num_bytes, int(is_open), kv_bytes)
 
 
 def owner_of(name: str) -> str | None:
@@ -53,8 +53,6 @@ def _share(name: str, info: os.stat_result) -> int:
     return files.size(info) // num_sessions
 
 
-def _expiry(name: str) -> int:
-    try:
-        return expiry(name)
-    except ValueError:
-        return NEVER
+def expiry_of(folder: Path) -> int:
+    """Return when the session of a folder expires; NEVER for another folder."""
+    return expiry(folder.name) if is_session_id(folder.name) else NEVER

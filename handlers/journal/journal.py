@@ -9,6 +9,7 @@ compute the session again, not tensors (docs/decisions/0006, 0008 and 0039).
 import errno
 import hashlib
 import re
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -265,6 +266,12 @@ def check_image(image: str, data: bytes | None) -> bytes:
 
 class EventsMissing(OSError):
     """The store has lost events that it had confirmed."""
+
+
+def check_expired(session_id: str, number: int) -> None:
+    """Raise EventsMissing unless the session has expired: its store has deleted the events before this number then."""
+    if expiry(session_id) > time.time():
+        raise EventsMissing(f"events before number {number} of this session are missing: the store has lost them")
 
 
 def explain_failure(error: Exception) -> str:

@@ -22,10 +22,10 @@ from handlers.journal.journal import (
     MAX_CLAIM_BYTES,
     MAX_LISTED,
     NO_KEYS,
-    EventsMissing,
     EventTaken,
     JournalClosed,
     Listed,
+    check_expired,
     check_image,
     check_image_name,
     check_owner,
@@ -160,7 +160,7 @@ class RedisJournal(StoredJournal):
         if said == b"taken":
             raise EventTaken(number)
         if said == b"gap":
-            _check_expired(session_id, number)
+            check_expired(session_id, number)
         if _unless_closed(said) == b"written":
             num_bytes = len(data) if number else SESSION_BYTES + len(data)
             self._budget.add(owner, expiry(session_id), num_bytes, int(number == 0))
@@ -172,7 +172,7 @@ class RedisJournal(StoredJournal):
         max_bytes = self._settings.max_event_bytes
         found = self._connection.run(_READ, _keys(session_id, "events", "closed"), start, last, max_bytes)
         if found is None:
-            _check_expired(session_id, start)
+            check_expired(session_id, start)
             return []
         if isinstance(found, bytes):
             return [self._codec.decode(found, session_id)]
@@ -202,7 +202,7 @@ class RedisJournal(StoredJournal):
         said = self._connection.run(_PUT_KV, keys, number, data, needed_until(session_id))
         if said == b"closed":
             return False
-        self._budget.add_kv(owner, expiry(session_id), int(said))
+        self._budget.add(owner, expiry(session_id), kv_bytes=int(said))
         return True
 
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
@@ -232,8 +232,7 @@ class RedisJournal(StoredJournal):
             num_bytes += int(event_bytes) + SESSION_BYTES
             num_sessions = 1
         owner_name = ANYONE if of_session is None else _read_owner(of_session)
-        self._budget.add_kv(owner_name, expiry(session_id), -int(kv_bytes or 0))
-        self._budget.add(owner_name, expiry(session_id), -num_bytes, -num_sessions)
+        self._budget.add(owner_name, expiry(session_id), -num_bytes, -num_sessions, -int(kv_bytes or 0))
 
     def claim(self, name: str, value: str) -> str:
         keys = [f"claim:{claim_key(name)}"]
@@ -281,9 +280,8 @@ class RedisJournal(StoredJournal):
         for key, (owner, num_bytes, kv_bytes) in zip(keys, accounts, strict=True):
             is_whole = is_session_id(_tag(key)) and is_owner((owner or b"").decode(errors="replace"))
             if is_whole and (num_bytes or b"").isdigit():  # else it has expired, or another program has written it
-                found.add(owner.decode(), expiry(_tag(key)), int(num_bytes) + SESSION_BYTES, 1)
                 of_kv = int(kv_bytes) if (kv_bytes or b"").isdigit() else 0
-                found.kv_bytes[owner.decode(), expiry(_tag(key))] += of_kv
+                found.add(owner.decode(), expiry(_tag(key)), int(num_bytes) + SESSION_BYTES, 1, of_kv)
 
     def _measure_images(self, keys: Sequence[str], found: JournalUsage) -> None:
         answers = self._connection.read_all([(command, key) for key in keys for command in ("STRLEN", "TTL")])
@@ -330,12 +328,6 @@ def _read_owner(data: bytes) -> str:
     if not is_owner(owner):
         raise DamagedRecord("the owner of a session has another form")
     return owner
-
-
-def _check_expired(session_id: str, number: int) -> None:
-    """Raise EventsMissing unless the session has expired: its keys are gone then."""
-    if expiry(session_id) > time.time():
-        raise EventsMissing(f"events before number {number} of this session are missing: the server has lost them")
 
 
 def _unless_closed(said: Any) -> Any:

@@ -118,7 +118,7 @@ class S3Journal(StoredJournal):
         if self._find_close(session_id, 0) is not None:  # after the write: a later close finds the part
             self._objects.delete([key])
             return False
-        self._budget.add_kv(owner, expiry(session_id), len(data))
+        self._budget.add(owner, expiry(session_id), kv_bytes=len(data))
         return True
 
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
@@ -129,7 +129,7 @@ class S3Journal(StoredJournal):
     def close(self, session_id: str, event: Event) -> Event:
         folder = self._session(session_id)
         found = self._objects.find_all(folder)
-        sizes = {_number(item["Key"]): item["Size"] for item in found if self._kind(item["Key"]) == "events"}
+        sizes = {int(_name(item["Key"])): item["Size"] for item in found if self._kind(item["Key"]) == "events"}
         last = max(sizes, default=-1)
         first = self._find_close(session_id, last) if last >= 0 else None
         num_sessions = int(first is None and last >= 0)
@@ -143,18 +143,17 @@ class S3Journal(StoredJournal):
         copies = [*(self._event(session_id, number) for number in range(last)), f"{folder}{CLOSED}"]
         self._objects.each(lambda key: self._objects.put(key, data), copies)
         owner = self._owner(item["Key"] for item in found)
-        self._budget.add_kv(owner, expiry(session_id), -self._kv_bytes(found))
-        num_bytes = sum(sizes.values()) - (last + 2) * len(data) + self._release(session_id, self._list(folder))
-        self._budget.add(owner, expiry(session_id), -num_bytes, -num_sessions)
+        keys = [item["Key"] for item in self._objects.find_all(folder)]
+        num_bytes = sum(sizes.values()) - (last + 2) * len(data) + self._release(session_id, keys)
+        self._budget.add(owner, expiry(session_id), -num_bytes, -num_sessions, -self._kv_bytes(found))
         return first
 
     def delete(self, session_id: str) -> None:
         found = self._objects.find_all(self._session(session_id))
         keys = [item["Key"] for item in found]
         owner = self._owner(keys)
-        self._budget.add_kv(owner, expiry(session_id), -self._kv_bytes(found))
         num_bytes = self._release(session_id, keys)
-        self._budget.add(owner, expiry(session_id), -num_bytes, -self._count_open(keys))
+        self._budget.add(owner, expiry(session_id), -num_bytes, -self._count_open(keys), -self._kv_bytes(found))
         self._objects.delete([key for key in keys if self._kind(key) in ("events", "owner", CLOSED)])
 
     def _release(self, session_id: str, keys: list[str]) -> int:
@@ -240,8 +239,7 @@ class S3Journal(StoredJournal):
             if is_session_id(session_id):
                 kv_bytes = self._kv_bytes(items_of_session)
                 owner, num_bytes = self._owner(sizes), sum(sizes.values()) - kv_bytes
-                found.kv_bytes[owner, expiry(session_id)] += kv_bytes
-                found.add(owner, expiry(session_id), num_bytes, self._count_open(sizes))
+                found.add(owner, expiry(session_id), num_bytes, self._count_open(sizes), kv_bytes)
             yield len(sizes)
         released_before = expired_before - self._settings.claim_s
         yield from self._swept_images.measure(found, expired_before, released_before)
@@ -283,9 +281,6 @@ class S3Journal(StoredJournal):
         kinds = set(map(self._kind, keys))
         return int("events" in kinds and CLOSED not in kinds)
 
-    def _list(self, folder: str) -> list[str]:
-        return [item["Key"] for item in self._objects.find_all(folder)]
-
     def _find_close(self, session_id: str, number: int) -> Event | None:
         """Return the event of this number if it is a "close"."""
         event = self._read_one(session_id, number)
@@ -304,7 +299,3 @@ def _is_expired(item: Any, before: int) -> bool:
 
 def _name(key: str) -> str:
     return key.rpartition("/")[2]
-
-
-def _number(key: str) -> int:
-    return int(_name(key))

@@ -53,11 +53,11 @@ class TaskRequest:
         value = self.parameters.get(name)
         return default if value is None else value
 
-    def top_k(self, default: int | None) -> int | None:
-        """Return the number of requested results. Raises InvalidRequest."""
-        found: int | None = self.get("top_k", default)
+    def positive(self, name: str, default: int | None) -> Any:
+        """Return a number, or the default if it is missing or null. Raises InvalidRequest below 1."""
+        found = self.get(name, default)
         if found is not None and found < 1:
-            raise InvalidRequest("the parameter 'top_k' must be at least 1", param="top_k")
+            raise InvalidRequest(f"the parameter {name!r} must be at least 1", param=name)
         return found
 
 
@@ -66,22 +66,20 @@ def read_body(incoming: Incoming, max_json_values: int) -> Any:
 
     Raises InvalidJson, InvalidRequest, UnsupportedMedia.
     """
-    kind = incoming.media_type
-    body = incoming.body
-    if body is None or body in (b"", ""):
+    kind, body = incoming.media_type, incoming.body
+    if not isinstance(body, bytes | bytearray) or not body:
         raise missing_body(incoming)
     refuse_other_media(kind)
-    if kind.startswith("image/") and isinstance(body, bytes | bytearray):
-        return bytes(body)
     if kind == "text/plain":
-        return _text(body)
+        try:
+            return body.decode()
+        except UnicodeDecodeError as exc:
+            raise InvalidRequest("the text is not UTF-8") from exc
+    if kind.startswith("image/") or (kind == "application/octet-stream" and not begins_as_json(body)):
+        return bytes(body)
     if kind not in JSON_TYPES:
         raise InvalidRequest(f"a body of type {kind[:MAX_NAME]!r} is not read here; send application/json")
-    if isinstance(body, bytes | bytearray) and kind == "application/octet-stream" and not begins_as_json(body):
-        return bytes(body)
-    if isinstance(body, bytes | bytearray | str):
-        return load_json(body, max_json_values)
-    return body
+    return load_json(body, max_json_values)
 
 
 def read_request(body: Any) -> TaskRequest:
@@ -96,17 +94,6 @@ def read_request(body: Any) -> TaskRequest:
     if "inputs" not in body:
         raise InvalidRequest("the body has no 'inputs'", param="inputs")
     return TaskRequest(body["inputs"], parameters or {})
-
-
-def _text(body: Any) -> str:
-    if isinstance(body, bytes | bytearray):
-        try:
-            return body.decode()
-        except UnicodeDecodeError as exc:
-            raise InvalidRequest("the text is not UTF-8") from exc
-    if not isinstance(body, str):
-        raise InvalidRequest("the body is not text")
-    return body
 
 
 def texts_of(inputs: Any, settings: TaskSettings) -> list[str]:

@@ -6,7 +6,6 @@ archive is executed. Bytes are reserved before they are written (Take), and coun
 """
 
 import gzip
-import io
 import lzma
 import os
 import stat
@@ -186,16 +185,15 @@ class _Tree:
                     progress.check()
 
 
-class _Unzipped(io.RawIOBase):
+class _Unzipped:
     """Decompresses gzip; spends the allowance for every byte, and counts the compressed bytes as progress."""
 
     def __init__(self, archive: BinaryIO, allowance: _Allowance, progress: LoadProgress) -> None:
-        self._counted = _CountedReader(archive, progress)
-        self._gzip = gzip.GzipFile(fileobj=cast(IO[bytes], self._counted), mode="rb")
+        self._gzip = gzip.GzipFile(fileobj=cast(IO[bytes], _CountedReader(archive, progress)), mode="rb")
         self._allowance = allowance
 
-    def read(self, size: int = -1) -> bytes:
-        data = self._gzip.read(min(size, PIECE_BYTES) if size >= 0 else PIECE_BYTES)
+    def read(self, size: int) -> bytes:
+        data = self._gzip.read(size)
         self._allowance.spend(len(data))
         return data
 
@@ -204,15 +202,12 @@ class _Unzipped(io.RawIOBase):
             pass
 
 
-class _CountedReader(io.RawIOBase):
+class _CountedReader:
     def __init__(self, archive: BinaryIO, progress: LoadProgress) -> None:
         self._archive = archive
         self._progress = progress
 
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int) -> bytes:
         data = self._archive.read(size)
         self._progress.add(len(data))
         return data

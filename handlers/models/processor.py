@@ -4,6 +4,7 @@ transformers' processors join the same three, but also load video support, which
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from handlers.models.tokenizer import load_tokenizer
 OLD_TEMPLATE = "chat_template.json"
 
 
+@dataclass(frozen=True, slots=True)
 class Processor:
-    """Holds the tokenizer, the image processor and the template."""
+    """image_token: stands for an image in the template."""
 
-    def __init__(self, tokenizer: Any, image_processor: Any, image_token: str, chat_template: str | None) -> None:
-        self.tokenizer = tokenizer
-        self.image_processor = image_processor
-        self.image_token = image_token
-        self.chat_template = chat_template
+    tokenizer: Any
+    image_processor: Any
+    image_token: str
+    chat_template: str | None
 
     @classmethod
     def load(cls, path: Path, image_token_id: int) -> "Processor":

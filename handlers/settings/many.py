@@ -1,10 +1,10 @@
 """Settings of many models in one worker: `handler.many`."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from handlers.settings.group import GIB, Count, HandlerGroup, Number, Positive, Size, Switch, Texts, from_text, refusal
+from handlers.settings.group import GIB, Count, HandlerGroup, Number, Positive, Size, Switch, Texts, refusal
 
 
 class ManySettings(HandlerGroup, title="many"):
@@ -51,7 +51,7 @@ class ManySettings(HandlerGroup, title="many"):
     room_timeout_s: Positive = Field(30.0, description="How long a load waits for memory that running requests hold.")
     num_loaders: Count = Field(2, description="Models loaded at a time.")
     num_downloads: Count = Field(4, description="Models looked up, downloaded and unpacked at a time.")
-    max_waiting: Annotated[int, from_text(int)] = Field(1024, gt=0, description="Requests that may wait for models.")
+    max_waiting: Count = Field(1024, description="Requests that may wait for models.")
     max_loading: Count = Field(256, description="Models that may be loading or waiting for it.")
     max_archive_bytes: Count = Field(20 * GIB, description="Size limit of an archive.")
     max_unpacked_bytes: Count = Field(40 * GIB, description="Size limit of an unpacked model.")

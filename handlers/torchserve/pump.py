@@ -192,7 +192,7 @@ class Pump:
         unanswered = [i for i, r in request_ids.items() if r in self._replies and not self._replies[r].is_streaming]
         is_streaming = len(unanswered) < len(replies)
         wait_s = self._settings.stream_wait_s if is_streaming else self._settings.omitted_wait_s
-        resend_s = sum(_size(rows[i]) for i in unanswered) / self._settings.resend_bytes_per_s
+        resend_s = sum(len(part) for i in unanswered for part in rows[i].values()) / self._settings.resend_bytes_per_s
         now = time.monotonic()
         deadline = now + min(0.5, wait_s + resend_s)
         pieces_at = max(self._next_pieces_at, now + min(MAX_PIECES_WAIT_S, resend_s))
@@ -252,7 +252,7 @@ def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
     body = row.get("body", row.get("data"))
     if body is None and wire.RESOURCE in lower:  # a form, such as that of a file
         body = {name: bytes(part) for name, part in row.items() if isinstance(part, bytes | bytearray)}
-    return Incoming(lower, bytes(body) if isinstance(body, memoryview) else body)
+    return Incoming(lower, body)
 
 
 def read_timeout_s(headers: Mapping[str, str]) -> float:
@@ -269,12 +269,11 @@ def read_timeout_s(headers: Mapping[str, str]) -> float:
 
 def read_cancelled(body: Any) -> set[str]:
     """Read the body of a cancel operation, {"request_ids": [...]}. Raises InvalidRequest."""
-    if isinstance(body, bytes | bytearray | str):
-        try:
-            body = json.loads(body)
-        except (ValueError, RecursionError) as exc:
-            raise InvalidRequest("the body of a cancel operation must be JSON") from exc
-    ids = body.get(operations.REQUEST_IDS) if isinstance(body, dict) else None
+    try:
+        said = json.loads(body)
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise InvalidRequest("the body of a cancel operation must be JSON") from exc
+    ids = said.get(operations.REQUEST_IDS) if isinstance(said, dict) else None
     if not isinstance(ids, list) or not all(isinstance(i, str) and i for i in ids) or len(ids) > MAX_CANCELLED:
         raise InvalidRequest(f"a cancel operation needs 'request_ids', a list of at most {MAX_CANCELLED} ids")
     return set(ids)
@@ -306,14 +305,6 @@ def _cancel(reply: PendingReply) -> None:
         reply.cancel()
     except Exception:
         logger.exception("request could not be cancelled")
-
-
-def _size(row: dict[str, Any]) -> int:
-    body = row.get("body", row.get("data"))
-    if isinstance(body, bytes | bytearray | str):
-        return len(body)
-    parts = body if isinstance(body, dict) else row
-    return sum(len(value) for value in parts.values() if isinstance(value, str | bytes | bytearray))
 
 
 def _error(error: HandlerError) -> WholeReply:

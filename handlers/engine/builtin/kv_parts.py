@@ -3,14 +3,13 @@
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
 
 import torch
 
 from handlers.engine.builtin.engine import Engine
-from handlers.engine.builtin.kv_cache import BLOCK, CacheShape, SequenceCache
+from handlers.engine.builtin.kv_cache import BLOCK, SequenceCache
 from handlers.engine.contract import KvCache, KvPart
 
 PART_BLOCKS = 4  # of a part that is not the last one
@@ -37,59 +36,40 @@ class BlockParts:
         return list(_own(cache).tokens)
 
     def name(self, keys: Sequence[int], digests: Mapping[int, str], variant: str) -> list[bytes]:
-        return block_names(f"{self._about} {variant}".rstrip(), keys, digests)
+        """Name the full blocks, 32 bytes each, also by the model and the cache's layout."""
+        digest = hashlib.sha256(f"{self._about} {variant}".rstrip().encode())
+        names: list[bytes] = []
+        for start, end in pairwise(range(0, len(keys) + 1, BLOCK)):
+            block = keys[start:end]
+            images = sorted({key for key in block if key < 0})
+            if not digests.keys() >= set(images):
+                break
+            places = {key: -1 - place for place, key in enumerate(images)}
+            digest.update(array("q", [places.get(key, key) for key in block]).tobytes())
+            for key in images:
+                digest.update(f"{digests[key]}\n".encode())
+            names.append(digest.digest())
+        return names
 
     def split(self, names: Sequence[bytes]) -> list[KvPart]:
-        return split_parts(names)
+        ends = [min(start + PART_BLOCKS, len(names)) for start in range(0, len(names), PART_BLOCKS)]
+        return [KvPart(names[end - 1], number * PART, end * BLOCK) for number, end in enumerate(ends)]
 
     def find(self, names: Sequence[bytes], number: int, num_bytes: int) -> KvPart | None:
-        return find_part(names, number, num_bytes, self._shape)
+        num_blocks, rest = divmod(num_bytes, self._shape.block_bytes)
+        last = number * PART_BLOCKS + num_blocks - 1
+        if rest or not 1 <= num_blocks <= PART_BLOCKS or last >= len(names):
+            return None
+        return KvPart(names[last], number * PART, (last + 1) * BLOCK)
 
     def read(self, cache: KvCache, keys: Sequence[int], part: KvPart, variant: str) -> bytes | None:
-        reading: Future[bytes | None] = self._engine.call(partial(read_part, _own(cache), keys, part, variant))
-        return reading.result()
+        return self._engine.call(partial(_read, _own(cache), keys, part, variant)).result()
 
     def write(self, cache: KvCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
-        self._engine.call(partial(write_part, _own(cache), keys, part, content)).result()
+        self._engine.call(partial(_write, _own(cache), keys, part, content)).result()
 
 
-def block_names(about: str, keys: Sequence[int], digests: Mapping[int, str]) -> list[bytes]:
-    """Name the full blocks of a sequence, 32 bytes each. A name identifies all tokens up to its block's end.
-
-    about: the model and the cache's layout. keys: see `AnswerRequest`. digests: of the images, by their keys. The names
-    end where a key has no digest.
-    """
-    digest = hashlib.sha256(about.encode())
-    names: list[bytes] = []
-    for start, end in pairwise(range(0, len(keys) + 1, BLOCK)):
-        block = keys[start:end]
-        images = sorted({key for key in block if key < 0})
-        if not digests.keys() >= set(images):
-            break
-        places = {key: -1 - place for place, key in enumerate(images)}
-        digest.update(array("q", [places.get(key, key) for key in block]).tobytes())
-        for key in images:
-            digest.update(f"{digests[key]}\n".encode())
-        names.append(digest.digest())
-    return names
-
-
-def split_parts(names: Sequence[bytes]) -> list[KvPart]:
-    """Return the parts of a sequence whose blocks have these names."""
-    ends = [min(start + PART_BLOCKS, len(names)) for start in range(0, len(names), PART_BLOCKS)]
-    return [KvPart(names[end - 1], number * PART, end * BLOCK) for number, end in enumerate(ends)]
-
-
-def find_part(names: Sequence[bytes], number: int, num_bytes: int, shape: CacheShape) -> KvPart | None:
-    """Return the part of this number and size; None if the sequence with these block names is too short for it."""
-    num_blocks, rest = divmod(num_bytes, shape.block_bytes)
-    last = number * PART_BLOCKS + num_blocks - 1
-    if rest or not 1 <= num_blocks <= PART_BLOCKS or last >= len(names):
-        return None
-    return KvPart(names[last], number * PART, (last + 1) * BLOCK)
-
-
-def read_part(cache: SequenceCache, keys: Sequence[int], part: KvPart, variant: str) -> bytes | None:
+def _read(cache: SequenceCache, keys: Sequence[int], part: KvPart, variant: str) -> bytes | None:
     """Return the keys and values of a part; None if the cache no longer holds it. Engine thread only."""
     with cache.pool.lock:
         if cache.variant != variant or cache.tokens[part.start : part.end] != keys[part.start : part.end]:
@@ -100,7 +80,7 @@ def read_part(cache: SequenceCache, keys: Sequence[int], part: KvPart, variant: 
 
 
 @torch.inference_mode()
-def write_part(cache: SequenceCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
+def _write(cache: SequenceCache, keys: Sequence[int], part: KvPart, content: memoryview) -> None:
     """Append a part to a cache that holds everything before it. Engine thread only. Raises OutOfMemory."""
     pool = cache.pool
     layers, kinds, heads, _, size = pool.storage.shape

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, SequenceCache
+from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, SequenceCache, num_blocks
 from handlers.errors import OutOfMemory
 from handlers.models.attention import DecodingRows, PackedBatch
 from handlers.models.text import TextModel
@@ -66,14 +66,14 @@ class RowSteps:
     """Steps of at most `max_rows` tokens. All calls on one thread.
 
     has_graphs: on a GPU, capture the steps as CUDA graphs; else their kernels are launched one by one. has_prompts:
-    take every prompt that has room. None: take prompts only with graphs, and only where that is faster.
+    take every prompt that has room. None: take prompts only with graphs, and only where that is faster. table: also for
+    other steps with rows of one token.
     """
 
     def __init__(
         self,
         model: TextModel,
         pool: BlockPool,
-        table: BlockTable,
         max_rows: int,
         *,
         has_graphs: bool,
@@ -81,7 +81,7 @@ class RowSteps:
     ) -> None:
         self._model = model
         self._pool = pool
-        self._table = table
+        self.table = BlockTable(pool, max_rows, num_blocks(model.max_context))
         device = pool.shape.device
         self._host = torch.zeros((max_rows, 2), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._inputs = torch.zeros((max_rows, 2), dtype=torch.int64, device=device)  # each row's token and position
@@ -114,7 +114,7 @@ class RowSteps:
         rows = [(token, place, cache) for tokens, cache in shares for place, token in enumerate(tokens, cache.length)]
         num_rows = len(rows)
         size = min(size for size in self._sizes if size >= num_rows)
-        self._table.set([cache for _, _, cache in rows], size)
+        self.table.set([cache for _, _, cache in rows], size)
         inputs = self._host[:size]
         inputs[:num_rows] = torch.tensor([(token, place) for token, place, _ in rows])
         inputs[num_rows:] = 0  # rows without a token have token 0 at position 0 of the spare block
@@ -153,13 +153,13 @@ class RowSteps:
         """
         size = self._sizes[-1]
         graph, _ = self._graphs[size]
-        blocks = torch.arange(min(MEASURED_BLOCKS, self._table.max_blocks), dtype=torch.int32)
+        blocks = torch.arange(min(MEASURED_BLOCKS, self.table.max_blocks), dtype=torch.int32)
         self._inputs.zero_()
         launched_s, short_s = _time(lambda: self._forward(size)), _time(graph.replay)
-        self._table.set_all(blocks.to(self._inputs.device))
+        self.table.set_all(blocks.to(self._inputs.device))
         self._inputs[:, 1] = len(blocks) * BLOCK - 1
         long_s = _time(graph.replay)
-        self._table.set([], size)
+        self.table.set([], size)
         position_s = max(long_s - short_s, 1e-6) / (size * len(blocks) * BLOCK)
         found = USED_GAIN * max(0.0, launched_s - short_s) / position_s
         logger.info(
@@ -182,7 +182,7 @@ class RowSteps:
     @torch.inference_mode()
     def _forward(self, num_rows: int) -> Tensor:
         ids, positions = self._inputs[:num_rows, 0], self._inputs[:num_rows, 1]
-        table = self._table[:num_rows]
+        table = self.table[:num_rows]
         blocks = table.gather(1, (positions // BLOCK)[:, None])[:, 0]
         slots = blocks.long() * BLOCK + positions % BLOCK
         batch = PackedBatch(self._pool.storage, slots, (), DecodingRows(table, (positions + 1).int(), BLOCK))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, SequenceCache, cache_shape, num_blocks
-from handlers.engine.builtin.row_steps import BlockTable, RowSteps
+from handlers.engine.builtin.kv_cache import BLOCK, BlockPool, SequenceCache, cache_shape
+from handlers.engine.builtin.row_steps import RowSteps
 from handlers.engine.builtin.scheduler import StepShare
 from handlers.models.attention import DecodingRows, PackedBatch, PackedShare, in_place
 from handlers.models.lora import LoraAdapter
@@ -51,17 +51,13 @@ class ModelRunner:
         if is_row_batched is None:
             is_row_batched = model.is_packed and model.device.type != "cpu"
         self.pool = BlockPool(cache_shape(model), kv_bytes, num_spare=int(is_row_batched))
-        self._table: BlockTable | None = None
         self._row_steps: RowSteps | None = None
         if is_row_batched:
-            self._table = BlockTable(self.pool, max_rows, num_blocks(model.max_context))
-            self._row_steps = RowSteps(
-                model, self.pool, self._table, max_rows, has_graphs=has_graphs, has_prompts=has_prompt_rows
-            )
+            self._row_steps = RowSteps(model, self.pool, max_rows, has_graphs=has_graphs, has_prompts=has_prompt_rows)
 
     def close(self) -> None:
         """Free the memory of the KV cache and the graphs. No step may follow."""
-        self._row_steps = self._table = None
+        self._row_steps = None
         self.pool.close()
 
     @torch.inference_mode()
@@ -117,13 +113,12 @@ class ModelRunner:
         ends = [share.sequence.cache.length + len(share.tokens) for share in batch]
         slots = [w.sequence.cache.slots[end - len(w.tokens) : end] for w, end in zip(batch, ends, strict=True)]
         num_rows, rows = 0, None
-        if self._table is not None:
+        if self._row_steps is not None:
             num_rows = next((i for i, share in enumerate(batch) if len(share.tokens) > 1), len(batch))
-        if num_rows and self._table is not None:
-            table = self._table.set([share.sequence.cache for share in batch[:num_rows]], num_rows)
-            rows = DecodingRows(
-                table, torch.tensor(ends[:num_rows], dtype=torch.int32, device=self.model.device), BLOCK
-            )
+            if num_rows:
+                table = self._row_steps.table.set([share.sequence.cache for share in batch[:num_rows]], num_rows)
+                lengths = torch.tensor(ends[:num_rows], dtype=torch.int32, device=self.model.device)
+                rows = DecodingRows(table, lengths, BLOCK)
         shares = [_packed(share.sequence.cache, len(share.tokens)) for share in batch[num_rows:]]
         return PackedBatch(self.pool.storage, torch.cat(slots), shares, rows)
 

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from handlers.models.memory import read_headers
 from handlers.models.processor import Processor
 from handlers.models.prompt_format import PromptFormat
 from handlers.models.tokenizer import load_tokenizer
+from handlers.settings.group import GIB
 from handlers.settings.handler import HandlerSettings
 from handlers.worker.counters import Counters
 from torchmoor.wire.sampling_parameters import TOP_TOKENS
@@ -26,32 +27,47 @@ LOGGING = Path(__file__).with_name("logging.json")  # without the requests that 
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_BYTES = 256 << 20  # vLLM's queue between its processes takes 160 MiB
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM accepts as its limit
-# Engine arguments that follow the handler's settings; "": this handler needs its own value.
-SETTINGS = {
-    "model": "model.path",
-    "dtype": "model.dtype",
-    "max_num_seqs": "engine.max_rows",
-    "tensor_parallel_size": "model.tensor_parallel",
-    "pipeline_parallel_size": "vllm.pipeline_parallel",
-    "enforce_eager": "vllm.enforce_eager",
-    "enable_prefix_caching": "",
-    "gpu_memory_utilization": "session.device_fraction",
-    "limit_mm_per_prompt": "session.max_images",
-    "structured_outputs_config": "",
-    "max_logprobs": "",
-    "enable_log_requests": "",
-    "disable_log_stats": "",
-    "kv_cache_memory_bytes": "session.kv_bytes",
-    "max_model_len": "engine.max_context_tokens",
-    "quantization": "vllm.quantization",
-    "kv_offloading_size": "vllm.kv_offload_bytes",
-    "speculative_config": "vllm.speculative",
-    "enable_lora": "adapters.source",
-    "max_loras": "vllm.max_loras",
-    "max_cpu_loras": "vllm.max_loras",
-    "max_lora_rank": "adapters.max_rank",
-}
 CPU_LORAS = 64  # adapters that vLLM keeps in the host's memory; it reads others again when they are used
+
+
+def _find_rank(settings: HandlerSettings) -> int:
+    """Return vLLM's smallest limit of ranks that suffices. Raises SettingsError."""
+    max_rank = settings.adapters.max_rank
+    if max_rank > LORA_RANKS[-1]:
+        raise SettingsError(f"handler.adapters.max_rank must be at most {LORA_RANKS[-1]} with vLLM, not {max_rank}")
+    return next(rank for rank in LORA_RANKS if rank >= max_rank)
+
+
+Value = Callable[[HandlerSettings], Any]
+# By engine argument of vLLM: the setting that it follows, empty if the handler needs its own value; and the value, None
+# to leave the argument to vLLM.
+ARGUMENTS: dict[str, tuple[str, Value]] = {
+    "model": ("model.path", lambda own: own.model.path),
+    "dtype": ("model.dtype", lambda own: own.model.dtype),
+    "max_num_seqs": ("engine.max_rows", lambda own: own.engine.max_rows),
+    "tensor_parallel_size": ("model.tensor_parallel", lambda own: own.model.tensor_parallel),
+    "pipeline_parallel_size": ("vllm.pipeline_parallel", lambda own: own.vllm.pipeline_parallel),
+    "enforce_eager": ("vllm.enforce_eager", lambda own: own.vllm.enforce_eager),
+    "enable_prefix_caching": ("", lambda own: True),
+    "gpu_memory_utilization": ("session.device_fraction", lambda own: own.session.device_fraction),
+    "limit_mm_per_prompt": ("session.max_images", lambda own: {"image": own.session.max_images}),
+    "structured_outputs_config": ("", lambda own: {"backend": "guidance"}),
+    "max_logprobs": ("", lambda own: TOP_TOKENS.most),
+    "enable_log_requests": ("", lambda own: False),
+    "disable_log_stats": ("", lambda own: True),
+    "kv_cache_memory_bytes": ("session.kv_bytes", lambda own: own.session.kv_bytes or None),
+    "max_model_len": ("engine.max_context_tokens", lambda own: own.engine.max_context_tokens or None),
+    "quantization": ("vllm.quantization", lambda own: own.vllm.quantization or None),
+    "kv_offloading_size": ("vllm.kv_offload_bytes", lambda own: own.vllm.kv_offload_bytes / GIB or None),
+    "speculative_config": ("vllm.speculative", lambda own: dict(own.vllm.speculative) or None),
+    "enable_lora": ("adapters.source", lambda own: True if own.adapters.source else None),
+    "max_loras": ("vllm.max_loras", lambda own: own.vllm.max_loras if own.adapters.source else None),
+    "max_cpu_loras": (
+        "vllm.max_loras",
+        lambda own: max(own.vllm.max_loras, CPU_LORAS) if own.adapters.source else None,
+    ),
+    "max_lora_rank": ("adapters.max_rank", lambda own: _find_rank(own) if own.adapters.source else None),
+}
 
 
 def open_vllm(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None) -> tuple[PromptFormat, Any]:
@@ -126,43 +142,19 @@ def prepare_environment(settings: HandlerSettings, gpu_id: int | None, environ: 
 
 def make_arguments(settings: HandlerSettings, checkpoint: Path) -> dict[str, Any]:
     """Return vLLM's engine arguments."""
-    own, engine, session = settings.vllm, settings.engine, settings.session
-    arguments: dict[str, Any] = {
-        "model": str(checkpoint),
-        "dtype": settings.model.dtype,
-        "max_num_seqs": engine.max_rows,
-        "tensor_parallel_size": settings.model.tensor_parallel,
-        "pipeline_parallel_size": own.pipeline_parallel,
-        "enforce_eager": own.enforce_eager,
-        "enable_prefix_caching": True,
-        "gpu_memory_utilization": session.device_fraction,
-        "limit_mm_per_prompt": {"image": session.max_images},
-        "structured_outputs_config": {"backend": "guidance"},
-        "max_logprobs": TOP_TOKENS.most,
-        "enable_log_requests": False,
-        "disable_log_stats": True,
-    }
-    if session.kv_bytes:
-        arguments["kv_cache_memory_bytes"] = session.kv_bytes
-    if engine.max_context_tokens:
-        arguments["max_model_len"] = engine.max_context_tokens
-    if own.quantization:
-        arguments["quantization"] = own.quantization
-    if own.kv_offload_bytes:
-        arguments["kv_offloading_size"] = own.kv_offload_bytes / (1 << 30)
-    if own.speculative:
-        arguments["speculative_config"] = dict(own.speculative)
-    if settings.adapters.source:
-        arguments |= _adapter_arguments(settings)
-    taken = own.options.keys() & arguments.keys()
+    values = {name: value(settings) for name, (_, value) in ARGUMENTS.items()}
+    values["model"] = str(checkpoint)  # where it has been downloaded to
+    arguments = {name: value for name, value in values.items() if value is not None}
+    options = settings.vllm.options
+    taken = options.keys() & arguments.keys()
     if taken:
         problems = [_refuse_option(name) for name in sorted(taken)]
         raise SettingsError(f"handler.vllm.options: {'; '.join(problems)}")
-    return {**arguments, **own.options}
+    return {**arguments, **options}
 
 
 def _refuse_option(name: str) -> str:
-    setting = SETTINGS[name]
+    setting, _ = ARGUMENTS[name]
     if setting:
         return f"handler.{setting} sets {name}"
     return f"{name} cannot be set, because the handler needs its own value"
@@ -175,18 +167,6 @@ def _check_attention(config: Any) -> None:
             f"in models of type {config.hf_config.model_type}, an image's tokens attend to each other, which vLLM "
             "does not compute on a CPU; such a model needs a GPU"
         )
-
-
-def _adapter_arguments(settings: HandlerSettings) -> dict[str, Any]:
-    max_rank = settings.adapters.max_rank
-    if max_rank > LORA_RANKS[-1]:
-        raise SettingsError(f"handler.adapters.max_rank must be at most {LORA_RANKS[-1]} with vLLM, not {max_rank}")
-    return {
-        "enable_lora": True,
-        "max_loras": settings.vllm.max_loras,
-        "max_cpu_loras": max(settings.vllm.max_loras, CPU_LORAS),
-        "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= max_rank),
-    }
 
 
 def read_prompts(checkpoint: Path, arguments: Mapping[str, Any]) -> PromptFormat:
@@ -213,7 +193,7 @@ def _fingerprint(checkpoint: Path, arguments: Mapping[str, Any]) -> str:
     Of the handler's own arguments these are the types of the weights, and speculation, which draws other numbers. Any
     of the operator's options may change results, such as the type of the KV cache.
     """
-    options = {name: value for name, value in arguments.items() if name not in SETTINGS}
+    options = {name: value for name, value in arguments.items() if name not in ARGUMENTS}
     results = [options, *(arguments.get(name) for name in ("dtype", "quantization", "speculative_config"))]
     digest = hashlib.blake2b((checkpoint / "config.json").read_bytes(), digest_size=16)
     digest.update(repr(read_headers(checkpoint)).encode())

@@ -57,7 +57,7 @@ class _Unpacked:
 
 
 class DiskCache:
-    """Any thread may call any method. home: locked by this process, see take_home. source: see `identify_source`."""
+    """Any thread may call any method. home: locked by this process, see take_home. source: `OpenedSource.identity`."""
 
     def __init__(self, home: Path, max_bytes: int, source: str) -> None:
         self._home = home

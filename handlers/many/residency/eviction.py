@@ -16,11 +16,6 @@ def device_victims(entries: ModelEntries) -> Iterator[ModelEntry]:
     return (each for each in entries.on_device if not each.num_leases and not entries.is_pinned(each))
 
 
-def host_victims(entries: ModelEntries) -> Iterator[ModelEntry]:
-    """Return the models that may leave the host, the next one first."""
-    return iter(entries.on_host)
-
-
 def plan_eviction(entries: ModelEntries, budget: MemoryBudget) -> list[tuple[LoaderStep, ModelEntry]]:
     """Choose models to demote or close, so that the device gets room. Empty if none can leave it now.
 
@@ -34,7 +29,7 @@ def plan_eviction(entries: ModelEntries, budget: MemoryBudget) -> list[tuple[Loa
     num_bytes, host = budget.after_demotion(victim), budget.host
     steps: list[tuple[LoaderStep, ModelEntry]] = []
     leaving = sum(each.host_bytes for each in entries.others if each.state is ModelState.CLOSING)
-    for each in host_victims(entries):
+    for each in entries.on_host:
         if num_bytes > host.max_bytes or host.has_room(num_bytes - leaving):
             break
         steps.append((LoaderStep.CLOSE, each))

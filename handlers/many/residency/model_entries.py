@@ -9,6 +9,7 @@ from enum import Enum
 
 from handlers.errors import HandlerError, ModelBroken
 from handlers.many.model import DiskLease, LoadProgress, ModelLease, ModelTier, ResidentModel
+from torchmoor.wire.last_kept import LastKept
 
 OnDone = Callable[[HandlerError | None], None]
 MAX_REMEMBERED = 10_000  # failed loads, and sizes
@@ -196,13 +197,11 @@ class LoadHistory:
     """
 
     def __init__(self) -> None:
-        self._broken: OrderedDict[str, BrokenModel] = OrderedDict()
-        self._sizes: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._broken: LastKept[str, BrokenModel] = LastKept(MAX_REMEMBERED)
+        self._sizes: LastKept[tuple[str, str], int] = LastKept(MAX_REMEMBERED)
 
     def note_broken(self, name: str, broken: BrokenModel) -> None:
-        self._broken[name] = broken
-        if len(self._broken) > MAX_REMEMBERED:
-            self._broken.popitem(last=False)
+        self._broken.keep(name, broken)
 
     def forget_broken(self, name: str) -> None:
         self._broken.pop(name, None)
@@ -215,9 +214,7 @@ class LoadHistory:
         return {name: each for name, each in self._broken.items() if now < each.until}
 
     def note_size(self, name: str, version: str, num_bytes: int) -> None:
-        self._sizes[name, version] = num_bytes
-        if len(self._sizes) > MAX_REMEMBERED:
-            self._sizes.popitem(last=False)
+        self._sizes.keep((name, version), num_bytes)
 
     def find_size(self, name: str, version: str) -> int | None:
         """Return the measured bytes on the device, None before the first load."""

@@ -26,7 +26,7 @@ from handlers.many.residency.loader_threads import LoaderThreads
 from handlers.many.residency.model_entries import ModelEntry, ModelState, ModelTicket, OnDone
 from handlers.many.residency.status import add_disk, describe_memory
 from handlers.many.sources.given import GivenSource
-from handlers.many.sources.open import identify_source, open_source
+from handlers.many.sources.open import open_source
 from handlers.many.sources.source import SOURCE, check_name
 from handlers.settings.many import ManySettings
 from handlers.worker.process_memory import choose_device_bytes
@@ -278,11 +278,10 @@ def open_registry(
 
     worker_dir: base of a relative source. setting: the key that names the source, for errors. Raises SettingsError.
     """
-    source = GivenSource(open_source(settings, worker_dir, setting), settings.url_roots, settings.max_files)
+    opened = open_source(settings, worker_dir, setting)
+    source = GivenSource(opened.find, settings.url_roots, settings.max_files)
     home, lock_file = take_home(settings)
-    downloader = Downloader(
-        DiskCache(home, settings.disk_bytes, identify_source(settings, worker_dir)), source.find, settings
-    )
+    downloader = Downloader(DiskCache(home, settings.disk_bytes, opened.identity), source.find, settings)
     return ModelRegistry(settings, source, downloader, load, device, lock_file)
 
 

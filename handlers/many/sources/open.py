@@ -5,40 +5,29 @@ from pathlib import Path
 from handlers.errors import ModelUnknown, SettingsError
 from handlers.many.sources.directory import DirectorySource
 from handlers.many.sources.given import FILE_URL
-from handlers.many.sources.source import SOURCE, Find, SourceModel
+from handlers.many.sources.source import SOURCE, OpenedSource, SourceModel
 from handlers.settings.many import ManySettings
 
 
-def open_source(settings: ManySettings, worker_dir: Path, setting: str = SOURCE) -> Find:
+def open_source(settings: ManySettings, worker_dir: Path, setting: str = SOURCE) -> OpenedSource:
     """Make the source; makes no request.
 
     worker_dir: base of a relative directory. setting: the key that names the source, for errors. Raises SettingsError.
     """
     if not settings.source:
-        return _find_nothing
+        return OpenedSource(_find_nothing, "")
     if settings.source.startswith("s3://"):
         from handlers.many.sources.s3 import open_s3  # loads boto3
 
-        return open_s3(settings, setting).find
-    if "://" in settings.source.removeprefix(FILE_URL):
+        source = open_s3(settings, setting)
+        return OpenedSource(source.find, f"{settings.source} {source.store}".rstrip())
+    path = settings.source.removeprefix(FILE_URL)
+    if "://" in path:
         raise SettingsError(f"{setting} must be a directory, file:// or s3://bucket/prefix")
-    root = _root(settings, worker_dir)
+    root = (worker_dir / Path(path).expanduser()).resolve()
     if not root.is_dir():
         raise SettingsError(f"{setting}: there is no directory {root}")
-    return DirectorySource(root, settings.max_files).find
-
-
-def identify_source(settings: ManySettings, worker_dir: Path) -> str:
-    """Return what tells a source from others: a directory's path, or the URL and the endpoint of its store."""
-    if settings.source.startswith("s3://"):
-        from handlers.many.sources.s3 import open_s3
-
-        return f"{settings.source} {open_s3(settings).store}".rstrip()
-    return str(_root(settings, worker_dir)) if settings.source else ""
-
-
-def _root(settings: ManySettings, worker_dir: Path) -> Path:
-    return (worker_dir / Path(settings.source.removeprefix(FILE_URL)).expanduser()).resolve()
+    return OpenedSource(DirectorySource(root, settings.max_files).find, str(root))
 
 
 def _find_nothing(name: str) -> SourceModel:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from handlers.errors import ModelBroken, ModelUnknown
 from handlers.many.model import LoadProgress
@@ -57,6 +57,16 @@ class Replaced(ModelBroken):
 # Looks a model up by its name. Any thread; a call may take as long as the source's time-outs. Raises ModelUnknown,
 # SourceUnavailable, and ModelBroken if the model cannot be used.
 Find = Callable[[str], SourceModel]
+
+
+class OpenedSource(NamedTuple):
+    """A source of models.
+
+    identity: tells it from others: a directory's path, or the URL and the endpoint of its store.
+    """
+
+    find: Find
+    identity: str
 
 
 def check_name(name: str) -> str:

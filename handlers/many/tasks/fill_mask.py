@@ -35,7 +35,7 @@ class FillMask(TextTask):
 
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters(PARAMETERS)
-        top_k = request.top_k(DEFAULT_TOP_K) or DEFAULT_TOP_K
+        top_k = request.positive("top_k", DEFAULT_TOP_K)
         targets = self._targets(request)
         texts = texts_of(request.inputs, self.settings)
         is_truncated = request.get("truncation", False)
@@ -74,6 +74,9 @@ class FillMask(TextTask):
         """Return the ids of the requested tokens, empty for all."""
         wanted = request.get("targets", [])
         words = [wanted] if isinstance(wanted, str) else wanted
+        if len(words) > self.num_tokens:  # each of them is tokenized
+            message = f"'targets' has {len(words)} words, and this model's vocabulary {self.num_tokens}"
+            raise InvalidRequest(message, param="targets")
         ids = set()
         for word in words:
             check_text(word, self.settings.max_chars, "'targets'", "targets")

@@ -61,7 +61,7 @@ class ImageClassification:
                 Input(pixels, pixels.shape[-1] * pixels.shape[-2] // PIXELS_PER_TOKEN + 1, tuple(pixels.shape))
             )
         function = choose_function(request, self.model.config)
-        top_k = request.top_k(DEFAULT_TOP_K)
+        top_k = request.positive("top_k", DEFAULT_TOP_K)
 
         def finish(outputs: Sequence[Tensor]) -> Any:
             found = [label_scores(logits, self.model.config, function)[:top_k] for logits in outputs]

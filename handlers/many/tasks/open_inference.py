@@ -17,7 +17,7 @@ from torch import Tensor
 from handlers.errors import InvalidRequest
 from handlers.many.request import TaskRequest, read_body
 from handlers.many.tasks.task import EncodedAnswer
-from handlers.requests.incoming import Incoming
+from handlers.requests.incoming import Incoming, missing_body
 from handlers.requests.json_values import load_json
 from torchmoor.wire import headers as wire
 
@@ -127,7 +127,7 @@ def _split(incoming: Incoming, max_json_values: int) -> tuple[Any, memoryview, b
     if text is None:
         return read_body(incoming, max_json_values), memoryview(b""), False
     if not isinstance(body, bytes | bytearray):
-        raise InvalidRequest(f"a body with raw tensors needs another Content-Type than JSON, such as {_OCTETS}")
+        raise missing_body(incoming)
     if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) > len(body):
         raise InvalidRequest("the length of the JSON must be a number of bytes, within the body")
     length = int(text)

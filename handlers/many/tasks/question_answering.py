@@ -48,7 +48,7 @@ class QuestionAnswering(TextTask):
                 check_text(text, self.settings.max_chars, "'question' and 'context'")
                 if not text.strip():
                     raise InvalidRequest("'question' and 'context' must not be empty", param="inputs")
-        top_k, longest = request.top_k(1) or 1, _positive(request, "max_answer_len", MAX_ANSWER)
+        top_k, longest = request.positive("top_k", 1), request.positive("max_answer_len", MAX_ANSWER)
         encoded, num_pieces, num_results = [], 0, 0
         for item in asked:
             size, stride, num_new = self._plan(item, request)
@@ -79,14 +79,14 @@ class QuestionAnswering(TextTask):
 
         With a large "doc_stride", each token of the text begins a piece.
         """
-        size = min(_positive(request, "max_seq_len", MAX_PIECE), self.max_tokens)
+        size = min(request.positive("max_seq_len", MAX_PIECE), self.max_tokens)
         question = self.shared.encode(item["question"], add_special_tokens=False)["input_ids"]
-        if len(question) > min(_positive(request, "max_question_len", MAX_QUESTION), size // 2):
+        if len(question) > min(request.positive("max_question_len", MAX_QUESTION), size // 2):
             raise ContextTooLong(f"the question has {len(question)} tokens, too many for this model; shorten it")
         room = size - len(question) - self.tokenizer.num_special_tokens_to_add(pair=True)
         if room < 1:
             raise ContextTooLong("'max_seq_len' leaves no room for the text")
-        stride = min(_positive(request, "doc_stride", min(size // 2, 128)), room - 1)
+        stride = min(request.positive("doc_stride", min(size // 2, 128)), room - 1)
         text = self.shared.encode(item["context"], add_special_tokens=False)["input_ids"]
         return size, stride, 1 + max(0, math.ceil((len(text) - room) / (room - stride)))
 
@@ -110,21 +110,14 @@ class QuestionAnswering(TextTask):
         return [own[:, : row.size] for own, row in zip(logits, rows, strict=True)]
 
 
-def _positive(request: TaskRequest, name: str, default: int) -> int:
-    value: int = request.get(name, default)
-    if value < 1:
-        raise InvalidRequest(f"the parameter {name!r} must be at least 1", param=name)
-    return value
-
-
 def _piece(encoded: Any, index: int) -> dict[str, list[int]]:
     names = ("input_ids", "attention_mask", "token_type_ids")
     return {name: encoded[name][index] for name in names if name in encoded}
 
 
 def _answer(context: str, encoded: Any, outputs: Sequence[Tensor], request: TaskRequest) -> Any:
-    top_k = request.top_k(1) or 1
-    longest = _positive(request, "max_answer_len", MAX_ANSWER)
+    top_k = request.positive("top_k", 1)
+    longest = request.positive("max_answer_len", MAX_ANSWER)
     can_align = request.get("align_to_words", True)
     found: dict[tuple[int, int], float] = {}
     nothing = 1.0

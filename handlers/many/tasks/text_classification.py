@@ -33,7 +33,7 @@ class TextClassification(TextTask):
         config = self.model.config
         function = choose_function(request, config)
         are_all = request.get("return_all_scores", False) or "top_k" in request.parameters
-        top_k = request.top_k(None)
+        top_k = request.positive("top_k", None)
         num_labels = min(top_k or config.num_labels, config.num_labels) if are_all else 1
         what = f"{num_labels} labels of each of {len(rows)} texts"
         self.check_answer(what, len(rows) * num_labels * RESULT_BYTES, "send fewer texts at once, or a smaller 'top_k'")

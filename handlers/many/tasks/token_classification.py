@@ -34,7 +34,8 @@ class TokenClassification(TextTask):
     def read(self, request: TaskRequest, reply: PendingReply) -> TaskWork:
         request.check_parameters(PARAMETERS)
         strategy = self._choose_strategy(request)
-        ignored = request.get("ignore_labels", ["O"])
+        # A set, because the pipeline looks for each token's label in it.
+        ignored = {label for label in request.get("ignore_labels", ["O"]) if isinstance(label, str | None)}
 
         def answer(text: str, encoded: Any, logits: Tensor) -> Any:
             offsets = encoded.get("offset_mapping")

@@ -1,5 +1,6 @@
 """Adapters of a chat worker: by request and by session, loaded on demand within their budget, and kept while used."""
 
+import json
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -249,7 +250,8 @@ def test_adapters_leave_by_last_use_within_their_budget_and_their_bytes_return(
 def unload(client: Client, name: str) -> None:
     assert client.adapters is not None
     exchange = Exchange()
-    operation = Incoming({"x-torchmoor-operation": "models"}, {"action": "unload", "model": name})
+    body = json.dumps({"action": "unload", "model": name}).encode()
+    operation = Incoming({"x-torchmoor-operation": "models"}, body)
     client.adapters.before(client.service.start)(operation, exchange.reply)
     assert exchange.wait().status == 200, exchange.body
 

@@ -85,7 +85,7 @@ def test_one_thread_at_a_time_captures_graphs_or_frees_memory(monkeypatch: pytes
         raise RuntimeError("the model waits for the device")
 
     pool: Any = SimpleNamespace(shape=SimpleNamespace(device=GPU))
-    nothing: Any = None
+    model: Any = SimpleNamespace(max_context=1)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", lambda *args, **options: None)
         patch.setattr(torch.cuda, "graph_pool_handle", lambda: note("capture"))
@@ -93,7 +93,8 @@ def test_one_thread_at_a_time_captures_graphs_or_frees_memory(monkeypatch: pytes
         patch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=refuse))
         patch.setattr(torch.cuda, "set_stream", lambda stream: None)
         patch.setattr(torch.cuda, "synchronize", lambda: note("wait"))
-        RowSteps(nothing, pool, nothing, 1, has_graphs=True)
+        patch.setattr("handlers.engine.builtin.row_steps.BlockTable", lambda *args: None)
+        RowSteps(model, pool, 1, has_graphs=True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: note("free"))
     release_memory(GPU)
 

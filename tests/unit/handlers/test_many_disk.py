@@ -21,7 +21,7 @@ from handlers.many.residency.download import Downloader
 from handlers.many.residency.loader_threads import weights_bytes
 from handlers.many.sources.directory import find_in
 from handlers.many.sources.given import GivenSource
-from handlers.many.sources.open import identify_source, open_source
+from handlers.many.sources.open import open_source
 from handlers.many.sources.s3 import open_s3
 from handlers.many.sources.source import Find, Replaced, SourceModel, check_name
 from handlers.settings.many import ManySettings
@@ -83,7 +83,7 @@ def directory(tmp_path: Path) -> Place:
     def remove(name: str) -> None:
         (root / name).unlink()
 
-    return Place(open_source(settings, tmp_path), put, remove, settings, tmp_path / "home")
+    return Place(open_source(settings, tmp_path).find, put, remove, settings, tmp_path / "home")
 
 
 @pytest.fixture
@@ -675,13 +675,18 @@ def test_of_a_replaced_model_the_version_in_use_is_listed(place: Place) -> None:
 def test_a_source_is_told_by_its_place(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Different spellings of a directory are one source; a bucket of the same name in another store is another."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9001")
-    elsewhere = identify_source(ManySettings(source="s3://b/x"), tmp_path)
+    (tmp_path / "m").mkdir()
+
+    def identify(source: str) -> str:
+        return open_source(ManySettings(source=source), tmp_path).identity
+
+    elsewhere = identify("s3://b/x")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store)
 
     names = [f"file://{tmp_path}/m", f"{tmp_path}/./m", "m"]
-    assert {identify_source(ManySettings(source=name), tmp_path) for name in names} == {f"{tmp_path}/m"}
-    assert identify_source(ManySettings(source="s3://b/x"), tmp_path) != elsewhere
-    assert identify_source(ManySettings(source=""), tmp_path) == ""
+    assert {identify(name) for name in names} == {f"{tmp_path}/m"}
+    assert identify("s3://b/x") != elsewhere
+    assert identify("") == ""
 
 
 @pytest.mark.parametrize(
@@ -705,7 +710,7 @@ def test_a_source_has_the_store_of_awss_files(
     (tmp_path / "config").write_text(config)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
 
-    assert identify_source(ManySettings(source="s3://b/x"), tmp_path) == f"s3://b/x {store}".rstrip()
+    assert open_source(ManySettings(source="s3://b/x"), tmp_path).identity == f"s3://b/x {store}".rstrip()
 
 
 @pytest.mark.s3

@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from handlers.engine.builtin.kv_cache import BLOCK, CacheShape
-from handlers.engine.builtin.kv_parts import PART, PART_BLOCKS, block_names, find_part, split_parts
+from handlers.engine.builtin.chat_engine import make_engine
+from handlers.engine.builtin.kv_cache import BLOCK
+from handlers.engine.builtin.kv_parts import PART, PART_BLOCKS, BlockParts
 from handlers.engine.contract import KvPart
 from handlers.journal.codec import HEAD_BYTES, KvCodec
 from handlers.journal.event import DamagedRecord
 from handlers.journal.url import open_journal
+from handlers.models.llava import LlavaModel
+from handlers.settings.engine import EngineSettings
 from handlers.settings.journal import JournalSettings
 from tests.torchserve.drawings import data_url
 from tests.unit.handlers.journal_stores import new_id
@@ -170,34 +172,43 @@ def test_a_closed_session_leaves_no_part(make_worker: Any, red: Any, tmp_path: P
     assert parts(tmp_path) == []
 
 
-def test_names_stand_for_model_tokens_and_images() -> None:
+def parts_of(model: LlavaModel) -> BlockParts:
+    return BlockParts(make_engine(model, 1 << 20, EngineSettings()))
+
+
+def test_names_stand_for_model_tokens_and_images(tiny_llava: LlavaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names depend on the model, tokens and images, but not on image keys, which differ between workers."""
+    block_parts = parts_of(tiny_llava)
+    monkeypatch.setattr(tiny_llava, "fingerprint", "other")
+    others = parts_of(tiny_llava)
     keys = [1] * BLOCK + [-7] * BLOCK + [2] * (BLOCK + 3)
-    names = block_names("model", keys, {-7: "red"})
+    names = block_parts.name(keys, {-7: "red"}, "")
 
     assert len(set(names)) == len(names) == 3
-    assert block_names("model", [-9 if key == -7 else key for key in keys], {-9: "red"}) == names
-    assert block_names("model", keys, {-7: "blue"})[:1] == names[:1]
-    assert not set(block_names("model", keys, {-7: "blue"})[1:]) & set(names)
-    assert not set(block_names("other", keys, {-7: "red"})) & set(names)
-    assert not set(block_names("model", [3, *keys], {-7: "red"})) & set(names)
-    assert block_names("model", keys, {}) == names[:1]
+    assert block_parts.name([-9 if key == -7 else key for key in keys], {-9: "red"}, "") == names
+    assert block_parts.name(keys, {-7: "blue"}, "")[:1] == names[:1]
+    assert not set(block_parts.name(keys, {-7: "blue"}, "")[1:]) & set(names)
+    assert not set(block_parts.name(keys, {-7: "red"}, "adapter")) & set(names)
+    assert not set(others.name(keys, {-7: "red"}, "")) & set(names)
+    assert not set(block_parts.name([3, *keys], {-7: "red"}, "")) & set(names)
+    assert block_parts.name(keys, {}, "") == names[:1]
 
 
-def test_the_last_part_has_the_blocks_that_are_left() -> None:
+def test_the_last_part_has_the_blocks_that_are_left(tiny_llava: LlavaModel) -> None:
     """The last part has the remaining whole blocks, and is found again if the prompt is at least as long."""
-    shape = CacheShape(2, 2, 8, torch.float32, torch.device("cpu"))
-    names = block_names("model", [1] * (PART + 2 * BLOCK + 5), {})
-    parts = split_parts(names)
+    block_parts = parts_of(tiny_llava)
+    block_bytes = block_parts.max_bytes // PART_BLOCKS
+    names = block_parts.name([1] * (PART + 2 * BLOCK + 5), {}, "")
+    parts = block_parts.split(names)
 
     assert [(part.start, part.end) for part in parts] == [(0, PART), (PART, PART + 2 * BLOCK)]
     for number, part in enumerate(parts):
-        assert find_part(names, number, shape.num_bytes(part.end - part.start), shape) == part
-    shorter = find_part(names, 1, shape.num_bytes(BLOCK), shape)
+        assert block_parts.find(names, number, (part.end - part.start) // BLOCK * block_bytes) == part
+    shorter = block_parts.find(names, 1, block_bytes)
     assert shorter == KvPart(names[PART_BLOCKS], PART, PART + BLOCK)
-    for number, num_bytes in ((1, shape.num_bytes(3 * BLOCK)), (0, 0), (0, shape.num_bytes(2 * PART)), (0, 7)):
-        assert find_part(names, number, num_bytes, shape) is None
-    assert split_parts([]) == []
+    for number, num_bytes in ((1, 3 * block_bytes), (0, 0), (0, 2 * block_parts.max_bytes), (0, 7)):
+        assert block_parts.find(names, number, num_bytes) is None
+    assert block_parts.split([]) == []
 
 
 def test_the_codec_returns_what_it_was_given() -> None:

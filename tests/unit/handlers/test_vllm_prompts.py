@@ -9,7 +9,7 @@ from PIL import Image
 
 from handlers.engine.contract import PlacedImage
 from handlers.engine.vllm.images import VllmImage, make_prompt
-from handlers.engine.vllm.start import SETTINGS, make_arguments, prepare_environment, read_prompts
+from handlers.engine.vllm.start import ARGUMENTS, make_arguments, prepare_environment, read_prompts
 from handlers.errors import SettingsError
 from handlers.settings.handler import HandlerSettings, load_settings
 from handlers.torchserve.start_many import check_engine
@@ -105,8 +105,8 @@ def test_an_option_does_not_override_a_setting(tmp_path: Any) -> None:
     problems = str(caught.value).removeprefix("handler.vllm.options: ").split("; ")
     assert "handler.engine.max_rows sets max_num_seqs" in problems
     assert "max_logprobs cannot be set, because the handler needs its own value" in problems
-    assert len(problems) == len(own) == len(SETTINGS)
-    for setting in filter(None, SETTINGS.values()):
+    assert len(problems) == len(own) == len(ARGUMENTS)
+    for setting in filter(None, (setting for setting, _ in ARGUMENTS.values())):
         group, name = setting.split(".")
         assert hasattr(getattr(settings(), group), name)
 

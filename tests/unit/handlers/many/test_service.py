@@ -41,7 +41,8 @@ class Worker:
     def send(self, body: Any, **headers: str) -> PendingReply:
         reply = PendingReply(lambda: None)
         own = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.service.start(Incoming({"content-type": "application/json", **own}, body), reply)
+        content = json.dumps(body).encode() if isinstance(body, dict) else body
+        self.service.start(Incoming({"content-type": "application/json", **own}, content), reply)
         return reply
 
     def ask(self, model: str, body: Any) -> PendingReply:

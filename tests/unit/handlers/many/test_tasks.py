@@ -23,10 +23,12 @@ from handlers.engine.builtin import chat_engine
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.builtin.runner import ModelRunner
 from handlers.errors import InternalError, ModelBroken, OutOfMemory
+from handlers.many.compute import TaskRow
 from handlers.many.loading.checkpoint_loader import CheckpointLoader
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.tensor_placement import PlacedModel
 from handlers.many.model import AnsweringModel, LoadProgress
+from handlers.many.request import TaskRequest
 from handlers.many.tasks.image_classification import ImageClassification
 from handlers.many.tasks.question_answering import QuestionAnswering
 from handlers.models import memory
@@ -74,7 +76,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
 
 def send(model: AnsweringModel, body: Any, headers: dict[str, str] = JSON) -> PendingReply:
     reply = PendingReply(lambda: None)
-    model.start(Incoming(headers, body), reply)
+    model.start(Incoming(headers, json.dumps(body).encode() if isinstance(body, dict | list) else body), reply)
     return reply
 
 
@@ -151,6 +153,26 @@ def test_tokens_are_classified_as_the_pipeline_does(strategy: str, tmp_path: Pat
     assert any(found)
 
 
+def test_the_ignored_labels_are_not_searched_for_each_token(tmp_path: Path, load: Load) -> None:
+    """A million labels and 256 long texts would keep the thread that computes for all models for half an hour."""
+
+    class Unsearchable(list[Any]):
+        def __contains__(self, item: object) -> bool:
+            raise AssertionError("searched")
+
+    model = load(save_checkpoint(tmp_path, "BertForTokenClassification"))
+    assert isinstance(model, TaskModel)
+    labels = Unsearchable([model.task.model.config.id2label[0], ["no label"]])  # type: ignore[attr-defined]
+
+    work = model.task.read(TaskRequest(TEXTS, {"ignore_labels": labels}), PendingReply(lambda: None))
+    rows = [TaskRow(own.inputs, own.size, own.kind, lambda: True, lambda outcome: None) for own in work.inputs]
+    with torch.inference_mode():
+        found = work.finish(model.task.run(rows))
+
+    pipeline = pipeline_of("token-classification", tmp_path)
+    assert_close(found, [pipeline(text, ignore_labels=list(labels)) for text in TEXTS])
+
+
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "RobertaForMaskedLM"])
 def test_gaps_are_filled_as_the_pipeline_does(architecture: str, tmp_path: Path, load: Load) -> None:
     """One mask, two, several texts, top_k and targets give the pipeline's results."""
@@ -166,6 +188,17 @@ def test_gaps_are_filled_as_the_pipeline_does(architecture: str, tmp_path: Path,
     assert error(model, {"inputs": "no gap"}) == (400, "a text has no [MASK] where a word is wanted")
     half = b'{"inputs": "[MASK]", "parameters": {"targets": ["\\ud800"]}}'
     assert error(model, half) == (400, "'targets' must be valid Unicode: it has one half of a surrogate pair")
+
+
+def test_more_targets_than_the_vocabulary_has_are_refused(tmp_path: Path, load: Load) -> None:
+    """A million targets would keep one of the threads that read for all models for 20 seconds."""
+    model = load(save_checkpoint(tmp_path, "BertForMaskedLM"))
+    assert isinstance(model, TaskModel)
+    number = model.task.model.config.vocab_size  # type: ignore[attr-defined]
+
+    assert ask(model, "the [MASK] sat", targets=["cat"] * number)
+    asked = {"inputs": "the [MASK] sat", "parameters": {"targets": ["cat"] * (number + 1)}}
+    assert error(model, asked) == (400, f"'targets' has {number + 1} words, and this model's vocabulary {number}")
 
 
 def test_tokens_vectors_are_the_pipelines(tmp_path: Path, load: Load) -> None:
