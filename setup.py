@@ -11,7 +11,7 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).resolve().parent
 # What `torchmoor up` makes archives of, in the wheel's torchmoor/bundle (torchmoor/fleet/archives.py).
 BUNDLED = ("handlers", "models/tiny-llava")
-# The modules through which most requests go; TORCHMOOR_COMPILED=1 compiles them (docs/decisions/0062-compiled-wheel.md).
+# Most requests go through these modules, which TORCHMOOR_COMPILED=1 compiles (docs/decisions/0062-compiled-wheel.md).
 COMPILED = {
     "torchmoor/proxy/api": ("operation",),
     "torchmoor/proxy/dispatch": ("chooser", "recent_decisions", "request_sessions"),

@@ -24,7 +24,7 @@ from tests.archives import unpack_tar
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.drawings import draw
 from tests.waiting import PROGRAM_S
-from tests.wheels import build, copy_sources
+from tests.wheels import FOLDERS, build, copy_sources
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 
@@ -117,7 +117,7 @@ def installed(serving: Path, empty: Path, tmp_path_factory: pytest.TempPathFacto
 def test_the_wheel_has_all_that_serving_needs_and_nothing_else(wheel: Path) -> None:
     """The wheel has every handler and the demo model, inside the package, and no tests, scripts or samples."""
     tracked = subprocess.run(
-        ["git", "ls-files", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        ["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     ).stdout.splitlines()
     expected = {name if name.startswith("torchmoor/") else f"{BUNDLE}/{name}" for name in tracked}
     left_out = {name for name in expected if "/samples/" in name or name.endswith("tiny-llava/README.md")}
