@@ -14,7 +14,17 @@ from tests.wheels import ROOT, build, copy_sources
 
 # Links to these suffice; tests and pyproject.toml are copied, because pytest finds the packages from where they are.
 LINKED = ("benchmarks", "deploy", "docs", "examples", "handlers", "model_store", "models", "scripts")
-TESTS = ("tests/proxy", "-q", "-p", "no:cacheprovider", "-m", "not slow and not browser and not interpreted")
+TESTS = (
+    "tests/proxy",
+    "--ignore=tests/proxy/test_compiled_wheel.py",
+    "-q",
+    "-n",
+    "2",
+    "-p",
+    "no:cacheprovider",
+    "-m",
+    "not slow and not browser and not interpreted",
+)
 
 
 def compiled_paths() -> list[str]:
