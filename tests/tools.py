@@ -26,7 +26,6 @@ PACKAGES = {  # the Debian package of each program
     "docker-compose": "docker-compose",
     "docker-registry": "docker-registry",
     "g++": "g++",
-    "gcc": "gcc",
     "ip": "iproute2",
     "ip6tables": "iptables",
     "iptables": "iptables",
