@@ -71,6 +71,7 @@ demo: setup  ## start two TorchServe instances and the proxy, and ask about a pi
 	$(BIN)/python scripts/demo.py
 
 wheel: setup  ## build dist/torchmoor-*.whl; COMPILED=1: with the proxy's common path compiled, for this Python and machine
+	@rm -rf build/lib build/lib.*  # modules from earlier builds, which would all go into the wheel
 	TORCHMOOR_COMPILED=$(COMPILED) $(BIN)/pip wheel --disable-pip-version-check -q --no-deps --no-build-isolation -w dist .
 
 docs: setup  ## build the documentation as a site with a search field: build/site

@@ -137,7 +137,9 @@ class OtherPythonCompiled(CompiledWheel):
 
 
 def _compiled_wheels() -> list[Path]:
-    return sorted((ROOT / "dist").glob("torchmoor-*-cp*.whl"))
+    """Return those for this version of Python; another version would run the sources in the wheel."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return sorted((ROOT / "dist").glob(f"torchmoor-*-{tag}-*.whl"))
 
 
 class GeneralPath(PythonArm):

@@ -42,7 +42,7 @@ def error_reply(
 
 
 def gateway_status(error: ApiError) -> int:
-    """Return the status of an error for dialects without an error for time-outs: the proxy is a gateway then."""
+    """Return an error's status in a dialect without an error for time-outs: 504 for a time-out, as of a gateway."""
     return HTTPStatus.GATEWAY_TIMEOUT.value if isinstance(error, ModelError) else error.status
 
 

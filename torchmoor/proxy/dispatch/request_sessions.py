@@ -27,7 +27,7 @@ MAX_REMEMBERED_IDS = 4096
 class RequestSessions:
     """Finds the session of a request of any dialect. Remembers ids that it has verified.
 
-    max_foreign_sessions: with ids that have no MAC; it remembers the last used ones.
+    max_foreign_sessions: how many sessions whose ids have no MAC it remembers, the last used ones.
     """
 
     def __init__(self, settings: SessionIdSettings, max_foreign_sessions: int) -> None:

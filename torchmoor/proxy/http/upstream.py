@@ -352,7 +352,7 @@ class Connector:
         except OSError as error:
             logger.debug("instance unreachable instance=%s error=%s", target.name, error)
             on_lost(_loss_of(error))
-        except Exception:  # which the caller's task would keep to itself, while the client waits
+        except Exception:  # otherwise it ends only the caller's task, and the client waits
             logger.exception("connection not opened instance=%s", target.name)
             on_lost(Loss.UNROUTED)
         else:

@@ -15,7 +15,7 @@ from torchmoor.config.recovery import RecoverySettings
 
 
 class BreakerState(Enum):
-    """Which new requests an instance gets: all, a few trials, or none."""
+    """Which new requests an instance gets: all, one trial at a time, or none."""
 
     CLOSED = "closed"
     HALF_OPEN = "half-open"
