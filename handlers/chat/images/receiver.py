@@ -79,7 +79,7 @@ class ImageReceiver:
             return {}
         further = [number for number, reference in enumerate(references) if is_fetched(reference)][1:]
         return {
-            number: self._fetching.fetch_early(reply, partial(self._loader.read, references[number], reply))
+            number: self._fetching.fetch_early(reply, partial(self._loader.read, references[number]))
             for number in further
         }
 

@@ -132,6 +132,20 @@ def test_images_of_a_request_are_fetched_at_the_same_time(make_client: Any, tarp
     assert client.service.numbers()["images"]["fetched"] == 4
 
 
+def test_a_request_that_fails_ends_its_other_downloads(make_client: Any, tarpit: Tarpit) -> None:
+    """They would keep their threads for the rest of their time, although no request needs them."""
+    client = make_client(intake={**ALLOWED, "fetch_threads": 6})
+    tarpit.routes["/missing.png"] = lambda connection: tarpit.await_arrivals(2)
+
+    failed = client.call(opening(tarpit.url("/missing.png"), *[tarpit.url("/slow.png")] * 2), ALICE)
+    asked = [client.send(opening(tarpit.url("/slow.png")), ALICE) for _ in range(3)]
+    tarpit.await_arrivals(3)
+
+    assert failed.status == 502
+    tarpit.release()
+    assert [each.wait().status for each in asked] == [200] * 3
+
+
 class Held:
     """A pool whose threads are busy until `release`, and the order in which actions run."""
 
@@ -259,7 +273,7 @@ def test_request_fetches_by_itself_what_no_thread_has_begun() -> None:
     taken: list[bytes] = []
 
     def run() -> None:
-        early.append(held.pool.fetch_early(reply, lambda: b"image"))
+        early.append(held.pool.fetch_early(reply, lambda own: b"image"))
         taken.append(early[0].take())
 
     held.pool.submit("a", reply, run).result(60)
@@ -278,7 +292,7 @@ def test_stop_waits_for_a_request_with_early_fetches() -> None:
     taken: list[bytes] = []
 
     def run() -> None:
-        early = held.pool.fetch_early(reply, lambda: b"image")
+        early = held.pool.fetch_early(reply, lambda own: b"image")
         has_begun.set()
         may_take.wait(60)
         taken.append(early.take())
