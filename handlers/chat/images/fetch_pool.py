@@ -63,7 +63,7 @@ class FetchPool:
         reply.fetch_line = line
         return self._add(line, reply, action, waits=reply)
 
-    def fetch_early(self, reply: PendingReply, fetch: Callable[[PendingReply], bytes]) -> "EarlyFetch":
+    def fetch_early(self, reply: PendingReply, fetch: Callable[[PendingReply], bytes | None]) -> "EarlyFetch":
         """Let another thread begin a fetch that this reply's action will need later. Only in an action of `submit`."""
         early = EarlyFetch(reply, fetch)
         assert reply.fetch_line is not None
@@ -113,17 +113,17 @@ class EarlyFetch:
     """A fetch that a free thread may begin before its request comes to it.
 
     The request never waits for a thread: what has not begun by then, it fetches itself. fetch: ends when the reply that
-    it gets is cancelled.
+    it gets is cancelled; None leaves the image to the request.
     """
 
-    def __init__(self, reply: PendingReply, fetch: Callable[[PendingReply], bytes]) -> None:
+    def __init__(self, reply: PendingReply, fetch: Callable[[PendingReply], bytes | None]) -> None:
         self.future: Future[None] | None = None
         self._reply = reply
         self._fetch = fetch
         self._own = PendingReply(lambda: None)  # ends this fetch alone
         self._own.fetches_end_at = reply.fetches_end_at
         self._is_needed = True
-        self._data = b""
+        self._data: bytes | None = None
 
     def run(self) -> None:
         self._own.on_cancel(self._pass_on)
@@ -135,12 +135,12 @@ class EarlyFetch:
         if self._is_needed:
             self._reply.cancel(reason)
 
-    def take(self) -> bytes:
-        """Return the fetched bytes, once. Raises what the fetch raises."""
+    def take(self) -> bytes | None:
+        """Return the fetched bytes, once; None if the request must fetch them. Raises what the fetch raises."""
         if self.future is None or self.future.cancel():
-            return self._fetch(self._reply)
+            return None
         self.future.result()
-        data, self._data = self._data, b""
+        data, self._data = self._data, None
         return data
 
     def cancel(self) -> None:
