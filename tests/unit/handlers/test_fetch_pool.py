@@ -291,19 +291,22 @@ def test_request_fetches_by_itself_what_no_thread_has_begun() -> None:
 def test_stop_waits_for_a_request_with_early_fetches() -> None:
     """A request that runs is not lost because threads for its further images were not free."""
     held, reply = Held(2), make_reply()
-    has_begun, may_take = threading.Event(), threading.Event()
+    may_take = threading.Event()
+    early: list[EarlyFetch] = []
     taken: list[bytes | None] = []
 
     def run() -> None:
-        early = held.pool.fetch_early(reply, lambda own: b"image")
-        has_begun.set()
-        may_take.wait(60)
-        taken.append(early.take())
+        early.append(held.pool.fetch_early(reply, lambda own: b"image"))
+        assert may_take.wait(60)
+        taken.append(early[0].take())
 
     held.pool.submit("a", reply, run)
-    has_begun.wait(60)
+    wait_until(lambda: bool(early), "the request runs")
     stopping = threading.Thread(target=held.pool.shutdown)
     stopping.start()
+    future = early[0].future
+    assert future is not None
+    wait_until(future.cancelled, "the pool leaves the image to the request")
     held.release()
     may_take.set()
     stopping.join(60)
