@@ -63,9 +63,9 @@ class FetchPool:
         reply.fetch_line = line
         return self._add(line, reply, action, waits=reply)
 
-    def fetch_early(self, reply: PendingReply, fetch: Callable[[], bytes]) -> "EarlyFetch":
+    def fetch_early(self, reply: PendingReply, fetch: Callable[[PendingReply], bytes | None]) -> "EarlyFetch":
         """Let another thread begin a fetch that this reply's action will need later. Only in an action of `submit`."""
-        early = EarlyFetch(fetch)
+        early = EarlyFetch(reply, fetch)
         assert reply.fetch_line is not None
         with suppress(RuntimeError):  # after `shutdown`, the action fetches by itself
             early.future = self._add(reply.fetch_line, reply, early.run, waits=None)
@@ -112,25 +112,39 @@ class FetchPool:
 class EarlyFetch:
     """A fetch that a free thread may begin before its request comes to it.
 
-    The request never waits for a thread: what has not begun by then, it fetches itself.
+    The request never waits for a thread: what has not begun by then, it fetches itself. fetch: ends when the reply that
+    it gets is cancelled; None leaves the image to the request.
     """
 
-    def __init__(self, fetch: Callable[[], bytes]) -> None:
+    def __init__(self, reply: PendingReply, fetch: Callable[[PendingReply], bytes | None]) -> None:
         self.future: Future[None] | None = None
+        self._reply = reply
         self._fetch = fetch
-        self._data = b""
+        self._own = PendingReply(lambda: None)  # ends this fetch alone
+        self._own.fetches_end_at = reply.fetches_end_at
+        self._is_needed = True
+        self._data: bytes | None = None
 
     def run(self) -> None:
-        self._data = self._fetch()
+        self._own.on_cancel(self._pass_on)
+        self._reply.on_cancel(self._own.cancel)
+        self._data = self._fetch(self._own)
 
-    def take(self) -> bytes:
-        """Return the fetched bytes. Raises what the fetch raises."""
+    def _pass_on(self, reason: HandlerError) -> None:
+        """Cancel the request if the fetch cannot end in time, so that the request does not wait for it."""
+        if self._is_needed:
+            self._reply.cancel(reason)
+
+    def take(self) -> bytes | None:
+        """Return the fetched bytes, once; None if the request must fetch them. Raises what the fetch raises."""
         if self.future is None or self.future.cancel():
-            return self._fetch()
+            return None
         self.future.result()
-        return self._data
+        data, self._data = self._data, None
+        return data
 
     def cancel(self) -> None:
-        """Do not begin the fetch, if it has not begun."""
-        if self.future is not None:
-            self.future.cancel()
+        """Do not begin the fetch, or end it."""
+        self._is_needed = False
+        if self.future is not None and not self.future.cancel():
+            self._own.cancel()

@@ -57,12 +57,17 @@ class ImageLoader:
         if scheme in HTTP:
             return self._http.read(text, reply)
         if scheme == S3:
-            return self._fetch_from_s3(text, reply, held_bytes)
+            return self._open_s3().read(text, reply, held_bytes)
         if scheme:
             raise ImageUrlForbidden(f"an image address must be {SCHEMES}, not {scheme[:20]}")
         if len(text) > self._settings.max_bytes * 4 // 3 + 4:
             raise ImageTooLarge(f"the image is larger than {self._settings.max_bytes} bytes")
         return self._within_limit(_decode_base64(text))
+
+    def read_early(self, address: str, reply: PendingReply) -> bytes | None:
+        """Fetch an image while its request reads others. Return None for one from S3 that must be scaled down."""
+        text = address.strip()
+        return self._open_s3().read_small(text, reply) if find_scheme(text) == S3 else self.read(text, reply)
 
     def _within_limit(self, data: bytes) -> bytes:
         if len(data) > self._settings.max_bytes:
@@ -75,7 +80,7 @@ class ImageLoader:
         """Decode to RGB within the worker's memory budget; see `image_decoding.decoded`."""
         return image_decoding.decoded(data, self._settings, self.decoding, check, side, held_bytes)
 
-    def _fetch_from_s3(self, url: str, reply: PendingReply, held_bytes: int) -> bytes:
+    def _open_s3(self) -> "S3Images":
         with self._lock:
             if self._s3 is None and self._settings.allowed_buckets:
                 from handlers.chat.images.s3 import S3Images  # the AWS library is slow to load
@@ -86,7 +91,7 @@ class ImageLoader:
             raise ImageUrlForbidden(
                 "this worker reads no images from S3; an operator can allow buckets with handler.intake.allowed_buckets"
             )
-        return s3.read(url, reply, held_bytes)
+        return s3
 
 
 def _decode_base64(text: str) -> bytes:

@@ -61,7 +61,9 @@ class ImageReceiver:
             for number, reference in enumerate(references):
                 reply.raise_if_cancelled()
                 self._counters.add("images_received")
-                encoded = early[number].take() if number in early else self._loader.read(reference, reply)
+                encoded = early[number].take() if number in early else None
+                if encoded is None:
+                    encoded = self._loader.read(reference, reply)
                 self._counters.add("images_fetched", int(is_fetched(reference)))
                 reply.raise_if_cancelled()
                 image = self._store.take_in(scope, encoded, reply.raise_if_cancelled)
@@ -77,10 +79,10 @@ class ImageReceiver:
         """Begin to fetch all images but the first that is fetched; return the fetches by the references' numbers."""
         if reply.fetch_line is None:
             return {}
-        further = [number for number, reference in enumerate(references) if is_fetched(reference)][1:]
+        fetched = [(number, each) for number, each in enumerate(references) if is_fetched(each)]
         return {
-            number: self._fetching.fetch_early(reply, partial(self._loader.read, references[number], reply))
-            for number in further
+            number: self._fetching.fetch_early(reply, partial(self._loader.read_early, reference))
+            for number, reference in fetched[1:]
         }
 
     @contextmanager

@@ -43,16 +43,26 @@ class S3Images:
         held_bytes: as for `DecodingBudget.lease`. Raises the BadImage family, OutOfMemory, OutOfDisk, and the reason
         for which the reply was cancelled.
         """
+        transfer, is_small = self._find(url, reply)
+        if is_small:
+            return b"".join(transfer.pieces())
+        with self._turn(transfer), tempfile.TemporaryFile(prefix="torchmoor-image-") as file:
+            _save(transfer, file)
+            return scale_down(file, self._settings, self._decoding, transfer.check, held_bytes)
+
+    def read_small(self, url: str, reply: PendingReply) -> bytes | None:
+        """Read an image as `read` does; None for one that must be scaled down."""
+        transfer, is_small = self._find(url, reply)
+        return b"".join(transfer.pieces()) if is_small else None
+
+    def _find(self, url: str, reply: PendingReply) -> "tuple[Transfer, bool]":
+        """Return the transfer of an image, and whether the image has at most `max_bytes`."""
         place = self._place(url)
         transfer = Transfer(self._client, place, time.monotonic() + self._settings.s3_timeout_s, reply)
         size = transfer.find_size()
         if size > self._settings.large_bytes:
             raise ImageTooLarge(f"the image has {size} bytes, more than {self._settings.large_bytes}")
-        if size <= self._settings.max_bytes:
-            return b"".join(transfer.pieces())
-        with self._turn(transfer), tempfile.TemporaryFile(prefix="torchmoor-image-") as file:
-            _save(transfer, file)
-            return scale_down(file, self._settings, self._decoding, transfer.check, held_bytes)
+        return transfer, size <= self._settings.max_bytes
 
     def _place(self, url: str) -> dict[str, str]:
         bucket, _, key = url[len("s3://") :].partition("/")

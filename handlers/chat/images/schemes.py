@@ -4,6 +4,7 @@ Dialects, the fetch pool and the loader all use this list, so a new scheme is ad
 """
 
 import re
+from typing import TypeGuard
 
 HTTP = frozenset(("http", "https"))
 S3 = "s3"
@@ -29,6 +30,6 @@ def is_address(text: str) -> bool:
     return text[:_LONGEST].lower().startswith(_BEGINNINGS)
 
 
-def is_fetched(reference: object) -> bool:
+def is_fetched(reference: object) -> TypeGuard[str]:
     """Return whether an image must be downloaded."""
     return isinstance(reference, str) and reference.lstrip()[:_LONGEST].lower().startswith(_FETCHED)

@@ -15,7 +15,7 @@ from handlers.errors import ImageUnreachable, InternalError, Overloaded
 from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings
-from tests.torchserve.drawings import data_url
+from tests.torchserve.drawings import data_url, encoded
 from tests.unit.handlers.conftest import FakeClock
 from tests.unit.handlers.test_chat_intake import PNG, WebServer, answer
 from tests.waiting import wait_until
@@ -119,17 +119,34 @@ def test_line_is_that_of_the_first_fetched_address(references: tuple[bytes | str
     assert find_line(named, references) == (None if line is None else named.line)
 
 
-def test_images_of_a_request_are_fetched_at_the_same_time(make_client: Any, tarpit: Tarpit) -> None:
-    """Their order stays, and a caller's other half of the threads stays free."""
+def test_images_of_a_request_are_fetched_at_the_same_time(make_client: Any, tarpit: Tarpit, red: Any) -> None:
+    """They keep their order, and leave the caller's third thread to another request."""
     client = make_client(intake={**ALLOWED, "fetch_threads": 6})
-    ordered = client.send(opening(tarpit.url("/slow.png"), tarpit.url("/a.png"), tarpit.url("/slow.png")), ALICE)
+    tarpit.routes["/red.png"] = lambda connection: connection.sendall(answer(encoded(red)))
+    ordered = client.send(opening(tarpit.url("/slow.png"), tarpit.url("/red.png"), tarpit.url("/slow.png")), ALICE)
 
     tarpit.await_arrivals(2)
 
-    assert client.call(opening(tarpit.url("/a.png")), ALICE).status == 200  # the third thread of the line
+    assert client.call(opening(tarpit.url("/a.png")), ALICE).status == 200
     tarpit.release()
     assert ordered.wait().status == 200
     assert client.service.numbers()["images"]["fetched"] == 4
+    first, second, third = client.service.store.find(ordered.json["session_id"]).pending_images
+    assert first.digest == third.digest != second.digest
+
+
+def test_a_request_that_fails_ends_its_other_downloads(make_client: Any, tarpit: Tarpit) -> None:
+    """They would keep their threads for the rest of their time, although no request needs them."""
+    client = make_client(intake={**ALLOWED, "fetch_threads": 6})
+    tarpit.routes["/missing.png"] = lambda connection: tarpit.await_arrivals(2)
+
+    failed = client.call(opening(tarpit.url("/missing.png"), *[tarpit.url("/slow.png")] * 2), ALICE)
+    asked = [client.send(opening(tarpit.url("/slow.png")), ALICE) for _ in range(3)]
+    tarpit.await_arrivals(3)
+
+    assert failed.status == 502
+    tarpit.release()
+    assert [each.wait().status for each in asked] == [200] * 3
 
 
 class Held:
@@ -256,15 +273,15 @@ def test_request_fetches_by_itself_what_no_thread_has_begun() -> None:
     """A request never waits for a thread while it has one."""
     held, reply = Held(2), make_reply()  # each line may use one thread
     early: list[EarlyFetch] = []
-    taken: list[bytes] = []
+    taken: list[bytes | None] = []
 
     def run() -> None:
-        early.append(held.pool.fetch_early(reply, lambda: b"image"))
+        early.append(held.pool.fetch_early(reply, lambda own: b"image"))
         taken.append(early[0].take())
 
     held.pool.submit("a", reply, run).result(60)
 
-    assert taken == [b"image"]
+    assert taken == [None]
     assert early[0].future is not None
     assert early[0].future.cancelled()
     held.release()
@@ -274,22 +291,25 @@ def test_request_fetches_by_itself_what_no_thread_has_begun() -> None:
 def test_stop_waits_for_a_request_with_early_fetches() -> None:
     """A request that runs is not lost because threads for its further images were not free."""
     held, reply = Held(2), make_reply()
-    has_begun, may_take = threading.Event(), threading.Event()
-    taken: list[bytes] = []
+    may_take = threading.Event()
+    early: list[EarlyFetch] = []
+    taken: list[bytes | None] = []
 
     def run() -> None:
-        early = held.pool.fetch_early(reply, lambda: b"image")
-        has_begun.set()
-        may_take.wait(60)
-        taken.append(early.take())
+        early.append(held.pool.fetch_early(reply, lambda own: b"image"))
+        assert may_take.wait(60)
+        taken.append(early[0].take())
 
     held.pool.submit("a", reply, run)
-    has_begun.wait(60)
+    wait_until(lambda: bool(early), "the request runs")
     stopping = threading.Thread(target=held.pool.shutdown)
     stopping.start()
+    future = early[0].future
+    assert future is not None
+    wait_until(future.cancelled, "the pool leaves the image to the request")
     held.release()
     may_take.set()
     stopping.join(60)
 
-    assert taken == [b"image"]
+    assert taken == [None]
     assert not reply.is_cancelled

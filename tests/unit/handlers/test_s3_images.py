@@ -209,6 +209,24 @@ def test_a_session_is_opened_on_a_large_image(bucket: Any, make_client: Callable
     assert client.service.numbers()["images"]["fetched"] == 1
 
 
+def test_a_large_image_is_left_to_its_request(door: ImageLoader) -> None:
+    """Several large ones that a request fetched at once would wait for each other within their times."""
+    reply = PendingReply(lambda: None)
+
+    assert door.read_early(URL, reply) == PICTURES["open/red blue.png"]
+    assert door.read_early(f"s3://{BUCKET}/big.tif", reply) is None
+
+
+def test_a_request_reads_small_and_large_images(bucket: Any, make_client: Callable[..., Any]) -> None:
+    client = make_client(intake={"allowed_buckets": (BUCKET,), "max_bytes": 1_000_000, "scaled_pixels": 10_000})
+
+    session = client.open(URL, f"s3://{BUCKET}/big.tif", URL)
+
+    first, second, third = client.service.store.find(session).pending_images
+    assert first.digest == third.digest != second.digest
+    assert client.service.numbers()["images"]["fetched"] == 3
+
+
 def test_only_allowed_places_are_read(bucket: Any) -> None:
     """Without a setting no bucket is allowed; with a prefix, only keys below it. The error gives advice."""
     narrow = intake(allowed_buckets=(f"s3://{BUCKET}/open/",))
