@@ -68,7 +68,7 @@ def is_named(base: ast.expr, *names: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2700)
 @pytest.mark.needs("g++")
 def test_compiled_proxy_passes_the_proxys_tests(tmp_path: Path) -> None:
     """Both builds of the same source pass the same tests over sockets, except those that replace parts of the proxy."""
