@@ -13,8 +13,9 @@ import pytest
 import requests
 from click.testing import CliRunner
 
+from tests.processes import is_running
 from tests.proxy.conftest import make_session_id
-from tests.proxy.processes import TIMEOUT_S, Holding, Served, is_running, read, serve_in_vain, serving, write_config
+from tests.proxy.processes import TIMEOUT_S, Holding, Served, read, serve_in_vain, serving, write_config
 from tests.proxy.test_cors import APP, check_readable
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
