@@ -36,6 +36,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import yaml
 
 from benchmarks.async_load import BODY, AcceptedRequests, Client, Submitter
@@ -115,9 +116,9 @@ class RestartedFleet:
             self.revive()
             return True
         pid_file = self.run_dir / f"llava-{rng.randrange(2)}" / "tmp" / ".model_server.pid"
-        with suppress(OSError, ValueError, IndexError):
-            jvm = int(pid_file.read_text())
-            os.kill(jvm if target == "jvm" else rng.choice(_children(jvm)), signal.SIGKILL)
+        with suppress(OSError, ValueError, IndexError, psutil.NoSuchProcess):
+            jvm = psutil.Process(int(pid_file.read_text()))
+            (jvm if target == "jvm" else rng.choice(jvm.children())).kill()
             return True
         return False
 
@@ -135,16 +136,6 @@ class RestartedFleet:
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._log.close()
-
-
-def _children(pid: int) -> list[int]:
-    """Return the workers that a JVM has started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-    return found
 
 
 def run_kills(folder: Path, *, is_quick: bool) -> dict[str, Any]:

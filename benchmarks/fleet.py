@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request
 
+import psutil
+
 from benchmarks.report import ROOT
 from torchmoor.clients.local import make_opener
 from torchmoor.config.launcher import INSTANCE_LOG
 from torchmoor.proxy.http.call import Outcome
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 SHOWN = ("name", "state", "outstanding", "breaker", "failures_in_a_row", "last_end")  # of an instance
 NUM_DECISIONS, NUM_LOG_LINES = 5, 15
 CLIENT_GONE = Outcome.CLIENT_GONE.value  # of requests that still ran when the benchmark failed
@@ -30,7 +31,7 @@ class CpuTimes:
     proxy_s: float
     torchserve_s: float
     worker_s: float
-    threads_s: dict[str, float]
+    threads_s: dict[int, float]
 
     def since(self, before: "CpuTimes") -> "Spent":
         by_thread = [used - before.threads_s.get(thread, 0.0) for thread, used in self.threads_s.items()]
@@ -79,15 +80,13 @@ class Fleet:
 
     def processes(self, instance: str) -> tuple[int, int]:
         """Return the process ids of an instance's JVM and of its Python worker."""
-        mark = f"TORCHMOOR_INSTANCE={instance}\0".encode()
-        tree = _process_tree(self._process.pid)
-        (jvm,) = [pid for pid in tree if _command(pid) == "java" and mark in _environment(pid)]
-        (worker,) = [pid for pid, parent in tree.items() if parent == jvm]
-        return jvm, worker
+        jvm = psutil.Process(int((self._run_dir / instance / "tmp" / ".model_server.pid").read_text()))
+        (worker,) = jvm.children()
+        return jvm.pid, worker.pid
 
     def has_instance_processes(self) -> bool:
         """Return whether a TorchServe process exists, even if it is starting or stopping."""
-        return any(_command(pid) == "java" for pid in _process_tree(self._process.pid))
+        return any(map(_is_java, psutil.Process(self.pid).children(recursive=True)))
 
     def status(self, instance: Mapping[str, Any]) -> dict[str, Any]:
         """Return a worker's status, which is requested from its TorchServe directly."""
@@ -112,21 +111,23 @@ class Fleet:
     def cpu_times(self) -> CpuTimes:
         """Return the times of all processes. Children of a worker, such as the process for templates, count as its."""
         proxy = torchserve = worker = 0.0
-        threads: dict[str, float] = {}
-        tree = _process_tree(self._process.pid)
-        java = {pid for pid in tree if _command(pid) == "java"}
+        threads: dict[int, float] = {}
+        own = psutil.Process(self.pid)
+        java: set[int] = set()
         workers: set[int] = set()
-        for pid, parent in tree.items():  # parents come first
-            used = _used_s(Path(f"/proc/{pid}"))
-            if pid in java:
-                torchserve += used
-            elif parent in java or parent in workers:
-                worker += used
-                workers.add(pid)
-                if parent in java:
-                    threads |= {path.name: _used_s(path) for path in Path(f"/proc/{pid}/task").iterdir()}
-            else:
-                proxy += used
+        for process in (own, *own.children(recursive=True)):  # parents come first
+            with suppress(psutil.NoSuchProcess):  # it has ended
+                used, parent = sum(process.cpu_times()[:2]), process.ppid()
+                if _is_java(process):
+                    torchserve += used
+                    java.add(process.pid)
+                elif parent in java or parent in workers:
+                    worker += used
+                    workers.add(process.pid)
+                    if parent in java:
+                        threads |= {each.id: each.user_time + each.system_time for each in process.threads()}
+                else:
+                    proxy += used
         return CpuTimes(proxy, torchserve, worker, threads)
 
 
@@ -192,12 +193,13 @@ def running_fleet(
 
 def cpu_of(pids: Iterable[int]) -> float:
     """Return the processor time of these processes since they began, in seconds."""
-    return sum(_used_s(Path(f"/proc/{pid}")) for pid in pids)
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def rss_bytes(pid: int) -> int:
     """Return the resident memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    found: int = psutil.Process(pid).memory_info().rss
+    return found
 
 
 def _get_json(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
@@ -206,39 +208,9 @@ def _get_json(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
         return found
 
 
-def _process_tree(root: int) -> dict[int, int]:
-    """Return `root` and all its descendants, each with its parent; parents come first."""
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            continue  # it has ended meanwhile
-    tree = {root: parents.get(root, 0)}
-    while more := {pid: parent for pid, parent in parents.items() if parent in tree and pid not in tree}:
-        tree |= more
-    return tree
-
-
-def _command(pid: int) -> str:
-    """Return the name of a process's program; "" if it has ended."""
+def _is_java(process: psutil.Process) -> bool:
+    """Return whether a process is a TorchServe; False if it has ended."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
-    except OSError:
-        return b""
-
-
-def _used_s(process: Path) -> float:
-    """Return the processor time in seconds of the process or thread with this folder in /proc; 0 if it has ended."""
-    try:
-        fields = (process / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        return bool(process.name() == "java")
+    except psutil.NoSuchProcess:
+        return False

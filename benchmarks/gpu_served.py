@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet import running_fleet
 from benchmarks.gpu_bench import Answer, Bench
 from benchmarks.gpu_model import save_checkpoint
-from benchmarks.stream import measure
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.errors import TurnTimedOut
@@ -33,6 +31,9 @@ def served(bench: Bench) -> dict[str, Any]:
     """
     if importlib.util.find_spec("ts") is None:
         return {"skipped": "TorchServe is not installed for this Python"}
+    from benchmarks.fleet import running_fleet  # late, because it needs psutil, which comes with TorchServe
+    from benchmarks.stream import measure
+
     warm_s, seconds = (1.0, 2.0) if bench.is_quick else (5.0, 8.0)
     alone = {num_rows: _run_alone(bench, bench.engine(), num_rows, warm_s, seconds) for num_rows in bench.rows}
     bench.release()

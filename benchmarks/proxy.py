@@ -54,7 +54,6 @@ from benchmarks.proxy_arms import (
     Process,
     Router,
     Torchmoor,
-    free_ports,
     nginx_command,
     require,
     running,
@@ -71,6 +70,7 @@ from benchmarks.proxy_load import (
 )
 from benchmarks.proxy_server import ENDPOINT, KEY, KEY_ID
 from benchmarks.report import ROOT, describe_python, parse_options, print_report
+from torchmoor.fleet.ports import find_free_ports
 from torchmoor.wire.session_ids import compose
 
 NUM_BACKENDS = 4
@@ -132,7 +132,7 @@ class Stage:
 
     def start_nginx_backend(self) -> list[int]:
         """Start an nginx that answers at once, and return its ports."""
-        ports = free_ports(NUM_BACKENDS)
+        ports = find_free_ports(NUM_BACKENDS)
         listens = " ".join(f"listen 127.0.0.1:{port} backlog=1024;" for port in ports)
         folder = self._folder("backend")
         command = nginx_command(folder, NGINX_BACKEND.format(folder=folder, listens=listens))
@@ -141,14 +141,14 @@ class Stage:
 
     def start_stream_backend(self) -> list[int]:
         """Start a backend for streams and uploads, and return its ports."""
-        ports = free_ports(NUM_BACKENDS)
+        ports = find_free_ports(NUM_BACKENDS)
         command = [sys.executable, str(ROOT / "benchmarks" / "proxy_backend.py"), ",".join(map(str, ports))]
         self._stack.enter_context(running(command, ports[0], LOAD_CORE))
         return ports
 
     def start(self, arm: Arm, upstreams: Sequence[int]) -> Process:
         """Start a proxy on its core."""
-        [port] = free_ports(1)
+        [port] = find_free_ports(1)
         command = arm.command(port, upstreams, self._folder(f"{arm.name}-{port}"))
         return self._stack.enter_context(running(command, port, PROXY_CORE))
 

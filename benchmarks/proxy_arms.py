@@ -16,6 +16,10 @@ from zipfile import ZipFile
 
 from benchmarks.report import ROOT
 
+import psutil
+
+from torchmoor.fleet.ports import find_free_ports
+
 PEERS = "TORCHMOOR_BENCH_PEERS"  # a folder of programs (envoy, sglang-router, vllm-router), searched before the PATH
 PYTHON = "TORCHMOOR_BENCH_PYTHON"  # the Python of the arm other-python
 _CORES = sorted(os.sched_getaffinity(0))  # in a container, these need not begin with core 0
@@ -224,7 +228,7 @@ class Router(Arm):
         return [
             *(str(program.with_name("python")), "-m", f"{module}.launch_router"),
             *("--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin", "--log-level", "error"),
-            *("--prometheus-port", str(free_ports(1)[0])),
+            *("--prometheus-port", str(find_free_ports(1)[0])),
             *("--worker-urls", *(f"http://127.0.0.1:{upstream}" for upstream in upstreams)),
         ]
 
@@ -253,15 +257,6 @@ def nginx_command(folder: Path, config: str) -> list[str]:
     return [str(find("nginx")), "-p", str(folder), "-c", str(path)]
 
 
-def free_ports(number: int) -> list[int]:
-    """Return ports that are currently free."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
 class Process:
     """A running proxy or backend."""
 
@@ -271,13 +266,8 @@ class Process:
 
     def pids(self) -> list[int]:
         """Return the ids of the process and its descendants."""
-        pids, found = [self._popen.pid], []
-        while pids:
-            pid = pids.pop()
-            found.append(pid)
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                pids += map(int, (task / "children").read_text().split())
-        return found
+        own = psutil.Process(self._popen.pid)
+        return [process.pid for process in (own, *own.children(recursive=True))]
 
     def cpu_s(self) -> float:
         """Return the processor time so far, user and system, from the kernel's CPU clock of each process."""

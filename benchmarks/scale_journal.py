@@ -5,11 +5,9 @@ Clients hold conversations over HTTP. The servers' counters are read before and 
 
 import os
 import re
-import socket
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 from benchmarks.failover_load import make_conversations
 from benchmarks.fleet import running_fleet
 from benchmarks.report import ROOT
-from tests.servers import BUCKET, run_redis, run_s3
+from tests.servers import BUCKET, ForwardingProxy, run_redis, run_s3
 
 NUM_TURNS = 4
 PREFIX = "bench"
@@ -91,37 +89,15 @@ def _measure(store: str, url: str, num_sessions: int, count: Callable[[], int], 
     return JournalCost(store, opening, turns / NUM_TURNS, close, session_bytes / num_sessions)
 
 
-class CountingProxy:
-    """Forwards bytes between HTTP clients and a server, and counts the requests."""
+class CountingProxy(ForwardingProxy):
+    """Counts the requests that HTTP clients send through it."""
 
-    def __init__(self, port: int) -> None:
-        self.num_requests = 0
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
+    num_requests = 0
 
-    def __enter__(self) -> "CountingProxy":
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target), timeout=60)
-                for source, sink in ((client, server), (server, client)):
-                    is_request = source is client
-                    threading.Thread(target=self._pass_on, args=(source, sink, is_request), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket, is_request: bool) -> None:
-        with source, sink, suppress(OSError):
-            while data := source.recv(1 << 16):
-                if is_request and _REQUEST.match(data):  # clients do not pipeline, so a head begins a read
-                    self.num_requests += 1
-                sink.sendall(data)
+    def accepts(self, data: bytes, *, is_answer: bool) -> bool:
+        if not is_answer and _REQUEST.match(data):  # clients do not pipeline, so a head begins a read
+            self.num_requests += 1
+        return True
 
 
 @contextmanager

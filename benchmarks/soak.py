@@ -38,6 +38,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import psutil
+
 from benchmarks.async_load import AcceptedRequests, Client
 from benchmarks.failover_load import Conversation, authorization, make_conversations
 from benchmarks.fleet import Fleet, rss_bytes, running_fleet
@@ -144,9 +146,8 @@ class Watcher(threading.Thread):
 
 
 def sample(pid: int) -> Sample:
-    folder = Path(f"/proc/{pid}")
-    files, threads = len(os.listdir(folder / "fd")), len(os.listdir(folder / "task"))
-    return Sample(time.monotonic(), rss_bytes(pid), files, threads)
+    process = psutil.Process(pid)
+    return Sample(time.monotonic(), rss_bytes(pid), process.num_fds(), process.num_threads())
 
 
 def converse(conversations: "Conversations", good: GoodResults, journal: Path, stop: threading.Event) -> None:

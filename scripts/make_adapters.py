@@ -99,7 +99,6 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="default: models/smollm2")
     parser.add_argument("--number", type=int, required=True, help="number of adapters")
     parser.add_argument("--rank", type=int, default=8, help="default: 8")
-
     parser.add_argument("--to", type=Path, required=True, help="folder of the adapters")
     options = parser.parse_args()
     made = make_adapters(options.checkpoint, options.to, options.number, rank=options.rank)

@@ -90,7 +90,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="the SVG file")
     parser.add_argument("--title", required=True, help="the command that the picture shows after the prompt")
-
     parser.add_argument("command", nargs="+", help="the command to run")
     options = parser.parse_args()
     lines = record(options.command)

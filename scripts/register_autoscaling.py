@@ -58,11 +58,7 @@ class Call:
 
 def register(endpoint: str, variant: str, settings: ScalingSettings) -> Iterator[Call]:
     """Yield the requests that register a variant's limits and policies, each policy before its alarm."""
-    names = {
-        "ServiceNamespace": NAMESPACE,
-        "ResourceId": resource_of(endpoint, variant),
-        "ScalableDimension": DIMENSION,
-    }
+    names = target_names(endpoint, variant)
     limits = {"MinCapacity": settings.min_capacity, "MaxCapacity": settings.max_capacity}
     yield Call(AUTOSCALING, "register_scalable_target", {**names, **limits})
     tracking, step = settings.tracking, settings.step
@@ -105,13 +101,18 @@ def register(endpoint: str, variant: str, settings: ScalingSettings) -> Iterator
         yield Call(CLOUDWATCH, "put_metric_alarm", alarm)
 
 
-def delete(endpoint: str, variant: str) -> Iterator[Call]:
-    """Yield the requests that undo `register`, in reverse order."""
-    names = {
+def target_names(endpoint: str, variant: str) -> dict[str, str]:
+    """Return the parameters that name a variant in requests to Application Auto Scaling."""
+    return {
         "ServiceNamespace": NAMESPACE,
         "ResourceId": resource_of(endpoint, variant),
         "ScalableDimension": DIMENSION,
     }
+
+
+def delete(endpoint: str, variant: str) -> Iterator[Call]:
+    """Yield the requests that undo `register`, in reverse order."""
+    names = target_names(endpoint, variant)
     yield Call(CLOUDWATCH, "delete_alarms", {"AlarmNames": [_policy_name(STEP_METRIC, endpoint, variant)]})
     for metric in (STEP_METRIC, *TrackedMetric):
         policy = {"PolicyName": _policy_name(metric, endpoint, variant), **names}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import boto3
 import pytest
@@ -108,6 +108,11 @@ class S3Server:
     environment: dict[str, str] = field(default_factory=dict)  # settings that a program needs to use it
     reader: dict[str, str] = field(default_factory=dict)  # the same for a user who may only read
 
+    def use_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Set the variables by which this process and those that it starts use the server."""
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+
     def client(self) -> Any:
         """Return a client for the test itself to inspect the data."""
         return boto3.client(
@@ -119,17 +124,15 @@ class S3Server:
         )
 
 
-class LossyProxy:
-    """A proxy between a client and a server. When `is_losing` is set, it drops one response and its connection."""
+class ForwardingProxy:
+    """A proxy between clients and a server. Subclasses see the bytes, and may drop some with their connection."""
 
     def __init__(self, port: int) -> None:
         self.target_port = port  # of future connections
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.is_losing = threading.Event()
-        self.num_lost = 0
 
-    def __enter__(self) -> "LossyProxy":
+    def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
@@ -149,12 +152,30 @@ class LossyProxy:
     def _pass_on(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
         with source, suppress(OSError):
             while data := source.recv(1 << 16):
-                if is_answer and self.is_losing.is_set():
-                    self.is_losing.clear()
-                    self.num_lost += 1
+                if not self.accepts(data, is_answer=is_answer):
                     break
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_RDWR)
+
+    def accepts(self, data: bytes, *, is_answer: bool) -> bool:
+        """Return whether to forward what was read from a client, or from the server."""
+        return True
+
+
+class LossyProxy(ForwardingProxy):
+    """A proxy that drops one answer and its connection when `is_losing` is set."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.is_losing = threading.Event()
+        self.num_lost = 0
+
+    def accepts(self, data: bytes, *, is_answer: bool) -> bool:
+        if is_answer and self.is_losing.is_set():
+            self.is_losing.clear()
+            self.num_lost += 1
+            return False
+        return True
 
 
 @contextmanager

@@ -12,9 +12,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scripts.register_autoscaling import AUTOSCALING, Call, delete, register
+from scripts.register_autoscaling import AUTOSCALING, Call, delete, register, target_names
 from scripts.sagemaker_deploy.settings import Concurrency, Deployment
-from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, resource_of
 
 SAGEMAKER = "sagemaker"
 OWNER_TAG = "torchmoor:endpoint"  # on every created resource, with the endpoint's name: teardown deletes only these
@@ -66,11 +65,7 @@ def scaling_calls(deployment: Deployment) -> Iterator[Call]:
     """Yield the requests that register the variant with Application Auto Scaling."""
     variant, scaling = str(deployment.variant["VariantName"]), deployment.scaling
     if isinstance(scaling, Concurrency):
-        names = {
-            "ServiceNamespace": NAMESPACE,
-            "ResourceId": resource_of(deployment.endpoint, variant),
-            "ScalableDimension": DIMENSION,
-        }
+        names = target_names(deployment.endpoint, variant)
         limits = {"MinCapacity": scaling.min_capacity, "MaxCapacity": scaling.max_capacity}
         yield Call(AUTOSCALING, "register_scalable_target", {**names, **limits})
         # This metric has a value every 10 s, so it shows a burst within half a minute.

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
-import botocore.session
 from botocore import xform_name
-from botocore.model import ServiceModel, Shape
+from botocore.model import Shape
 from botocore.validate import ParamValidator
 
 from scripts.register_autoscaling import Call
 from scripts.sagemaker_deploy.errors import SettingsError
+from torchmoor.config.aws import service_model
 
 
 def check(call: Call) -> None:
     """Raise SettingsError with all faults of a request's parameters, if there are any."""
-    model = _service(call.service)
+    model = service_model(call.service)
     names = {xform_name(name): name for name in model.operation_names}
     shape = model.operation_model(names[call.operation]).input_shape
     report = ParamValidator().validate(call.parameters, shape)
@@ -67,8 +66,3 @@ def _matches(pattern: str, value: str) -> bool:
         return re.fullmatch(pattern, value, re.DOTALL) is not None
     except re.error:
         return True
-
-
-@cache
-def _service(name: str) -> ServiceModel:
-    return botocore.session.Session().get_service_model(name)

@@ -8,9 +8,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import requests
 
@@ -175,32 +175,11 @@ def test_sigterm_lets_answers_end_and_the_exit_status_is_0(served: Served) -> No
 
 def processes_of(container: Container) -> dict[int, str]:
     """Return the names of the container's processes by their ids on the host."""
-    children: dict[int, list[int]] = {}
-    names: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError, IndexError):
-            stat = (entry / "stat").read_text()
-            name, rest = stat[stat.index("(") + 1 : stat.rindex(")")], stat[stat.rindex(")") + 1 :].split()
-            children.setdefault(int(rest[1]), []).append(int(entry.name))
-            names[int(entry.name)] = name
-    found = [container.pid]
-    for pid in found:
-        found += children.get(pid, [])
-    return {pid: names[pid] for pid in found}
+    first = psutil.Process(container.pid)
+    return {each.pid: each.name() for each in (first, *first.children(recursive=True))}
 
 
 def ports_of(pids: set[int]) -> set[int]:
     """Return the TCP ports that these processes listen on."""
-    sockets = set()
-    for pid in pids:
-        with suppress(OSError):
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):
-                    sockets.add(os.readlink(descriptor))
-    ports = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                ports.add(int(fields[1].rpartition(":")[2], 16))
-    return ports
+    found = psutil.net_connections("tcp")
+    return {each.laddr.port for each in found if each.status == psutil.CONN_LISTEN and each.pid in pids}

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.processes import children_of, is_running
 from tests.proxy.conftest import KEY
 from tests.proxy.fake_instance import FakeInstance, Received, Wire
 from tests.waiting import wait_until
@@ -245,19 +246,3 @@ def write_config(path: Path, endpoints: dict[str, Sequence[FakeInstance]], **cha
     }
     path.write_text(yaml.safe_dump(content))
     return path
-
-
-def children_of(pid: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, IndexError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            if int(parent) == pid and state != "Z":
-                found.append(int(stat.parent.name))
-    return found
-
-
-def is_running(pid: int) -> bool:
-    with suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import requests
-from click.testing import CliRunner
 
+from tests.processes import is_running
 from tests.proxy.conftest import make_session_id
-from tests.proxy.processes import TIMEOUT_S, Holding, Served, is_running, read, serve_in_vain, serving, write_config
+from tests.proxy.processes import TIMEOUT_S, Holding, Served, read, serve_in_vain, serving, write_config
 from tests.proxy.test_cors import APP, check_readable
 from tests.waiting import wait_until
-from torchmoor.cli.main import main
 
 PROCESSES = 3
 
@@ -200,9 +199,9 @@ def test_late_binding_is_refused(holding: Holding, tmp_path: Path) -> None:
     """The error says what to change, and no process is left."""
     path = write_config(tmp_path / "torchmoor.yaml", {"late": [holding.fakes["a"]]})
 
-    result = CliRunner().invoke(main, ["serve", "--config", str(path), "--processes", "2"])
+    result = serve_in_vain(path)
 
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.returncode, result.stdout) == (1, "")
     assert "turn late binding off for late" in result.stderr
     assert "Traceback" not in result.stderr
 

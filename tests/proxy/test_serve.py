@@ -118,6 +118,16 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
         assert process.wait(DEADLINE_S) == 0
 
 
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """Restore the handlers of signals: uvloop leaves its own, with which SIGTERM does not end the tests."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -23,6 +23,14 @@ def draw(shape: str, color: str, size: tuple[int, int] = (320, 240), form: str =
     return encoded(image, form)
 
 
+def draw_image(shape: str, color: str, size: int = 96) -> Image.Image:
+    """Return a square image of one filled shape, `ellipse` or `rectangle`, in the middle of a white background."""
+    image = Image.new("RGB", (size, size), "white")
+    box = (size // 4, size // 4, size * 3 // 4, size * 3 // 4)
+    getattr(ImageDraw.Draw(image), shape)(box, fill=color)
+    return image
+
+
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     """Return an image's file; options: Pillow's, of this format."""
     file = io.BytesIO()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_faults import ask_until_answered
+from tests.torchserve.test_faults import ask_until_answered, find_jvm
 from tests.torchserve.test_sessions import Chat, open_session
 
 JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
@@ -22,7 +22,7 @@ def check_fleet(fleet: Fleet, kept: Callable[[str], list[str]], when_open: list[
     chat.ask("What color is the circle?")
     assert kept(chat.id) == when_open
 
-    os.kill(int((fleet.run_dir / victim / "tmp" / ".model_server.pid").read_text()), signal.SIGKILL)
+    os.kill(find_jvm(fleet.run_dir, victim), signal.SIGKILL)
 
     assert "red" in ask_until_answered(chat, "What color is the circle?")
     chat.close()

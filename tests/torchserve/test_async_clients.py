@@ -16,6 +16,7 @@ from tests.torchserve.configured_proxy import serve_configured
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_sdk_clients import run
+from tests.torchserve.test_sessions import Chat
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torchserve
@@ -107,14 +108,8 @@ def test_a_session_is_opened_by_an_asynchronous_request(fleet: Fleet, s3_proxy: 
 
     wait_until(results, "the result is there", interval_s=0.2)
     opened = json.loads(s3_server.client().get_object(Bucket=BUCKET, Key=key)["Body"].read())
-    answer = fleet.client().invoke_endpoint(
-        EndpointName="llava",
-        ContentType="application/json",
-        SessionId=opened["session_id"],
-        Body='{"type": "send_text_prompt", "prompt_text": "What color is the circle?"}',
-    )
 
-    assert json.loads(answer["Body"].read()) == {"response_text": "The circle is red."}
+    assert Chat(fleet.client(), opened["session_id"]).ask("What color is the circle?") == "The circle is red."
 
 
 def test_videos_and_sounds_are_told_that_they_are_not_supported(fleet: Fleet) -> None:

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser import open_tab
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_failover import find_jvm
+from tests.torchserve.test_faults import find_jvm
 from tests.torchserve.test_sessions import open_session
 from tests.waiting import wait_until
 

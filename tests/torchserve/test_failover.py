@@ -18,12 +18,13 @@ import pytest
 import requests
 from botocore.exceptions import ClientError, EventStreamError
 
-from tests.torchserve.conftest import Fleet, Three, processes_below
+from tests.torchserve.conftest import Fleet, Three
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.long_streams import begin_streams, num_continued
 from tests.torchserve.test_cancel import ENDLESS
 from tests.torchserve.test_faults import (
     ask_until_answered,
+    find_jvm,
     ready_instances,
     slowed_worker,
     slowed_workers,
@@ -92,21 +93,6 @@ class Talk(threading.Thread):
         )
         for event in answer["Body"]:
             yield event["PayloadPart"]["Bytes"]
-
-
-def find_jvm(run_dir: Path, instance: str) -> int:
-    """Find the process of an instance's TorchServe."""
-    mark = f"TORCHMOOR_INSTANCE={instance}\0".encode()
-
-    def is_its_jvm(pid: int) -> bool:
-        process = Path(f"/proc/{pid}")
-        with suppress(OSError):  # it has ended
-            is_java = (process / "comm").read_text().strip() == "java"
-            return is_java and mark in (process / "environ").read_bytes() + b"\0"
-        return False
-
-    [pid] = filter(is_its_jvm, processes_below(run_dir))
-    return pid
 
 
 def recorded_turns(journal: Path, session_id: str) -> list[dict[str, Any]]:

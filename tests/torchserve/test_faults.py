@@ -37,6 +37,11 @@ def wait_until_all_serve(fleet: Fleet) -> None:
     wait_until(do_all_serve, "all instances serve")
 
 
+def find_jvm(run_dir: Path, instance: str) -> int:
+    """Return the process of an instance's TorchServe, which has written its id to a file."""
+    return int((run_dir / instance / "tmp" / ".model_server.pid").read_text())
+
+
 def worker_pids(folder: Path, instance: str) -> list[int]:
     """Return the Python worker processes of an instance."""
     pids = []

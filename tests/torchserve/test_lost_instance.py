@@ -16,9 +16,10 @@ from tests.browser import give_files
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_chat_page import STREAM, ask, open_chat, picture
-from tests.torchserve.test_failover import QUESTION, find_jvm
+from tests.torchserve.test_failover import QUESTION
 from tests.torchserve.test_faults import (
     ask_until_answered,
+    find_jvm,
     ready_instances,
     slowed_worker,
     wait_until_all_serve,

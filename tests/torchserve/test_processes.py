@@ -13,6 +13,7 @@ import pytest
 from botocore.exceptions import BotoCoreError
 from websockets.sync.client import connect
 
+from tests.processes import children_of
 from tests.servers import RedisServer
 from tests.torchserve.conftest import Fleet, processes_below, run_fleet
 from tests.torchserve.drawings import data_url, draw
@@ -26,13 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.redis]
 
 def proxies_of(fleet_pid: int) -> list[int]:
     """Return the proxy processes of a fleet."""
-    found = []
-    for pid in processes_below(Path("torchmoor.run.processes.child")):
-        with suppress(OSError):  # it has ended
-            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if stat[1] == str(fleet_pid) and stat[0] != "Z":
-                found.append(pid)
-    return found
+    return sorted({*processes_below(Path("torchmoor.run.processes.child"))} & {*children_of(fleet_pid)})
 
 
 def ask_anew(fleet: Fleet, session_id: str) -> str:

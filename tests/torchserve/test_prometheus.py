@@ -15,12 +15,13 @@ import requests
 import yaml
 
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
-from tests.torchserve.drawings import draw
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_faults import find_jvm
+from tests.torchserve.test_sessions import open_session
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.needs("prometheus", "promtool")]
 FOLDER = ROOT / "deploy" / "observability"
-TURN = json.dumps({"type": "send_text_prompt", "prompt_text": "What color is the circle?", "stream": True})
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +107,9 @@ def queries() -> list[str]:
 def use(fleet: Fleet) -> None:
     """Hold a conversation, ask one of many models, and make an asynchronous request."""
     client = fleet.client()
-    opened = client.invoke_endpoint(
-        EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
-    )
-    session = opened["NewSessionId"].partition(";")[0]
+    chat = open_session(client, image=data_url(draw("circle", "red")))
     for _ in range(2):
-        answer = client.invoke_endpoint_with_response_stream(
-            EndpointName="llava", SessionId=session, ContentType="application/json", Body=TURN
-        )
-        assert b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])
+        assert b"".join(chat.stream("What color is the circle?"))
     model = client.invoke_endpoint(
         EndpointName="many", TargetModel="minilm", ContentType="application/json", Body=json.dumps({"inputs": "hello"})
     )
@@ -187,9 +182,8 @@ def test_a_killed_instance_fires_its_alert(fleet: Fleet, prometheus: Prometheus)
     """No alert fires before; the alert of the only instance fires while it is down."""
     wait_until(lambda: prometheus.has("InstanceReady == 1"), "the fleet is scraped", interval_s=0.2)
     assert prometheus.firing() == set()
-    [pid] = [int(line) for line in (fleet.run_dir / "llava-0" / "tmp" / ".model_server.pid").read_text().split()]
 
-    os.kill(pid, signal.SIGKILL)
+    os.kill(find_jvm(fleet.run_dir, "llava-0"), signal.SIGKILL)
 
     for name in ("TorchmoorInstanceDown", "TorchmoorNoInstanceReady"):
         # This also holds if the instance is already back.

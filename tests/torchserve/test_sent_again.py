@@ -16,6 +16,7 @@ from botocore.config import Config
 from tests.http_servers import QuietHandler, run_http
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_sessions import open_session
 
 pytestmark = pytest.mark.torchserve
 OPERATIONS = ("invoke_endpoint", "invoke_endpoint_with_response_stream")
@@ -115,14 +116,8 @@ def test_question_that_boto3_sends_again_is_answered_once(fleet: Fleet, failing:
     body = {"type": "send_text_prompt", "prompt_text": "What color is the circle?"}
     tiers, lengths = [], []
     for failures in ([], [500]):
-        opened = client.invoke_endpoint(
-            EndpointName="llava",
-            SessionId="NEW_SESSION",
-            ContentType="application/json",
-            Body=json.dumps({"type": "start_session", "image": data_url(draw("circle", "red"))}),
-        )
-        session = opened["NewSessionId"].partition(";")[0]
-        arguments = {"EndpointName": "llava", "SessionId": session, "ContentType": "application/json"}
+        chat = open_session(client, image=data_url(draw("circle", "red")))
+        arguments = {"EndpointName": "llava", "SessionId": chat.id, "ContentType": "application/json"}
         failing.failures = failures
 
         answer = getattr(client, operation)(
@@ -130,8 +125,8 @@ def test_question_that_boto3_sends_again_is_answered_once(fleet: Fleet, failing:
         )
 
         assert "The circle is red." in read(answer).decode()
-        after = client.invoke_endpoint(Body=json.dumps(body), **arguments)
-        client.invoke_endpoint(Body=json.dumps({"type": "close_session"}), **arguments)
+        after = chat.invoke(body)
+        chat.close()
         headers = [each["ResponseMetadata"]["HTTPHeaders"] for each in (answer, after)]
         tiers.append(headers[0]["x-torchmoor-cache-tier"])
         lengths.append(headers[1]["x-torchmoor-context-tokens"])

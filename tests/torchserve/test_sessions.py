@@ -33,8 +33,9 @@ class Chat:
 
     def ask(self, question: str, **more: Any) -> str:
         answer = self.invoke({"type": "send_text_prompt", "session_id": self.id, "prompt_text": question, **more})
-        text: str = json.load(answer["Body"])["response_text"]
-        return text
+        said: dict[str, str] = json.load(answer["Body"])
+        assert list(said) == ["response_text"]
+        return said["response_text"]
 
     def stream(self, question: str, **more: Any) -> list[bytes]:
         answer = self.client.invoke_endpoint_with_response_stream(

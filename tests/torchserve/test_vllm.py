@@ -22,8 +22,7 @@ from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.in_s3.fleet import CHECKPOINT
 from tests.torchserve.in_s3.test_adapters import Adapted, find_expected
 from tests.torchserve.long_streams import num_continued
-from tests.torchserve.test_failover import find_jvm
-from tests.torchserve.test_faults import ready_instances, slowed_process, worker_pids
+from tests.torchserve.test_faults import find_jvm, ready_instances, slowed_process, worker_pids
 from tests.torchserve.test_lost_instance import open_at
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.vllm.rename_weights import copy_renamed

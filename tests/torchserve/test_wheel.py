@@ -22,7 +22,8 @@ import pytest
 
 from tests.archives import unpack_tar
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
-from tests.torchserve.drawings import draw
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_sessions import open_session
 from tests.waiting import PROGRAM_S
 from tests.wheels import FOLDERS, build, copy_sources
 
@@ -151,18 +152,9 @@ def test_the_description_shows_no_image_that_an_index_lacks(metadata: Message) -
 
 def test_the_wheel_serves_the_demo_model_in_an_empty_folder(installed: Fleet, empty: Path) -> None:
     """boto3 asks about an image; nothing is written to the folder."""
-    client = installed.client()
-    opened = client.invoke_endpoint(
-        EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
-    )
-    answer = client.invoke_endpoint(
-        EndpointName="llava",
-        SessionId=opened["NewSessionId"].partition(";")[0],
-        ContentType="application/json",
-        Body=json.dumps({"type": "send_text_prompt", "prompt_text": "What color is the circle?"}),
-    )
+    chat = open_session(installed.client(), image=data_url(draw("circle", "red")))
 
-    assert json.load(answer["Body"]) == {"response_text": "The circle is red."}
+    assert chat.ask("What color is the circle?") == "The circle is red."
     assert list(empty.iterdir()) == []
 
 

@@ -17,7 +17,8 @@ from handlers.engine.open_engine import open_engine
 from handlers.engine.vllm.images import VllmImage, make_prompt
 from handlers.engine.vllm.start import make_arguments, prepare_environment, read_prompts
 from handlers.errors import SettingsError
-from tests.unit.handlers.engine_contract import draw, place
+from tests.torchserve.drawings import draw_image
+from tests.unit.handlers.engine_contract import place
 from tests.vllm.test_model_families import SETTINGS, conversation
 from tests.vllm.tiny_families import FAMILIES
 
@@ -50,7 +51,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("num_pictures", [0, 1, 2])
 def test_prompts_have_the_token_ids_of_transformers(family: Family, num_pictures: int) -> None:
     """Marks around an image and its number of tokens, which may depend on its size, equal transformers'."""
-    pictures = [draw("ellipse", "red"), draw("rectangle", "blue").resize((160, 96))][:num_pictures]
+    pictures = [draw_image("ellipse", "red"), draw_image("rectangle", "blue").resize((160, 96))][:num_pictures]
     messages = conversation(num_pictures)
     encoded = [family.encode(picture) for picture in pictures]
 
@@ -65,7 +66,7 @@ def test_prompts_have_the_token_ids_of_transformers(family: Family, num_pictures
 
 def test_an_image_in_a_raw_prompt_has_the_marks_of_a_template(family: Family) -> None:
     """A raw prompt with an image is the beginning of a conversation with it."""
-    picture = draw("ellipse", "red")
+    picture = draw_image("ellipse", "red")
     message = {"role": "user", "content": [{"type": "image"}]}
     rendered = family.prompts.render([message], [len(family.encode(picture))])
 

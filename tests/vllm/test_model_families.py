@@ -14,7 +14,8 @@ from handlers.settings.handler import HandlerSettings
 from handlers.settings.model import ModelSettings
 from handlers.settings.session import ChatSessionSettings
 from handlers.settings.vllm import VllmSettings
-from tests.unit.handlers.engine_contract import Contender, draw
+from tests.torchserve.drawings import draw_image
+from tests.unit.handlers.engine_contract import Contender
 from tests.vllm.rename_weights import copy_renamed
 from tests.vllm.tiny_families import ANSWERING, FAMILIES
 
@@ -65,7 +66,7 @@ def compare(
 
 def test_answers_with_images_are_those_of_transformers(family: Contender) -> None:
     """Answers with none, one, or two images of different sizes equal transformers', and depend on the images."""
-    red, blue = draw("ellipse", "red"), draw("rectangle", "blue").resize((160, 96))
+    red, blue = draw_image("ellipse", "red"), draw_image("rectangle", "blue").resize((160, 96))
 
     answers = [compare(family, pictures) for pictures in ([], [red], [blue], [red, blue], [blue, red])]
 
@@ -76,7 +77,7 @@ def test_answers_with_images_are_those_of_transformers(family: Contender) -> Non
 @pytest.mark.parametrize("family", ["internvl", "llava_onevision"], indirect=True)
 def test_frames_of_a_video_are_images_of_one_message(family: Contender) -> None:
     """A video is sent as its frames; the answer is that of transformers and depends on their order."""
-    frames = [draw("ellipse", color) for color in ("red", "green", "blue", "yellow")]
+    frames = [draw_image("ellipse", color) for color in ("red", "green", "blue", "yellow")]
     question = [{"type": "text", "text": "Which colour comes last?"}]
     messages = [{"role": "user", "content": [*[{"type": "image"}] * len(frames), *question]}]
 

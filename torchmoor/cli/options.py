@@ -131,14 +131,9 @@ def admin_options(command: F) -> F:
     @admin_keys_option
     @functools.wraps(command)
     def with_client(admin_url: str, keys_file: Path | None, **arguments: Any) -> Any:
-        return command(make_admin_client(admin_url, keys_file), **arguments)
+        return command(AdminClient(admin_url, find_admin_token(keys_file)), **arguments)
 
     return with_client  # type: ignore[return-value]
-
-
-def make_admin_client(admin_url: str, keys_file: Path | None) -> AdminClient:
-    """Return a client of the admin plane. Raises AdminError, ConfigError."""
-    return AdminClient(admin_url, find_admin_token(keys_file))
 
 
 def find_admin_token(keys_file: Path | None) -> str:

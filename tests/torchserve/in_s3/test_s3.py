@@ -13,10 +13,11 @@ from botocore.exceptions import ClientError
 
 from tests.servers import BUCKET, S3Server
 from tests.torchserve.conftest import Fleet
-from tests.torchserve.drawings import draw
+from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.in_s3.fleet import FleetInS3
 from tests.torchserve.journals import MAX_SESSIONS, check_fleet, check_forgotten
 from tests.torchserve.test_faults import wait_until_all_serve
+from tests.torchserve.test_sessions import open_session
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.s3]
@@ -29,35 +30,17 @@ def from_s3(in_s3: FleetInS3) -> Fleet:
 
 def test_a_checkpoint_in_s3_serves_by_configuration_alone(from_s3: Fleet) -> None:
     """The model sees images and answers rightly."""
-    client = from_s3.client()
-    opened = client.invoke_endpoint(
-        EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
-    )
+    chat = open_session(from_s3.client(), image=data_url(draw("circle", "red")))
 
-    answer = client.invoke_endpoint(
-        EndpointName="llava",
-        SessionId=opened["NewSessionId"].partition(";")[0],
-        ContentType="application/json",
-        Body=json.dumps({"type": "send_text_prompt", "prompt_text": "What color is the circle?"}),
-    )
-
-    assert json.load(answer["Body"]) == {"response_text": "The circle is red."}
+    assert chat.ask("What color is the circle?") == "The circle is red."
 
 
 def test_its_limits_are_those_of_the_environment(from_s3: Fleet) -> None:
     """A question beyond MAX_INPUT_LENGTH is refused with the limit."""
-    client = from_s3.client()
-    opened = client.invoke_endpoint(
-        EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
-    )
+    chat = open_session(from_s3.client(), image=data_url(draw("circle", "red")))
 
     with pytest.raises(ClientError, match="150"):
-        client.invoke_endpoint(
-            EndpointName="llava",
-            SessionId=opened["NewSessionId"].partition(";")[0],
-            ContentType="application/json",
-            Body=json.dumps({"type": "send_text_prompt", "prompt_text": "What color is the circle? " * 40}),
-        )
+        chat.ask("What color is the circle? " * 40)
 
 
 def test_forgotten_sessions_in_s3_can_be_asked_again(from_s3: Fleet) -> None:

@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import psutil
 import pytest
 import requests
 
+from tests.memory import PeakMemory, memory_of
 from tests.torchserve.many.conftest import MINILM_BYTES, NUM_RESIDENT
 from tests.torchserve.many.fleet import FIRST, ManyFleet
 from tests.torchserve.many.population import NUM_HALF, Variant, replace_variant
 from tests.torchserve.many.reference import TEXTS
-from tests.torchserve.many.worker import PeakMemory, memory_of
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
@@ -183,7 +184,7 @@ def test_a_killed_instance_costs_no_request_and_comes_back(many: ManyFleet) -> N
     with ThreadPoolExecutor(1) as client:
         asked = client.submit(visit_all, many, zipf(variants, 200, seed=4))
         wait_until(lambda: many.instance()["outstanding"] > 0, "the instance is at work")
-        os.kill(parent_of(worker), signal.SIGKILL)
+        os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
         visits += asked.result()
     wait_until(lambda: is_back(many, worker), "the instance is started again")
     with many.only_the_first():
@@ -191,11 +192,6 @@ def test_a_killed_instance_costs_no_request_and_comes_back(many: ManyFleet) -> N
 
     assert find_wrong(many, [*visits, *again]) == []
     assert {visit.answer.headers["X-Torchmoor-Instance"] for visit in again} == {FIRST}
-
-
-def parent_of(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as stat:
-        return int(stat.read().rpartition(")")[2].split()[1])
 
 
 def is_back(many: ManyFleet, old_worker: int) -> bool:

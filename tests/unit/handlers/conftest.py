@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.chat.commands import Command
@@ -41,6 +41,7 @@ from handlers.settings.many import ManySettings
 from handlers.settings.pump import PumpSettings
 from handlers.settings.request import RequestSettings
 from handlers.settings.session import ChatSessionSettings
+from tests.torchserve.drawings import draw_image
 from tests.unit.handlers.journal_stores import store as store
 from tests.unit.handlers.tiny_checkpoints import copy_with_two_layers
 from tests.waiting import DEADLINE_S, wait_until
@@ -210,14 +211,6 @@ class Client:
         return str(answer.json["response_text"])
 
 
-def draw(shape: str, colour: str, size: int = 96) -> Image.Image:
-    """Return an image of one coloured shape on white."""
-    image = Image.new("RGB", (size, size), "white")
-    box = (size // 4, size // 4, size * 3 // 4, size * 3 // 4)
-    getattr(ImageDraw.Draw(image), shape)(box, fill=colour)
-    return image
-
-
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
@@ -367,16 +360,6 @@ def kept_loggers() -> Iterator[None]:
         logger.filters[:] = filters
 
 
-@pytest.fixture
-def exchange_type() -> type[Exchange]:
-    return Exchange
-
-
-@pytest.fixture
-def drawing() -> Callable[..., Image.Image]:
-    return draw
-
-
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the demo checkpoint with two layers of each of its models, which halves the cost of a step.
@@ -389,13 +372,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def red(drawing: Callable[..., Image.Image]) -> Image.Image:
-    return drawing("ellipse", "red")
+def red() -> Image.Image:
+    return draw_image("ellipse", "red")
 
 
 @pytest.fixture
-def blue(drawing: Callable[..., Image.Image]) -> Image.Image:
-    return drawing("rectangle", "blue", 120)
+def blue() -> Image.Image:
+    return draw_image("rectangle", "blue", 120)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from handlers.engine.contract import (
     Adapter,
@@ -30,6 +30,7 @@ from handlers.engine.contract import (
 from handlers.errors import HandlerError, InternalError, ModelBroken, TurnTimedOut
 from handlers.models.prompt_format import PromptFormat
 from scripts.make_adapters import make_adapters
+from tests.torchserve.drawings import draw_image
 from tests.unit.handlers.merged import add_adapter
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -172,13 +173,6 @@ def _messages(text: Question, pictures: Sequence[Image.Image]) -> list[dict[str,
     return [{"role": "user", "content": [*[{"type": "image"}] * len(pictures), {"type": "text", "text": text}]}]
 
 
-def draw(shape: str, colour: str) -> Image.Image:
-    """Return an image of one coloured shape on white."""
-    picture = Image.new("RGB", (96, 96), "white")
-    getattr(ImageDraw.Draw(picture), shape)((24, 24, 72, 72), fill=colour)
-    return picture
-
-
 class EngineContract:
     """The tests. A subclass has the class-scoped fixture `contender`, and says whether its checkpoint can see."""
 
@@ -186,11 +180,11 @@ class EngineContract:
 
     @pytest.fixture
     def red(self) -> Image.Image | None:
-        return draw("ellipse", "red") if self.can_see else None
+        return draw_image("ellipse", "red") if self.can_see else None
 
     @pytest.fixture
     def blue(self) -> Image.Image | None:
-        return draw("rectangle", "blue") if self.can_see else None
+        return draw_image("rectangle", "blue") if self.can_see else None
 
     def test_greedy_answers_are_those_of_generate(self, contender: Contender, red: Any, blue: Any) -> None:
         """Greedy answers equal those of transformers, alone and beside others, with images and without."""

@@ -56,8 +56,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         poison: Callable[[str, str, bytes], object] = partial(poison_folder, tmp_path)
     elif request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
+        server.use_in(monkeypatch)
         prefix = uuid4().hex
         url, dump = f"s3://{BUCKET}/{prefix}", lambda: dump_bucket(server, prefix)
         poison = partial(poison_bucket, server, prefix)

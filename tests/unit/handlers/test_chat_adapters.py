@@ -373,8 +373,7 @@ def test_adapters_come_from_s3(
     s3_server: S3Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     client = s3_server.client()
     for file in folders[2].iterdir():
         client.upload_file(str(file), BUCKET, f"lora/team/legal/{file.name}")

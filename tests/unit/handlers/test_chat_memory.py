@@ -16,7 +16,7 @@ from handlers.chat.sessions.session_images import SessionImages
 from handlers.chat.sessions.store import SessionStore
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
-from tests.torchserve.drawings import encoded
+from tests.torchserve.drawings import draw_image, encoded
 from tests.unit.handlers.test_chat_service import (
     NUM,
     SHORT,
@@ -50,9 +50,9 @@ def num_tokens(exchange: Any) -> int:
 
 
 @pytest.fixture
-def pictures(drawing: Any) -> list[Image.Image]:
+def pictures() -> list[Image.Image]:
     """Return eight different images."""
-    return [drawing("ellipse" if i % 2 else "rectangle", colour) for i, colour in enumerate(COLOURS)]
+    return [draw_image("ellipse" if i % 2 else "rectangle", colour) for i, colour in enumerate(COLOURS)]
 
 
 # Sharing

@@ -44,8 +44,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a client of an empty bucket, and set this process's environment for S3."""
-    for name, value in s3.environment.items():
-        monkeypatch.setenv(name, value)
+    s3.use_in(monkeypatch)
     client = s3.client()
     yield client
     for item in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
@@ -173,37 +172,19 @@ def test_a_killed_download_takes_no_room_from_the_next(
     assert (find_checkpoint(where, tmp_path, {}) / "config.json").read_bytes() == b"{}"
 
 
-def test_a_download_that_fails_leaves_nothing(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the cache is complete or absent; the next start downloads again."""
-    bucket.put_object(Bucket=BUCKET, Key="broken/config.json", Body=b"{}")
-    bucket.put_object(Bucket=BUCKET, Key="broken/model.safetensors", Body=b"12345678")
-    where = settings(tmp_path, f"s3://{BUCKET}/broken")
+@pytest.mark.parametrize("replacement", [b"another length", b"87654321"])
+def test_weights_that_change_during_their_download_leave_nothing(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replacement: bytes
+) -> None:
+    """A folder of the cache is complete and of one version, or absent; the next start downloads again."""
+    bucket.put_object(Bucket=BUCKET, Key="changed/config.json", Body=b"{}")
+    bucket.put_object(Bucket=BUCKET, Key="changed/model.safetensors", Body=b"12345678")
+    where = settings(tmp_path, f"s3://{BUCKET}/changed")
     listed = handlers.s3.list_objects
 
     def stale(client: Any, *place: Any, **limits: Any) -> Any:
         found = list(listed(client, *place, **limits))
-        client.put_object(Bucket=BUCKET, Key="broken/model.safetensors", Body=b"another length")
-        return found
-
-    monkeypatch.setattr(handlers.s3, "list_objects", stale)
-    with pytest.raises(SettingsError, match="has changed"):
-        find_checkpoint(where, tmp_path, {})
-    monkeypatch.setattr(handlers.s3, "list_objects", listed)
-
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_dir() and path.parent.name != "cache"] == []
-    assert (find_checkpoint(where, tmp_path, {}) / "model.safetensors").read_bytes() == b"another length"
-
-
-def test_two_versions_are_not_mixed(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that are replaced during a download, by others of the same size, are not served with the older files."""
-    bucket.put_object(Bucket=BUCKET, Key="mixed/config.json", Body=b"{}")
-    bucket.put_object(Bucket=BUCKET, Key="mixed/model.safetensors", Body=b"old")
-    where = settings(tmp_path, f"s3://{BUCKET}/mixed")
-    listed = handlers.s3.list_objects
-
-    def stale(client: Any, *place: Any, **limits: Any) -> Any:
-        found = list(listed(client, *place, **limits))
-        client.put_object(Bucket=BUCKET, Key="mixed/model.safetensors", Body=b"new")
+        client.put_object(Bucket=BUCKET, Key="changed/model.safetensors", Body=replacement)
         return found
 
     with monkeypatch.context() as meanwhile:
@@ -211,7 +192,8 @@ def test_two_versions_are_not_mixed(bucket: Any, tmp_path: Path, monkeypatch: py
         with pytest.raises(SettingsError, match="has changed"):
             find_checkpoint(where, tmp_path, {})
 
-    assert (find_checkpoint(where, tmp_path, {}) / "model.safetensors").read_bytes() == b"new"
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_dir() and path.parent.name != "cache"] == []
+    assert (find_checkpoint(where, tmp_path, {}) / "model.safetensors").read_bytes() == replacement
 
 
 def test_a_complete_folder_survives_a_crash_of_the_host(

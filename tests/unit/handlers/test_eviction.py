@@ -18,6 +18,7 @@ from handlers.requests.reply import PendingReply
 from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET
 from tests.torchserve.drawings import data_url
+from tests.unit.handlers.conftest import Exchange
 from tests.waiting import DEADLINE_S
 
 SHORT = {"parameters": {"max_new_tokens": 12}}
@@ -36,8 +37,7 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     elif request.param == "valkey":
         url = request.getfixturevalue("redis_server").url
     else:
-        for name, value in request.getfixturevalue("s3_server").environment.items():
-            monkeypatch.setenv(name, value)
+        request.getfixturevalue("s3_server").use_in(monkeypatch)
         url = f"s3://{BUCKET}/{uuid4().hex}"
     journal = open_journal(JournalSettings(url=url), tombstone_s=3600)
     assert journal is not None
@@ -79,9 +79,7 @@ class LateReply(PendingReply):
 
 
 @pytest.mark.parametrize("kind", ["question", "response", "conversation"])
-def test_a_session_is_evicted_as_soon_as_its_client_has_the_answer(
-    make_client: Any, journal: Any, exchange_type: Any, kind: str
-) -> None:
+def test_a_session_is_evicted_as_soon_as_its_client_has_the_answer(make_client: Any, journal: Any, kind: str) -> None:
     """The session does not count as busy while the thread that began its answer still runs."""
     client = make_client(journal=journal, session={"max_sessions": 1})
     body: dict[str, Any] = {"model": "m", "input": "what?", "max_output_tokens": 4}
@@ -97,7 +95,7 @@ def test_a_session_is_evicted_as_soon_as_its_client_has_the_answer(
     else:
         body["conversation"] = client.call({}, {"x-torchmoor-resource": "POST conversations"}).json["id"]
         other = client.open()
-    late = exchange_type()
+    late = Exchange()
     late.reply = LateReply(late.reply.wake)
 
     client.service.start(Incoming(headers, body), late.reply)

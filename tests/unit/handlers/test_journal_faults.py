@@ -335,8 +335,7 @@ def test_an_answer_of_valkey_that_is_lost(redis_server: RedisServer) -> None:
 @pytest.mark.s3
 def test_an_answer_of_s3_that_is_lost(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 answers the repeated write with 412, which is not a conflict, because the event is the writer's own."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     with LossyProxy(s3_server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{proxy.port}")
         check_lost_answer(opened(f"s3://{BUCKET}/lossy"), proxy)
@@ -390,8 +389,7 @@ def test_one_failed_look_up_of_valkeys_name_is_retried(
 @pytest.mark.s3
 def test_one_failed_look_up_of_s3s_name_is_retried(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event is written although one DNS look-up of S3's name fails."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     journal, sid = opened(f"s3://{BUCKET}/look-up"), new_id("f")
     names = FailingLookUps(monkeypatch)
 
@@ -453,8 +451,7 @@ def test_a_conditional_write_that_conflicts_is_tried_again(monkeypatch: pytest.M
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_no_empty_journal(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing bucket is an error and does not make sessions look lost."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
 
     with pytest.raises(OSError, match="NoSuchBucket"):
         opened("s3://no-such-bucket").read(new_id())
@@ -511,8 +508,7 @@ def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.Monke
 
     Claims expire by their age, wherever they are in the listing.
     """
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     monkeypatch.setattr(s3_objects, "PAGE", 2)
     monkeypatch.setattr(s3_journal, "MAX_SWEPT_PAGES", 2)
     journal, now = opened(f"s3://{BUCKET}/sweep", claim_s=100), int(time.time())
@@ -574,8 +570,7 @@ def test_a_turn_costs_two_commands_of_valkey(redis_server: RedisServer) -> None:
 @pytest.mark.s3
 def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn needs one GET and one PUT; reading 30 events takes five round trips: one, then eight at a time."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     client = s3_objects.connect(JournalSettings())
     journal = S3Journal(client, BUCKET, "cost/", JournalSettings())
     sid, sent = new_id("f"), []

@@ -88,8 +88,7 @@ def directory(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    for name, value in s3.environment.items():
-        monkeypatch.setenv(name, value)
+    s3.use_in(monkeypatch)
     client = s3.client()
     prefix = tmp_path.name
     (tmp_path / "home").mkdir()

@@ -17,7 +17,7 @@ from handlers.settings.pump import PumpSettings
 from handlers.torchserve import pump as pump_module
 from handlers.torchserve.pump import MAX_EARLY, Pump, read_row, read_timeout_s
 from handlers.worker.counters import Counters
-from tests.unit.handlers.conftest import FakeClock
+from tests.unit.handlers.conftest import Exchange, FakeClock
 from tests.waiting import DEADLINE_S
 from torchmoor.wire import headers as wire
 
@@ -466,9 +466,9 @@ def test_client_that_leaves_cancels_its_request(front: FrontEnd, service: FakeSe
     front.run()
 
 
-def test_late_listener_hears_of_a_client_that_left(exchange_type: Any) -> None:
+def test_late_listener_hears_of_a_client_that_left() -> None:
     """A listener that is added after the disconnect is called at once."""
-    reply = exchange_type().reply
+    reply = Exchange().reply
     told: list[int] = []
 
     reply.cancel()

@@ -17,6 +17,7 @@ from handlers.journal.url import open_journal
 from handlers.models.loader import load_model
 from handlers.settings.journal import JournalSettings
 from scripts.make_adapters import make_adapters
+from tests.torchserve.drawings import draw_image
 from tests.unit.handlers.conftest import Client, Exchange, Reference, ServiceFactory
 from tests.unit.handlers.merged import add_adapter
 from tests.unit.handlers.test_chat_service import data_url, features_bytes, kv_bytes, question, reply_of
@@ -256,7 +257,6 @@ def test_random_conversations_are_right_and_leave_nothing(
     adapted: list[Any],
     folders: list[Path],
     expected: Expected,
-    drawing: Callable[..., Image.Image],
     tmp_path: Path,
     seed: int,
 ) -> None:
@@ -283,7 +283,7 @@ def test_random_conversations_are_right_and_leave_nothing(
         )
 
     clients = [start(number) for number in range(2)]
-    pictures = [drawing("ellipse", "red"), drawing("rectangle", "blue"), drawing("ellipse", "green")]
+    pictures = [draw_image("ellipse", "red"), draw_image("rectangle", "blue"), draw_image("ellipse", "green")]
     crowd = Crowd(rng, clients, expected, pictures)
 
     for _ in range(NUM_ACTIONS):

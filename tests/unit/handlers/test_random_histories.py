@@ -2,7 +2,6 @@
 
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from PIL import Image
 
 from handlers.journal.url import open_journal
 from handlers.settings.journal import JournalSettings
+from tests.torchserve.drawings import draw_image
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from tests.unit.handlers.test_chat_service import Hold, data_url
 from tests.waiting import wait_until
@@ -91,10 +91,10 @@ def act(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_workers_agree(clients: list[Client], drawing: Callable[..., Image.Image], seed: int) -> None:
+def test_workers_agree(clients: list[Client], seed: int) -> None:
     """Two workers agree on questions with and without images, images added meanwhile, and clients that disconnect."""
     rng = random.Random(seed)
-    pictures = [data_url(drawing("ellipse", "red")), data_url(drawing("rectangle", "blue"))]
+    pictures = [data_url(draw_image("ellipse", "red")), data_url(draw_image("rectangle", "blue"))]
     session_id = clients[0].open(*rng.sample(pictures, rng.choice([0, 1])))
     running: list[Exchange] = []
 

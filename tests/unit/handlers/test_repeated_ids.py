@@ -9,7 +9,7 @@ from PIL import Image
 from handlers.journal.directory import DirectoryJournal
 from handlers.models.llava import LlavaModel
 from handlers.settings.journal import JournalSettings
-from tests.torchserve.drawings import data_url
+from tests.torchserve.drawings import data_url, draw_image
 from tests.unit.handlers.conftest import Client, Exchange, FakeClock, ServiceFactory
 from torchmoor.wire import headers as wire
 from torchmoor.wire.receipt import CACHE_TIER
@@ -19,9 +19,8 @@ ONE_ID = {wire.INVOCATION_ID: "one-id"}
 
 
 @pytest.fixture
-def green(drawing: Any) -> Image.Image:
-    found: Image.Image = drawing("ellipse", "green")
-    return found
+def green() -> Image.Image:
+    return draw_image("ellipse", "green")
 
 
 def items(image: Image.Image) -> list[dict[str, Any]]:

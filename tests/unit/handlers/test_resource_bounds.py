@@ -9,8 +9,8 @@ import pytest
 
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
-from tests.torchserve.drawings import encoded
-from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory, draw
+from tests.torchserve.drawings import draw_image, encoded
+from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from torchmoor.wire import headers as wire
 
 
@@ -99,7 +99,7 @@ def test_a_body_of_many_values_is_refused_before_it_is_parsed(make_client: Servi
 
 
 def png(colour: str) -> bytes:
-    return encoded(draw("ellipse", colour))
+    return encoded(draw_image("ellipse", colour))
 
 
 def keep(client: Client, colour: str) -> str:

@@ -145,8 +145,7 @@ def bucket(s3_server: S3Server) -> Iterator[Any]:
     for name, picture in PICTURES.items():
         client.put_object(Bucket=BUCKET, Key=name, Body=picture)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3_server.environment.items():
-            patch.setenv(name, value)
+        s3_server.use_in(patch)
         yield client
     client.close()
 

@@ -55,8 +55,7 @@ class Bucket:
 
 @pytest.fixture
 def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     return Bucket(s3_server)
 
 
@@ -64,8 +63,7 @@ def test_credentials_that_are_found_later_are_used(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A worker that finds no credentials at its start, as if a metadata service were slow, finds them later."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     with monkeypatch.context() as without:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
             without.delenv(name, raising=False)

@@ -18,6 +18,7 @@ from handlers.models.attention import RAGGED
 from handlers.models.llava import Pixels
 from handlers.models.loader import load_model
 from handlers.models.processor import scaled_side
+from tests.torchserve.drawings import draw_image
 from tests.unit.handlers.tiny_checkpoints import CPU, GQA, WORKING, generate, save, seeing_config
 
 
@@ -84,7 +85,7 @@ def as_transformers_takes(shown: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", ["llava", "vipllava", "llava_next", "llava_onevision"])
 def test_family_that_sees_answers_as_in_transformers(
-    family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
+    family: str, tmp_path: Path, checkpoint: Path, one_thread: None
 ) -> None:
     """A wide and a tall image, cut into patches according to their shape, work alone and together."""
     own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
@@ -94,7 +95,7 @@ def test_family_that_sees_answers_as_in_transformers(
     model = load_model(tmp_path, CPU, "float32")
 
     assert model.image_side == (None if family in ("llava_next", "llava_onevision") else 112)
-    pictures = [drawing("ellipse", "red").resize((150, 60)), drawing("rectangle", "blue").resize((90, 130))]
+    pictures = [draw_image("ellipse", "red").resize((150, 60)), draw_image("rectangle", "blue").resize((90, 130))]
     compare_with_generate(model, own, pictures)
 
 
@@ -113,20 +114,18 @@ def test_side_of_images_is_read_from_the_image_processor(given: dict[str, Any], 
 
 
 @pytest.mark.parametrize("family", ["mistral-window", "llama-gqa"])
-def test_llava_on_other_language_models(
-    family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
-) -> None:
+def test_llava_on_other_language_models(family: str, tmp_path: Path, checkpoint: Path, one_thread: None) -> None:
     """The vision tower works with each kind of attention."""
     own = save(seeing_config("llava", WORKING[family](), checkpoint), tmp_path, checkpoint)
 
     compare_with_generate(
-        load_model(tmp_path, CPU, "float32"), own, [drawing("ellipse", "red"), drawing("rectangle", "blue")]
+        load_model(tmp_path, CPU, "float32"), own, [draw_image("ellipse", "red"), draw_image("rectangle", "blue")]
     )
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_attention_of_the_vision_tower_is_a_setting(
-    attention: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
+    attention: str, tmp_path: Path, checkpoint: Path, one_thread: None
 ) -> None:
     """Both implementations give the same features, and the decoder keeps the packed one."""
     save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
@@ -134,7 +133,7 @@ def test_attention_of_the_vision_tower_is_a_setting(
 
     model: Any = load_model(tmp_path, CPU, "float32", attention=attention)
 
-    picture = model.preprocess(drawing("ellipse", "red"))
+    picture = model.preprocess(draw_image("ellipse", "red"))
     assert model.model.model.vision_tower.config._attn_implementation == attention
     assert model.decoder.config._attn_implementation == RAGGED
     assert torch.allclose(usual.encode_image(picture), model.encode_image(picture), atol=1e-4)
@@ -163,14 +162,12 @@ def test_older_forms_of_the_chat_template_are_read(form: str, tmp_path: Path, ch
 
 
 @pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
-def test_a_session_on_an_image_of_any_shape(
-    family: str, tmp_path: Path, checkpoint: Path, drawing: Any, make_client: Any
-) -> None:
+def test_a_session_on_an_image_of_any_shape(family: str, tmp_path: Path, checkpoint: Path, make_client: Any) -> None:
     """A session on an image of any shape answers as transformers does."""
     own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
     use_any_resolution(tmp_path, family)
     model: Any = load_model(tmp_path, CPU, "float32")
-    picture = drawing("ellipse", "red").resize((150, 60))
+    picture = draw_image("ellipse", "red").resize((150, 60))
     encoded = io.BytesIO()
     picture.save(encoded, "PNG")
     client = make_client(model)

@@ -51,20 +51,16 @@ def test_a_closed_loop_has_as_many_conversations_as_users() -> None:
     assert outcome.num_running == outcome.num_failed == 0
 
 
-def test_an_open_loop_does_not_wait_for_answers() -> None:
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
     """Conversations start without waiting for answers; those above the maximum are reported as failures."""
-
-    async def load() -> tuple[Talk, LoadOutcome]:
-        held = asyncio.Event()
-        talk = Talk(turns=1, held=held)
-        made = Load(LoadSettings(users=4, rate=500.0, num_requests=10), talk.converse)
-        running = asyncio.create_task(made.run())
-        while len(made.outcome.samples) < 6:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        held.set()
-        return talk, await running
-
-    talk, outcome = asyncio.run(load())
+    held = asyncio.Event()
+    talk = Talk(turns=1, held=held)
+    made = Load(LoadSettings(users=4, rate=500.0, num_requests=10), talk.converse)
+    running = asyncio.create_task(made.run())
+    while len(made.outcome.samples) < 6:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    held.set()
+    outcome = await running
 
     assert talk.most == 4
     assert [sample.error for sample in outcome.samples].count(NOT_SENT) == 6

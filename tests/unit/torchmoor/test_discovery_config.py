@@ -104,23 +104,19 @@ def test_nameservers(text: str, server: tuple[str, int]) -> None:
     assert parse_nameserver(text) == server
 
 
-def test_check_says_what_the_names_bring() -> None:
+async def test_check_says_what_the_names_bring() -> None:
     """The check lists what the names resolve to, and warns of those without instances."""
     zone = answering(f"{NAME}. 30 SRV 0 0 8085 llava-0.zone.test.", "llava-0.zone.test. 30 A 10.0.0.1")
-
-    async def run() -> tuple[dict[str, list[str]], list[str]]:
-        warned: list[str] = []
-        async with serving(zone) as server, serving(failing(2)) as broken:
-            good = {"nameservers": (server.address,)}
-            entries = [
-                DiscoverySettings(dns_name=NAME, **good),
-                DiscoverySettings(dns_name="nobody.zone.test", **good),
-                DiscoverySettings(dns_name="llava-0.zone.test", record="A", port=85, **good),
-                DiscoverySettings(dns_name="broken.zone.test", nameservers=(broken.address,)),
-            ]
-            return await asyncio.to_thread(try_once, entries, warned.append), warned
-
-    found, warned = asyncio.run(run())
+    warned: list[str] = []
+    async with serving(zone) as server, serving(failing(2)) as broken:
+        good = {"nameservers": (server.address,)}
+        entries = [
+            DiscoverySettings(dns_name=NAME, **good),
+            DiscoverySettings(dns_name="nobody.zone.test", **good),
+            DiscoverySettings(dns_name="llava-0.zone.test", record="A", port=85, **good),
+            DiscoverySettings(dns_name="broken.zone.test", nameservers=(broken.address,)),
+        ]
+        found = await asyncio.to_thread(try_once, entries, warned.append)
 
     assert found == {
         NAME: ["llava-0"],

@@ -19,28 +19,24 @@ async def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
     assert await asyncio.gather(*(answers.get("a", find) for _ in range(10))) == [1] * 10
 
 
-def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> None:
+async def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> None:
     """An answer whose computation began before a change is not returned to readers after it."""
     state = "open"
+    answers = RecentAnswers(1000.0)
+    may_end = asyncio.Event()
 
-    async def look() -> list[str]:
-        answers = RecentAnswers(1000.0)
-        may_end = asyncio.Event()
+    async def find() -> str:
+        seen = state
+        await may_end.wait()
+        return seen
 
-        async def find() -> str:
-            seen = state
-            await may_end.wait()
-            return seen
+    asking = asyncio.create_task(answers.get("a", find))
+    await asyncio.sleep(0)
+    state = "closed"
+    answers.forget()
+    may_end.set()
 
-        asking = asyncio.create_task(answers.get("a", find))
-        await asyncio.sleep(0)
-        nonlocal state
-        state = "closed"
-        answers.forget()
-        may_end.set()
-        return [await asking, await answers.get("a", find)]
-
-    assert asyncio.run(look()) == ["open", "closed"]
+    assert [await asking, await answers.get("a", find)] == ["open", "closed"]
 
 
 async def test_only_so_many_questions_are_remembered() -> None:

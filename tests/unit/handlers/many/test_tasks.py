@@ -581,8 +581,7 @@ def test_a_large_image_from_s3_does_not_wait_for_the_pixels_of_its_own_request(
     tmp_path: Path, load: Load, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is scaled down before a larger image that waits for the memory which its request holds."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     file = io.BytesIO()
     Image.new("RGB", (400, 200)).save(file, "TIFF")
     with closing(s3_server.client()) as client:

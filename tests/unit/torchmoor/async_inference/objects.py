@@ -1,12 +1,9 @@
-"""Shared parts of the object stores' tests: chunks, reading a whole object, and memory."""
+"""Shared parts of the object stores' tests: chunks, and reading a whole object."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import TypeVar
 
 from torchmoor.async_inference.objects.object_store import ObjectStore
@@ -43,33 +40,3 @@ async def read_all(store: ObjectStore, url: str) -> bytes:
         data = b"".join([chunk async for chunk in download.chunks])
     assert download.size == len(data)
     return data
-
-
-class MemoryWatch:
-    """Measures continuously how far this process's resident memory rises above its initial value."""
-
-    def __init__(self) -> None:
-        self._is_over = threading.Event()
-        self._start = resident_bytes()
-        self.growth_bytes = 0
-
-    def __enter__(self) -> MemoryWatch:
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._is_over.wait(0.005):
-            self.growth_bytes = max(self.growth_bytes, resident_bytes() - self._start)
-
-
-def resident_bytes() -> int:
-    """Return this process's resident memory."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

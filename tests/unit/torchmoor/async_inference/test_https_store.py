@@ -120,8 +120,7 @@ async def test_a_presigned_url_is_an_input(
     """A presigned URL is fetched from the checked address byte for byte; a forged one is denied."""
     key = f"objects/{tmp_path.name}/a b+c"
     data = bytes(range(256)) * (3 * MIB // 256)
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
 
     async with closing(S3Store(ObjectSettings())) as objects:
         await objects.put(f"s3://{BUCKET}/{key}", data, ObjectMetadata("image/x-test"))

@@ -457,21 +457,17 @@ async def no_wait(seconds: float) -> None:
     pass
 
 
-def test_a_webhook_that_is_down_is_tried_again_for_each_notification() -> None:
+async def test_a_webhook_that_is_down_is_tried_again_for_each_notification() -> None:
     """It may be back before the last attempt, and other requests do not wait for a notification with its own turn."""
     listener, counts = Listener(statuses=[500] * 8), []
-
-    async def body() -> None:
-        async with listening(listener) as url, notifying(url) as notify_all:
-            for _ in range(3):
-                counts.append((await notify_all(), len(listener.ids)))
-
-    asyncio.run(body())
+    async with listening(listener) as url, notifying(url) as notify_all:
+        for _ in range(3):
+            counts.append((await notify_all(), len(listener.ids)))
 
     assert counts == [(1, 3), (1, 6), (0, 9)]
 
 
-def test_a_notification_keeps_its_attempts_when_its_webhook_counts_as_down() -> None:
+async def test_a_notification_keeps_its_attempts_when_its_webhook_counts_as_down() -> None:
     """The last attempt of an earlier notification does not end the later ones that are between their attempts."""
     listener, sleeping, may_continue = Listener(statuses=[500] * 3), asyncio.Event(), asyncio.Event()
 
@@ -480,69 +476,57 @@ def test_a_notification_keeps_its_attempts_when_its_webhook_counts_as_down() -> 
             sleeping.set()
             await may_continue.wait()
 
-    async def body() -> list[int]:
-        async with listening(listener) as url, notifying(url, sleep=sleep_first) as notify_all:
-            first = asyncio.create_task(notify_all())
-            await sleeping.wait()
-            listener.statuses = [500] * 4
-            second = await notify_all()
-            may_continue.set()
-            return [second, await first]
+    async with listening(listener) as url, notifying(url, sleep=sleep_first) as notify_all:
+        first = asyncio.create_task(notify_all())
+        await sleeping.wait()
+        listener.statuses = [500] * 4
+        second = await notify_all()
+        may_continue.set()
+        assert (second, await first) == (1, 0)
 
-    assert asyncio.run(body()) == [1, 0]
     assert len(listener.ids) == 1 + 3 + 2
 
 
-def test_a_webhook_is_down_after_the_tries_of_one_notification_however_many_wait() -> None:
+async def test_a_webhook_is_down_after_the_tries_of_one_notification_however_many_wait() -> None:
     """A notification's tries are not queued behind those of others; each of the others is then tried once."""
     listener = Listener(statuses=[500] * 99)
+    async with listening(listener) as url, notifying(url, max_in_flight=1) as notify_all:
+        num_failed = sum(await asyncio.gather(*(notify_all() for _ in range(4))))
 
-    async def body() -> int:
-        async with listening(listener) as url, notifying(url, max_in_flight=1) as notify_all:
-            return sum(await asyncio.gather(*(notify_all() for _ in range(4))))
-
-    assert asyncio.run(body()) == 4
+    assert num_failed == 4
     assert len(listener.ids) == 3 + 3
 
 
-def test_a_webhook_that_is_down_and_busy_gets_no_more(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_webhook_that_is_down_and_busy_gets_no_more(caplog: pytest.LogCaptureFixture) -> None:
     """Further notifications fail at once while as many deliveries as are allowed wait for its answer."""
     listener = Listener(statuses=[500] * 3)
-
-    async def body() -> None:
-        async with listening(listener) as url, notifying(url, max_in_flight=1) as notify_all:
-            assert await notify_all() == 1
-            listener.may_answer = asyncio.Event()
-            waiting = asyncio.create_task(notify_all())
-            await until(lambda: len(listener.ids) == 4, "it waits for an answer")
-            caplog.clear()
-            assert await notify_all() == 1
-            assert "error=127.0.0.1 is down, " in caplog.text
-            listener.may_answer.set()
-            assert await waiting == 0
-
-    asyncio.run(body())
+    async with listening(listener) as url, notifying(url, max_in_flight=1) as notify_all:
+        assert await notify_all() == 1
+        listener.may_answer = asyncio.Event()
+        waiting = asyncio.create_task(notify_all())
+        await until(lambda: len(listener.ids) == 4, "it waits for an answer")
+        caplog.clear()
+        assert await notify_all() == 1
+        assert "error=127.0.0.1 is down, " in caplog.text
+        listener.may_answer.set()
+        assert await waiting == 0
 
     assert len(listener.ids) == 4
 
 
-def test_a_webhook_that_does_not_answer_delays_no_other() -> None:
+async def test_a_webhook_that_does_not_answer_delays_no_other() -> None:
     """Each receiver has deliveries of its own, however many are allowed at a time."""
     may_answer = asyncio.Event()
     silent, quick = Listener(may_answer=may_answer), Listener()
-
-    async def body() -> None:
-        async with (
-            listening(silent) as first,
-            listening(quick) as second,
-            notifying(first, second, max_in_flight=1) as notify_all,
-        ):
-            both = asyncio.create_task(notify_all())
-            await until(lambda: bool(silent.ids and quick.heard), "both have the message")
-            may_answer.set()
-            assert await both == 0
-
-    asyncio.run(body())
+    async with (
+        listening(silent) as first,
+        listening(quick) as second,
+        notifying(first, second, max_in_flight=1) as notify_all,
+    ):
+        both = asyncio.create_task(notify_all())
+        await until(lambda: bool(silent.ids and quick.heard), "both have the message")
+        may_answer.set()
+        assert await both == 0
 
 
 async def test_a_webhook_by_name_needs_none_of_the_loops_own_threads() -> None:

@@ -1,14 +1,16 @@
 """The contract of object stores, on directories and on a real S3 server."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
+from tests.memory import PeakMemory, memory_of
 from tests.servers import BUCKET, S3Server
-from tests.unit.torchmoor.async_inference.objects import MIB, MemoryWatch, chunks_of, closing, read_all, repeat
+from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, closing, read_all, repeat
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectConflict,
@@ -45,8 +47,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield Place(f"file://{folder}", settings, lambda: sorted(p.name for p in tmp_path.rglob("*") if p.is_file()))
         return
     server: S3Server = request.getfixturevalue("s3_server")
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
+    server.use_in(monkeypatch)
     prefix = f"objects/{tmp_path.name}/"
 
     def list_all() -> list[str]:
@@ -225,12 +226,13 @@ async def test_memory_stays_bounded(place: Place) -> None:
 
     async with place.opened() as store:
         await store.upload(url, repeat(chunk, 16))  # memory that is needed once is already allocated
-        with MemoryWatch() as watch:
+        before = memory_of(os.getpid())
+        with PeakMemory(os.getpid()) as peak:
             await store.upload(url, repeat(chunk, 80))
             async with await store.open(url) as download:
                 num_bytes = sum([len(piece) async for piece in download.chunks])
         assert num_bytes == 80 * MIB
-        assert watch.growth_bytes <= 48 * MIB
+        assert peak.most - (before.private + before.mapped) <= 48 * MIB
 
 
 async def test_a_download_that_is_given_up_holds_nothing(place: Place) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import BUCKET, LossyProxy, S3Server, free_ports, run_silent_server
+from tests.servers import BUCKET, ForwardingProxy, LossyProxy, S3Server, free_ports, run_silent_server
 from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, closing, read_all, repeat
 from tests.waiting import DEADLINE_S
 from torchmoor.async_inference.objects import s3_client, s3_store
@@ -31,8 +31,7 @@ pytestmark = pytest.mark.s3
 @pytest.fixture(autouse=True)
 def server(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """Return the server that all tests of S3 share, named by the environment."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     return s3_server
 
 
@@ -90,7 +89,7 @@ async def test_a_server_that_never_answers_costs_the_time_out(place: str) -> Non
                 await store.open(f"{place}/x")
 
 
-class SlowProxy(LossyProxy):
+class SlowProxy(ForwardingProxy):
     """A proxy that forwards answers in small pieces, and at most a fixed number of bytes of each."""
 
     max_answer_bytes = 1 << 40

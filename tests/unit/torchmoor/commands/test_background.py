@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import children_of
 from tests.waiting import wait_until
 from torchmoor.cli import background
 from torchmoor.cli.running_fleets import running_fleets
@@ -108,8 +109,8 @@ def test_fleet_that_is_killed_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     """A fleet that is killed, as by a lack of memory, writes no error itself."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with waiting_fleet(tmp_path / "run", "-d") as command, command:
-        [fleet] = Path(f"/proc/{command.pid}/task/{command.pid}/children").read_text().split()
-        os.kill(int(fleet), signal.SIGKILL)
+        [fleet] = children_of(command.pid)
+        os.kill(fleet, signal.SIGKILL)
         _, said = command.communicate(timeout=60)
 
     [log] = (tmp_path / "torchmoor").glob("*.log")

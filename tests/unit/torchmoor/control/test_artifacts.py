@@ -37,8 +37,7 @@ Put = Callable[..., None]
 @pytest.fixture
 def store(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return a prefix in S3, configured by the environment."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     return f"s3://{BUCKET}/artifacts"
 
 

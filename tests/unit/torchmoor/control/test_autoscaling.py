@@ -166,28 +166,23 @@ def test_a_target_has_a_role(tmp_path: Path, role: str) -> None:
     )
 
 
-def test_a_policy_of_another_type_replaces_the_one_of_its_name(tmp_path: Path) -> None:
+async def test_a_policy_of_another_type_replaces_the_one_of_its_name(tmp_path: Path) -> None:
     """The configuration of the earlier type would make the policy invalid. One of the same type keeps the rest."""
+    resources = Resources(tmp_path, 1 << 20)
+    config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
+    resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
+    resources.targets[register("e")["ResourceId"]] = Resource(register("e"), 0.0)
+    unused: Any = ScaledDeployments()
+    operations: Any = ScalableTargets(
+        ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
+    ).operations()
+    given = {key: value for key, value in register("e").items() if "Capacity" not in key}
+    await operations["PutScalingPolicy"]({**given, **POLICY})
+    await operations["PutScalingPolicy"]({**given, "PolicyName": "p", **STEPS})
+    await operations["PutScalingPolicy"]({**given, "PolicyName": "p", "PolicyType": "StepScaling"})
 
-    async def scenario() -> dict[str, Any]:
-        resources = Resources(tmp_path, 1 << 20)
-        config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
-        resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
-        resources.targets[register("e")["ResourceId"]] = Resource(register("e"), 0.0)
-        unused: Any = ScaledDeployments()
-        operations: Any = ScalableTargets(
-            ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
-        ).operations()
-        given = {key: value for key, value in register("e").items() if "Capacity" not in key}
-        await operations["PutScalingPolicy"]({**given, **POLICY})
-        await operations["PutScalingPolicy"]({**given, "PolicyName": "p", **STEPS})
-        await operations["PutScalingPolicy"]({**given, "PolicyName": "p", "PolicyType": "StepScaling"})
-        [policy] = resources.policies.values()
-        return policy.values
-
-    policy = asyncio.run(scenario())
-
-    assert {key: value for key, value in policy.items() if key.startswith(("Policy", "Step", "Target"))} == {
+    [policy] = resources.policies.values()
+    assert {key: value for key, value in policy.values.items() if key.startswith(("Policy", "Step", "Target"))} == {
         "PolicyName": "p",
         **STEPS,
     }
@@ -209,56 +204,46 @@ async def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_pat
     assert Resources(tmp_path, 1 << 20).endpoints["e"].count_of({"VariantName": "v", "InitialInstanceCount": 1}) == 3
 
 
-def test_a_target_of_a_variant_that_an_update_has_removed_can_be_deregistered(tmp_path: Path) -> None:
+async def test_a_target_of_a_variant_that_an_update_has_removed_can_be_deregistered(tmp_path: Path) -> None:
     """It would stay as long as the endpoint, which infrastructure as code takes for an error of its own."""
-
-    async def scenario() -> Resources:
-        resources = Resources(tmp_path, 1 << 20)
-        config = {"ProductionVariants": [{"VariantName": "new", "ModelName": "m"}]}
-        resources.endpoints["e"] = EndpointResource("c", config, {}, 2, 0.0, 0.0, status="InService")
-        resource = register("e")["ResourceId"]
-        given = {"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource}
-        resources.targets[resource] = Resource(register("e"), 0.0)
-        for name in ("p", "q"):
-            resources.policies[f"{resource}|{name}"] = Resource({**given, **POLICY, "PolicyName": name}, 0.0)
-        unused: Any = None
-        operations: Any = ScalableTargets(
-            ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
-        ).operations()
-        with pytest.raises(RequestInvalid, match="is not a variant of a created endpoint"):
-            await operations["PutScalingPolicy"]({**given, **POLICY})
-        await operations["DeleteScalingPolicy"]({**given, "PolicyName": "p"})
-        await operations["DeregisterScalableTarget"](given)
-        return resources
-
-    resources = asyncio.run(scenario())
+    resources = Resources(tmp_path, 1 << 20)
+    config = {"ProductionVariants": [{"VariantName": "new", "ModelName": "m"}]}
+    resources.endpoints["e"] = EndpointResource("c", config, {}, 2, 0.0, 0.0, status="InService")
+    resource = register("e")["ResourceId"]
+    given = {"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource}
+    resources.targets[resource] = Resource(register("e"), 0.0)
+    for name in ("p", "q"):
+        resources.policies[f"{resource}|{name}"] = Resource({**given, **POLICY, "PolicyName": name}, 0.0)
+    unused: Any = None
+    operations: Any = ScalableTargets(
+        ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
+    ).operations()
+    with pytest.raises(RequestInvalid, match="is not a variant of a created endpoint"):
+        await operations["PutScalingPolicy"]({**given, **POLICY})
+    await operations["DeleteScalingPolicy"]({**given, "PolicyName": "p"})
+    await operations["DeregisterScalableTarget"](given)
 
     assert (resources.targets, resources.policies) == ({}, {})
 
 
 @pytest.mark.parametrize("operation", ["DeregisterScalableTarget", "DeleteScalingPolicy"])
-def test_a_change_that_cannot_be_saved_is_taken_back(tmp_path: Path, operation: str) -> None:
+async def test_a_change_that_cannot_be_saved_is_taken_back(tmp_path: Path, operation: str) -> None:
     """The variant is scaled as before, and target and policy are still there, as after a restart."""
-
-    async def scenario() -> tuple[ScaledDeployments, Resources]:
-        resources, deployments = Resources(tmp_path, 1 << 20), ScaledDeployments()
-        config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
-        resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
-        resource = register("e")["ResourceId"]
-        unused: Any = deployments
-        operations: Any = ScalableTargets(
-            ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
-        ).operations()
-        await operations["RegisterScalableTarget"](register("e"))
-        given = {"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource}
-        await operations["PutScalingPolicy"]({**given, **POLICY})
-        assert deployments.scaled
-        (tmp_path / FILE).with_suffix(".partial").mkdir()
-        with pytest.raises(IsADirectoryError):
-            await operations[operation]({**given, "PolicyName": "p"})
-        return deployments, resources
-
-    deployments, resources = asyncio.run(scenario())
+    resources, deployments = Resources(tmp_path, 1 << 20), ScaledDeployments()
+    config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
+    resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
+    resource = register("e")["ResourceId"]
+    unused: Any = deployments
+    operations: Any = ScalableTargets(
+        ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
+    ).operations()
+    await operations["RegisterScalableTarget"](register("e"))
+    given = {"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource}
+    await operations["PutScalingPolicy"]({**given, **POLICY})
+    assert deployments.scaled
+    (tmp_path / FILE).with_suffix(".partial").mkdir()
+    with pytest.raises(IsADirectoryError):
+        await operations[operation]({**given, "PolicyName": "p"})
 
     assert deployments.scaled
     assert (len(resources.targets), len(resources.policies)) == (1, 1)

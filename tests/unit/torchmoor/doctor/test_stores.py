@@ -123,8 +123,7 @@ def test_a_bucket_is_looked_at_with_these_credentials(
     make_plan: MakePlan, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bucket is accepted, missing or forbidden with these credentials; the check also compares the server's clock."""
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_server.use_in(monkeypatch)
     [good, clock] = examine(make_plan, f"s3://{BUCKET}/prefix")
     missing = examine(make_plan, "s3://no-such-bucket/prefix")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")

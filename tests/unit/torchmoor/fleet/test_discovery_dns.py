@@ -45,21 +45,16 @@ def test_services_with_their_ports_and_addresses() -> None:
     assert answer.ttl_s == 30
 
 
-def test_addresses_that_come_along_are_not_asked_for() -> None:
+async def test_addresses_that_come_along_are_not_asked_for() -> None:
     """Addresses in additional records, which Kubernetes sends, are not asked for."""
-
-    async def run() -> tuple[DnsAnswer, int]:
-        async with serving(answering(*SRV, additional=ADDRESSES)) as server:
-            answer = await ask(DiscoverySettings(dns_name=NAME, nameservers=(server.address,)))
-            return answer, server.num_asked
-
-    answer, num_asked = asyncio.run(run())
+    async with serving(answering(*SRV, additional=ADDRESSES)) as server:
+        answer = await ask(DiscoverySettings(dns_name=NAME, nameservers=(server.address,)))
 
     assert by_name(answer) == BOTH
-    assert num_asked == 1
+    assert server.num_asked == 1
 
 
-def test_each_target_has_its_turn_where_time_is_too_short_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_target_has_its_turn_where_time_is_too_short_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a slow server leaves time for some targets only, each gets its turn in the following rounds."""
     monkeypatch.setattr(discovery_dns, "MAX_QUESTIONS", 1)
     names = {dns.name.from_text(f"llava-{number}.zone.test.") for number in range(5)}
@@ -75,17 +70,15 @@ def test_each_target_has_its_turn_where_time_is_too_short_for_all(monkeypatch: p
             self.num_left -= 1
             return SimpleNamespace(rrset=[SimpleNamespace(address="10.0.0.1")])
 
-    async def run() -> set[str]:
-        resolver: Any = SlowResolver()
-        found: set[str] = set()
-        for _ in range(1000):
-            resolver.num_left = 2
-            found |= (await discovery_dns.find_hosts(resolver, names, 0.01)).keys()
-            if len(found) == len(names):
-                break
-        return found
+    resolver: Any = SlowResolver()
+    found: set[str] = set()
+    for _ in range(1000):
+        resolver.num_left = 2
+        found |= (await discovery_dns.find_hosts(resolver, names, 0.01)).keys()
+        if len(found) == len(names):
+            break
 
-    assert asyncio.run(run()) == {name.to_text() for name in names}
+    assert found == {name.to_text() for name in names}
 
 
 def test_a_truncated_answer_is_asked_for_over_tcp() -> None:
@@ -162,15 +155,13 @@ def test_no_answer_is_an_error_that_names_what_was_asked(behave: Behaviour) -> N
         answer_to(behave, timeout_s=0.3)
 
 
-def test_another_server_is_asked_if_one_is_silent() -> None:
+async def test_another_server_is_asked_if_one_is_silent() -> None:
     """If one server is silent another is asked within the same time-out."""
+    async with serving(lambda query, is_tcp: None) as dead, serving(answering(*SRV, *ADDRESSES)) as server:
+        servers = (dead.address, server.address)
+        answer = await ask(DiscoverySettings(dns_name=NAME, nameservers=servers, timeout_s=3.0))
 
-    async def run() -> DnsAnswer:
-        async with serving(lambda query, is_tcp: None) as dead, serving(answering(*SRV, *ADDRESSES)) as server:
-            servers = (dead.address, server.address)
-            return await ask(DiscoverySettings(dns_name=NAME, nameservers=servers, timeout_s=3.0))
-
-    assert len(asyncio.run(run()).targets) == 2
+    assert len(answer.targets) == 2
 
 
 def test_names_of_addresses() -> None:

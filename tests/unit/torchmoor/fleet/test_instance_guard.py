@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.torchmoor.fleet.processes import STUB, is_running
+from tests.processes import is_running
+from tests.unit.torchmoor.fleet import stub_torchserve
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.fleet import instance_guard
 
@@ -29,7 +30,7 @@ class Layout:
     def command(self, mode: str = "heed", grace_s: float = 5.0) -> list[str]:
         return [
             *(sys.executable, "-I", instance_guard.__file__, str(self.folder), str(self.pid_file), str(grace_s)),
-            *(sys.executable, str(STUB), mode, str(self.pid_file), str(self.report)),
+            *(sys.executable, stub_torchserve.__file__, mode, str(self.pid_file), str(self.report)),
         ]
 
     def wait_for_pids(self) -> list[int]:

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from tests.archives import write_small_archive
-from tests.unit.torchmoor.fleet.processes import STUB, is_running
+from tests.processes import is_running
+from tests.unit.torchmoor.fleet import stub_torchserve
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.launcher import INSTANCE_LOG, LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
@@ -67,7 +68,7 @@ class Host:
             return [sys.executable, "-c", f"import sys; sys.exit({TAKEN_TRACE!r})"]
         if self.crashes:
             return [sys.executable, "-c", "import sys; sys.exit('Invalid maximum heap size')"]
-        return [sys.executable, str(STUB), "heed", str(spec.pid_file), str(report)]
+        return [sys.executable, stub_torchserve.__file__, "heed", str(spec.pid_file), str(report)]
 
     def report(self, name: str) -> Path:
         return self.tmp_path / f"{name}.pids"

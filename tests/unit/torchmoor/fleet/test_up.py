@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.archives import write_small_archive
-from tests.unit.torchmoor.fleet.processes import STUB, is_running
+from tests.processes import is_running
+from tests.unit.torchmoor.fleet import stub_torchserve
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings
@@ -59,7 +60,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
         prepare(spec, settings)
         given[spec.name] = dict(spec.environment)
         report = tmp_path / f"{spec.name}.pids"
-        return [sys.executable, str(STUB), "heed", str(spec.pid_file), str(report)]
+        return [sys.executable, stub_torchserve.__file__, "heed", str(spec.pid_file), str(report)]
 
     async def ask(self: HealthChecker, instance: Instance) -> bool | None:
         return (tmp_path / f"{instance.name}.pids").exists()

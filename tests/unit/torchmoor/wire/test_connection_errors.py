@@ -1,6 +1,5 @@
 """Reasons of failed connections, from real clients whose TLS server has an invalid certificate."""
 
-import asyncio
 import logging
 import socket
 import ssl
@@ -155,15 +154,11 @@ def test_a_server_without_tls_is_named() -> None:
     assert failure_reason(caught.value) == "TLS failed: WRONG_VERSION_NUMBER"
 
 
-def test_a_failed_connection_is_named_without_its_address() -> None:
+async def test_a_failed_connection_is_named_without_its_address() -> None:
     """The reason omits the address, which clients must not learn from a failed request."""
-
-    async def connect() -> None:
-        async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError) as caught:
             await session.get("http://127.0.0.1:9/")
-
-    with pytest.raises(aiohttp.ClientError) as caught:
-        asyncio.run(connect())
 
     assert failure_reason(caught.value) == "Connection refused"
 
