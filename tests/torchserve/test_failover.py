@@ -249,7 +249,7 @@ def respond_while_killed(three: Three, gpt: openai.OpenAI, turn: Any) -> Any:
         next(event for event in events if event.type == "response.output_text.delta")
         kill(three, raw.headers[INSTANCE])
     *_, last = events
-    assert num_continued(three.fleet) == before + 1
+    assert num_continued(three.fleet) == before + 1, last
     return last.response
 
 
