@@ -21,7 +21,7 @@ COMPILED = {
         *("connection_parts", "exchange", "field_names", "fields", "head", "marked_answer", "message"),
         *("message_exchange", "outgoing", "reader", "request_delivery", "subrequest", "sweeper", "upstream"),
     ),
-    "torchmoor/proxy/instances": ("breaker",),
+    "torchmoor/proxy/instances": ("breaker", "instance"),
     "torchmoor/proxy/routing": ("pool", "reasons"),
     "torchmoor/wire": ("session_ids",),
 }

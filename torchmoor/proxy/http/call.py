@@ -25,14 +25,15 @@ WHOLE_BODY = sys.maxsize
 class Target(Protocol):
     """Where a request can be sent.
 
-    `idle` belongs to `upstream`, which keeps its pooled connections there. num_pieces: the number of pieces of answers'
-    bodies that arrived after their heads.
+    `idle` and `long_bodies` belong to `upstream`, which keeps its pooled connections and its LongBodyQueue there.
+    num_pieces: the number of pieces of answers' bodies that arrived after their heads.
     """
 
     name: str
     host: str
     port: int
     idle: list[Any]
+    long_bodies: Any
     num_pieces: int
 
 

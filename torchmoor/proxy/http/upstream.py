@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol, cast
-from weakref import WeakKeyDictionary
 
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -312,7 +311,6 @@ class Connector:
         note: Callable[[bytes], FieldNote] = note_nothing,
     ) -> None:
         self._open: set[UpstreamConnection] = set()
-        self._long_bodies: WeakKeyDictionary[Target, LongBodyQueue] = WeakKeyDictionary()
         self._max_connections = max_connections
         self._sweeper = sweeper
         self._caches = AnswerCaches(note)
@@ -324,9 +322,9 @@ class Connector:
         if len(self._open) >= self._max_connections:
             self._close_idle()
         loop = asyncio.get_running_loop()
-        long_bodies = self._long_bodies.get(target)
+        long_bodies = target.long_bodies
         if long_bodies is None:
-            long_bodies = self._long_bodies[target] = LongBodyQueue(self._limits.max_long_body_bytes_per_s)
+            long_bodies = target.long_bodies = LongBodyQueue(self._limits.max_long_body_bytes_per_s)
         async with patient_timeout(self._timeouts.connect_timeout_s):
             _, connection = await loop.create_connection(
                 lambda: UpstreamConnection(

@@ -1,7 +1,7 @@
 """One TorchServe instance as the proxy sees it: its address, its state and its load.
 
-Owns the counters that routing reads. Does not know HTTP: `idle` is a list in which the upstream pool keeps connections,
-so that taking one is a single `pop()`.
+Owns the counters that routing reads. Does not know HTTP: in `idle` and `long_bodies` the upstream pool keeps what is its
+own, so that taking a connection is a single `pop()`.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class Instance(InstanceFacts):
     num_pieces: int = 0
     on_load: Callable[[Instance], None] = _ignore
     idle: list[Any] = field(default_factory=list)
+    long_bodies: Any = None
     last_end: InstanceEnd | None = None
 
     @property
