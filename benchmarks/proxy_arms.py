@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from zipfile import ZipFile
 
-from benchmarks.report import ROOT
-
 import psutil
 
+from benchmarks.report import ROOT
 from torchmoor.fleet.ports import find_free_ports
 
 PEERS = "TORCHMOOR_BENCH_PEERS"  # a folder of programs (envoy, sglang-router, vllm-router), searched before the PATH

@@ -1,7 +1,7 @@
 """One TorchServe instance as the proxy sees it: its address, its state and its load.
 
-Owns the counters that routing reads. Does not know HTTP: in `idle` and `long_bodies` the upstream pool keeps what is its
-own, so that taking a connection is a single `pop()`.
+Owns the counters that routing reads. Does not know HTTP: in `idle` and `long_bodies` the upstream pool keeps its own
+objects, so that taking a connection is a single `pop()`.
 """
 
 from __future__ import annotations
