@@ -271,7 +271,7 @@ def test_items_are_named_with_their_images_and_shown_with_their_log_probabilitie
     for included, expected in (([LOGPROBS], len(logprobs_of(third))), ([], 0)):
         last = gpt.conversations.items.list(talk.id, include=included).data[0]
         assert last.type == "message"
-        assert len(last.to_dict()["content"][0]["logprobs"]) == expected  # type: ignore[index]
+        assert len(last.to_dict()["content"][0]["logprobs"]) == expected
 
 
 def test_listed_items_are_sent_again_with_their_images(gpt: openai.OpenAI) -> None:

@@ -162,7 +162,7 @@ def test_the_ignored_labels_are_not_searched_for_each_token(tmp_path: Path, load
 
     model = load(save_checkpoint(tmp_path, "BertForTokenClassification"))
     assert isinstance(model, TaskModel)
-    labels = Unsearchable([model.task.model.config.id2label[0], ["no label"]])  # type: ignore[attr-defined]
+    labels = Unsearchable([model.task.model.config.id2label[0], ["no label"]])
 
     work = model.task.read(TaskRequest(TEXTS, {"ignore_labels": labels}), PendingReply(lambda: None))
     rows = [TaskRow(own.inputs, own.size, own.kind, lambda: True, lambda outcome: None) for own in work.inputs]
@@ -194,7 +194,7 @@ def test_more_targets_than_the_vocabulary_has_are_refused(tmp_path: Path, load: 
     """A million targets would keep one of the threads that read for all models for 20 seconds."""
     model = load(save_checkpoint(tmp_path, "BertForMaskedLM"))
     assert isinstance(model, TaskModel)
-    number = model.task.model.config.vocab_size  # type: ignore[attr-defined]
+    number = model.task.model.config.vocab_size
 
     assert ask(model, "the [MASK] sat", targets=["cat"] * number)
     asked = {"inputs": "the [MASK] sat", "parameters": {"targets": ["cat"] * (number + 1)}}
