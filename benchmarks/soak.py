@@ -15,7 +15,8 @@ The parts are repeated in each round so that other work on the machine affects a
     proxy_growth, jvm_growth, worker_growth      memory in the last two thirds of all `calm` parts, of the instance that
                                                  is never killed: median of the last twentieth relative to the first
     threads_growth                               the same for the threads of the three processes; the largest
-    descriptors_left    the proxy's open files after all clients have left, relative to `calm`
+    descriptors_left    the proxy's open files after all clients have left and unused connections to instances are
+                        closed, relative to `calm`
     p99_vs_calm, p99_vs_sink    the good clients' P99 in `hostile`, relative to `calm` and to `sink`
     sessions_lost, turns_lost, async_lost        in the whole run; turns_lost: answered turns that are not in the
                                                  journal exactly once
@@ -47,6 +48,7 @@ from benchmarks.report import ROOT, parse_options, percentile, print_report
 from benchmarks.soak_hostile import HostileClients
 from benchmarks.soak_sink import running_sink
 from scripts.make_minilm import TARGET, make_variants
+from torchmoor.config.timeouts import TimeoutSettings
 
 NUM_CONVERSATIONS = 8
 NUM_MODELS = 4
@@ -282,13 +284,14 @@ def soak(
     for thread in clients:
         thread.join(timeout=120)
     left_over = wait_for_rest(fleet, accepted)
-    gone_at = time.monotonic()
+    time.sleep(TimeoutSettings().pool_idle_timeout_s)
+    unused_closed_at = time.monotonic()
     time.sleep(5 * SAMPLE_S)
     over.set()
     watcher.join()
     rows = [summarize(part, good.timed, spans[part]) for part in JUDGED]
     p99_s = {row["part"]: row["p99_s"] for row in rows}
-    files_left = watcher.values("proxy", "num_files", [Span(gone_at, time.monotonic())])
+    files_left = watcher.values("proxy", "num_files", [Span(unused_closed_at, time.monotonic())])
     ratios = {
         **{f"{name}_growth": watcher.growth(name, "rss_bytes", spans["calm"]) for name in watched},
         "threads_growth": max(watcher.growth(name, "num_threads", spans["calm"]) for name in watched),
