@@ -31,6 +31,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectStore,
     ObjectTooLarge,
     ObjectUnavailable,
+    check_output_bytes,
     join_chunks,
 )
 from torchmoor.async_inference.objects.results_budget import ResultsBudget, unfinished_name
@@ -106,8 +107,7 @@ class DirectoryStore(ObjectStore):
 
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         location = self._output(url)
-        if len(body) > self._settings.max_output_bytes:
-            raise ObjectTooLarge(f"the result has more than {self._settings.max_output_bytes} bytes")
+        check_output_bytes(len(body), self._settings.max_output_bytes)
         await self._threads.run(_put, location, body)
         self._budget.add(location.root, len(body))
 

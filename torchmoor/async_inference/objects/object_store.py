@@ -97,6 +97,12 @@ class Download:
             self.release()
 
 
+def check_output_bytes(num_bytes: int, max_bytes: int) -> None:
+    """Raise ObjectTooLarge if a result or failure has more bytes than the limit."""
+    if num_bytes > max_bytes:
+        raise ObjectTooLarge(f"the result has more than {max_bytes} bytes")
+
+
 async def join_chunks(chunks: AsyncIterator[bytes], size: int, max_bytes: int) -> AsyncIterator[bytes]:
     """Yield blocks of at least `size` bytes, and at the end a shorter one, which may be empty.
 
@@ -108,8 +114,7 @@ async def join_chunks(chunks: AsyncIterator[bytes], size: int, max_bytes: int) -
         block.append(chunk)
         num_bytes += len(chunk)
         num_waiting += len(chunk)
-        if num_bytes > max_bytes:
-            raise ObjectTooLarge(f"the result has more than {max_bytes} bytes")
+        check_output_bytes(num_bytes, max_bytes)
         if num_waiting >= size:
             joined = b"".join(block)
             block.clear()  # so that the data is in memory once
@@ -157,7 +162,8 @@ class ObjectStore(InputStore, Protocol):
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         """Write a small object from memory, unless the name is taken.
 
-        An object of exactly these bytes counts as written, so that a repeat succeeds. Raises ObjectConflict.
+        An object of exactly these bytes counts as written, so that a repeat succeeds. Raises ObjectConflict,
+        ObjectTooLarge.
         """
 
     async def publish(self, staged: str, tag: str, final: str) -> None:

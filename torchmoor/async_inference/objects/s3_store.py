@@ -34,6 +34,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectStore,
     ObjectTooLarge,
     ObjectUnavailable,
+    check_output_bytes,
     join_chunks,
 )
 from torchmoor.async_inference.objects.s3_client import (
@@ -128,6 +129,7 @@ class S3Store(ObjectStore):
 
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         self.check_output(url)
+        check_output_bytes(len(body), self._settings.max_output_bytes)
         await self._threads.run(self._put, url, body, metadata)
 
     def _put(self, url: str, body: bytes, metadata: ObjectMetadata) -> None:
