@@ -193,7 +193,7 @@ class AsyncOutcome:
     state: AsyncState  # COMPLETED, FAILED, CANCELLED or EXPIRED
     content_type: str = ""
     custom_attributes: str = ""
-    staged: str | None = None  # URL of the staged object
+    staged: str | None = None  # URL of the staged object, also of a result that a failure has replaced
     staged_tag: str = ""  # its identity, which its published object keeps
     body: bytes | None = field(default=None, repr=False)
     reason: str = ""  # for the client, unless COMPLETED

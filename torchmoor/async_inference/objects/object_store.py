@@ -152,11 +152,10 @@ class ObjectStore(InputStore, Protocol):
         """Remove what killed processes left, and return the bytes that the results take; 0 if that is not known."""
 
     async def upload(self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA) -> str:
-        """Stage an object of unknown length. A staged object of this name is replaced.
+        """Stage an object of unknown length, under a name that no other upload has.
 
         Returns its tag: its identity, kept under its final name; another upload of the same bytes has another. If the
-        chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and no object appears,
-        unless the final request was sent already.
+        chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and its object removed.
         """
 
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:

@@ -68,7 +68,6 @@ class Attempt:
         self.staged: str | None = None
         self._context = context
         self._request = claim.request
-        self._attempt = claim.attempt
         self._lease = lease
         self._metrics = context.metrics.of(lease.variant)
         self._request_id = str(uuid.uuid4())
@@ -170,7 +169,7 @@ class Attempt:
     async def _stage(self, answer: InstanceAnswer, chunks: AsyncIterator[bytes]) -> AsyncOutcome:
         """Upload a large answer to a staging name beside its result."""
         request = self._request
-        staged = locate_staged(self._context.output_path, request.output_location, request.identity, self._attempt)
+        staged = locate_staged(self._context.output_path, request.output_location, self._request_id)
         began = monotonic()
         try:
             tag = await self._context.store.upload(staged, chunks, ObjectMetadata(answer.content_type))

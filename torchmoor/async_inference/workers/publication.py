@@ -13,7 +13,6 @@ from functools import partial
 from time import monotonic
 
 from torchmoor.async_inference.notifications.notification import Notification
-from torchmoor.async_inference.objects.locations import locate_staged
 from torchmoor.async_inference.objects.object_store import ObjectError, ObjectMetadata
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Claim
 from torchmoor.async_inference.workers.context import WorkerContext
@@ -68,14 +67,13 @@ class Publication:
         error = await self._try_write()
         if error is not None and self.outcome.succeeded:
             logger.warning("result replaced by a failure inference_id=%s error=%s", self.request.inference_id, error)
-            await self._replace(
-                AsyncOutcome(state=AsyncState.FAILED, reason=f"The result could not be stored: {error}")
-            )
+            reason = f"The result could not be stored: {error}"
+            await self._replace(AsyncOutcome(state=AsyncState.FAILED, reason=reason, staged=self.outcome.staged))
             error = await self._try_write()
         if error is not None:
             logger.error("ends without a failure object inference_id=%s error=%s", self.request.inference_id, error)
         await self._notify()
-        if self.outcome.staged is not None:
+        if self.outcome.succeeded and self.outcome.staged is not None:
             # A client may delete what it has read. Once the staged object is gone, too, only this shows the success.
             await self._replace(replace(self.outcome, is_published=True))
 
@@ -120,17 +118,13 @@ class Publication:
             self._metrics.async_upload_latency.observe(monotonic() - began)
 
     async def _remove_staged(self) -> None:
-        """Remove the staged name of the result, and what lost attempts may have staged."""
-        attempts = range(1, self._claim.attempt + (0 if self.outcome.succeeded else 1))
-        place = self.context.output_path, self.request.output_location, self.request.identity
-        stale = {locate_staged(*place, attempt) for attempt in attempts}
-        if self.outcome.staged is not None:
-            stale.add(self.outcome.staged)
-        for staged in stale:
-            try:
-                await self.context.store.delete(staged)
-            except ObjectError as error:
-                self.context.faults.add("staged object not removed", error, inference_id=self.request.inference_id)
+        """Remove the staged name of the result."""
+        if self.outcome.staged is None:
+            return
+        try:
+            await self.context.store.delete(self.outcome.staged)
+        except ObjectError as error:
+            self.context.faults.add("staged object not removed", error, inference_id=self.request.inference_id)
 
 
 class ResponsePublication(Publication):

@@ -220,7 +220,7 @@ class Worker:
                 outcome = fail_exhausted(claim.request, claim.attempt, failure)
             lease.release()
             return await self._decide(claim, outcome)
-        except BaseException:
+        except (asyncio.CancelledError, ClaimLost):
             if attempt.staged is not None:
                 await asyncio.shield(self._discard(claim, attempt.staged))
             raise
@@ -245,14 +245,15 @@ class Worker:
         return outcome
 
     async def _discard(self, claim: Claim, staged: str) -> None:
-        """Remove a staged answer that was not decided upon.
+        """Return the request to the queue, and remove a staged answer that was not decided upon.
 
-        The queue is asked first, because a decision may stand although its confirmation was lost. If the queue does not
-        answer, the object stays: publication removes it.
+        After the return it cannot be decided upon; before, a decision may stand although its confirmation was lost. If
+        the queue does not answer, the object stays.
         """
         try:
+            await self._queue.retry(claim, 0.0, STOPPED, counts=False)
             record = await self._queue.get(claim.request.inference_id)
-            if record is not None and record.outcome is not None and record.outcome.staged != staged:
+            if record is None or record.outcome is None or record.outcome.staged != staged:
                 await self._context.store.delete(staged)
         except (QueueUnavailable, ObjectError) as error:
             self._faults.add("staged object not removed", error, inference_id=claim.request.inference_id)
