@@ -20,7 +20,7 @@ from torchmoor.control.autoscaling import ScalableTargets
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource, Resources
-from torchmoor.errors import LimitExceeded, RequestInvalid, TorchmoorError
+from torchmoor.errors import RequestInvalid, TorchmoorError
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import BackgroundTasks
 
@@ -90,8 +90,7 @@ class Endpoints:
         name, endpoints = values["EndpointName"], self._resources.endpoints
         if name in endpoints or self._registry.find_endpoint(name) is not None:
             raise self._arns.existing(ENDPOINT, name)
-        if len(endpoints) >= self._settings.max_resources:
-            raise LimitExceeded(f"There are {len(endpoints)} endpoints, as many as control.max_resources allows.")
+        self._resources.check_number(endpoints, "endpoints")
         resource = self._make(values["EndpointConfigName"])
         self._deployments.check_room(_num_instances(resource))
         arn = self._arns.arn(ENDPOINT, name)

@@ -114,7 +114,7 @@ class AsyncQueueOfTest:
 
 
 def make_endpoints(folder: Path, deployments: Nothing | None = None) -> tuple[Endpoints, Resources, AsyncQueueOfTest]:
-    resources, queue = Resources(folder, 1 << 20), AsyncQueueOfTest()
+    resources, queue = Resources(folder, ControlSettings()), AsyncQueueOfTest()
     unused: Any = deployments or Nothing()
     endpoints = Endpoints(
         ControlSettings(removal_timeout_s=TIMEOUT_S),
@@ -172,7 +172,7 @@ async def test_a_stop_waits_for_the_change_that_is_being_saved(tmp_path: Path) -
 
     with suppress(asyncio.CancelledError):
         await adding
-    assert list(Resources(tmp_path, 1 << 20).endpoints) == ["q"]
+    assert list(Resources(tmp_path, ControlSettings()).endpoints) == ["q"]
 
 
 async def test_an_update_whose_retained_weights_are_all_0_is_refused(tmp_path: Path) -> None:
