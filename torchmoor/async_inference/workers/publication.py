@@ -18,7 +18,6 @@ from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Claim
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.instance_client import InstanceLost, InstanceUnreachable, InvocationTimedOut
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost
-from torchmoor.async_inference.workers.queue_calls import until_answered
 from torchmoor.wire import background, headers
 
 logger = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class Publication:
         if not self.outcome.is_published:
             await self._publish()
         await self._remove_staged()
-        if await until_answered(partial(context.queue.finish, self._claim), context, request, "not ended yet"):
+        if await context.until_answered(partial(context.queue.finish, self._claim), request, "not ended yet"):
             counter = _COUNTERS[self.outcome.state]
             setattr(metrics, counter, getattr(metrics, counter) + 1)
             metrics.async_total_time.observe(max(0.0, context.wall() - request.received_at))
@@ -102,7 +101,7 @@ class Publication:
     async def _replace(self, outcome: AsyncOutcome) -> None:
         """Record another outcome. Raises ClaimLost."""
         call = partial(self.context.queue.replace, self._claim, outcome)
-        if not await until_answered(call, self.context, self.request, "outcome not replaced yet"):
+        if not await self.context.until_answered(call, self.request, "outcome not replaced yet"):
             raise ClaimLost(f"the claim of {self.request.inference_id} is lost")
         self.outcome = outcome
 

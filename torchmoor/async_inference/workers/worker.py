@@ -19,7 +19,6 @@ from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRenewal
 from torchmoor.async_inference.workers.publication import Publication, PublishLater, ResponsePublication
-from torchmoor.async_inference.workers.queue_calls import until_answered
 from torchmoor.errors import QueueUnavailable
 from torchmoor.tasks import cancel_all, wait_at_most
 
@@ -240,7 +239,7 @@ class Worker:
     async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> AsyncOutcome:
         """Decide the outcome and return it. Raises ClaimLost."""
         decide = partial(self._queue.decide, claim, outcome)
-        if not await until_answered(decide, self._context, claim.request, "not decided yet"):
+        if not await self._context.until_answered(decide, claim.request, "not decided yet"):
             raise ClaimLost("another worker has decided it, or it was cancelled")
         return outcome
 
