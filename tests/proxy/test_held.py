@@ -238,6 +238,25 @@ def test_what_waits_for_an_endpoint_that_is_deleted_is_refused_at_once(make_stag
     assert b"No instance of the endpoint is ready. Try again later." in read_answer(sock)
 
 
+def test_what_waits_for_a_variant_whose_scaling_ends_at_zero_is_refused_at_once(
+    make_stage: Callable[..., Stage],
+) -> None:
+    """No instance is started for it any longer, as at AWS for a variant without instances."""
+    zero = Zero(make_stage)
+    sock = send(zero.stage, b"1")
+    variant = zero.stage.registry.get_endpoint("llava").variants[0]
+
+    def deregister() -> None:
+        """End the scaling, as the control plane does."""
+        variant.settings = variant.settings.replace(scaling=None)
+        variant.on_starts_ended()
+
+    zero.stage.call(deregister)
+
+    assert b"No instance of the endpoint is ready. Try again later." in read_answer(sock)
+    assert waiting(zero.stage) == 0
+
+
 def test_as_many_are_held_as_may_be(make_stage: Callable[..., Stage]) -> None:
     """The number of held requests, and the bytes of all that wait, are limited."""
     zero = Zero(make_stage, ScalingSettings(max_hold_s=20, max_held=2), limits=LimitSettings(max_waiting_bytes=100))

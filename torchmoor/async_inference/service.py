@@ -154,9 +154,8 @@ class AsyncInference:
         draining = [task for task, worker in self._draining.items() if worker.endpoint == name]
         await asyncio.gather(*map(asyncio.shield, draining), self._submitting.finish(), return_exceptions=True)
         metrics = AsyncMetrics(name, {"": InvocationMetrics(name, "")}, lambda: 0)  # counts that no page shows
-        capacity = NoCapacity()
-        endpoint = AsyncEndpointContext(settings, metrics, capacity, root=self.settings.output_root)
-        worker = self._make_worker(endpoint, capacity, ends_at=self._wall() + timeout_s)
+        endpoint = AsyncEndpointContext(settings, metrics, NoCapacity(), root=self.settings.output_root)
+        worker = self._make_worker(endpoint, ends_at=self._wall() + timeout_s)
         outcome = AsyncOutcome(state=AsyncState.CANCELLED, reason=reason)
         await Removal(worker, self.queue, outcome).run()
 
@@ -180,15 +179,16 @@ class AsyncInference:
     def _start_worker(self, endpoint: AsyncEndpointContext) -> None:
         """Start the worker of an endpoint whose requests run in this process."""
         if endpoint.capacity is not None:
-            worker = self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity)
+            worker = self.workers[endpoint.name] = self._make_worker(endpoint)
             worker.start()
 
-    def _make_worker(self, endpoint: AsyncEndpointContext, capacity: Capacity, ends_at: float = math.inf) -> Worker:
+    def _make_worker(self, endpoint: AsyncEndpointContext, ends_at: float = math.inf) -> Worker:
         assert self._notifier is not None  # it runs
+        assert endpoint.capacity is not None
         context = WorkerContext(
             settings=self.settings,
             queue=self.queue,
-            capacity=capacity,
+            capacity=endpoint.capacity,
             store=self.store,
             client=self._client,
             notifier=self._notifier,
@@ -207,11 +207,12 @@ class AsyncInference:
         faults = FaultLog(logger)
         while True:
             try:
+                num_bytes = await self.queue.size_bytes()
                 for endpoint in list(self.endpoints.values()):
                     backlog, metrics = await self.queue.backlog(endpoint.name), endpoint.metrics
                     metrics.num_waiting, metrics.num_running = backlog.waiting, backlog.running
                     metrics.oldest_age_s = backlog.oldest_age_s
-                    metrics.num_queue_bytes = await self.queue.size_bytes()
+                    metrics.num_queue_bytes = num_bytes
                 while await self.queue.forget():
                     pass
             except Exception as error:

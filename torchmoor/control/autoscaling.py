@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, read_autoscaling, resource_of
-from torchmoor.config.control import ControlSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.arns import Arns
 from torchmoor.control.deployments import Deployments
@@ -22,7 +21,7 @@ from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.models import as_time
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Change, Resource, Resources
-from torchmoor.errors import ConfigError, LimitExceeded, RequestInvalid, ScalableTargetMissing
+from torchmoor.errors import ConfigError, RequestInvalid, ScalableTargetMissing
 from torchmoor.proxy.instances.registry import Variant
 
 MAX_ACTIVITIES = 1000  # remembered
@@ -33,8 +32,7 @@ _KEPT_OF_TARGET = ("MinCapacity", "MaxCapacity", "RoleARN")
 class ScalableTargets:
     """The scalable targets of created endpoints."""
 
-    def __init__(self, settings: ControlSettings, resources: Resources, arns: Arns, deployments: Deployments) -> None:
-        self._settings = settings
+    def __init__(self, resources: Resources, arns: Arns, deployments: Deployments) -> None:
         self._resources = resources
         self._arns = arns
         self._deployments = deployments
@@ -92,8 +90,8 @@ class ScalableTargets:
         self._check_variant(resource)
         if any(values.get("SuspendedState", {}).values()):
             raise RequestInvalid("SuspendedState is not supported here: deregister the target instead.")
-        if before is None and len(self._resources.targets) >= self._settings.max_resources:
-            raise LimitExceeded("There are as many scalable targets as control.max_resources allows.")
+        if before is None:
+            self._resources.check_number(self._resources.targets, "scalable targets")
         given = {key: values[key] for key in _KEPT_OF_TARGET if key in values}
         target = Resource({**(before.values if before else {}), **given}, before.created if before else time.time())
         for key in ("MinCapacity", "MaxCapacity"):

@@ -10,7 +10,6 @@ from typing import Any
 
 from botocore.utils import parse_to_aware_datetime
 
-from torchmoor.config.control import ControlSettings
 from torchmoor.control.arns import Arns
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.metric_history import MINUTE_S, UTILIZATION, MetricHistory, Observations
@@ -18,7 +17,7 @@ from torchmoor.control.metric_math import MetricMath, Series
 from torchmoor.control.models import as_time
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Change, Resource, Resources
-from torchmoor.errors import LimitExceeded, RequestInvalid
+from torchmoor.errors import RequestInvalid
 
 NAMESPACE, OF_INSTANCES = "AWS/SageMaker", "/aws/sagemaker/Endpoints"
 PAGE_SIZE = 500
@@ -40,8 +39,7 @@ class CloudWatch:
 
     history: MetricHistory
 
-    def __init__(self, settings: ControlSettings, resources: Resources, arns: Arns) -> None:
-        self._settings = settings
+    def __init__(self, resources: Resources, arns: Arns) -> None:
         self._resources = resources
         self._arns = arns
 
@@ -126,8 +124,8 @@ class CloudWatch:
         if "MetricName" not in values or "Metrics" in values:
             raise RequestInvalid("An alarm has one MetricName here: expressions are not supported.")
         alarms, name = self._resources.alarms, values["AlarmName"]
-        if name not in alarms and len(alarms) >= self._settings.max_resources:
-            raise LimitExceeded("There are as many alarms as control.max_resources allows.")
+        if name not in alarms:
+            self._resources.check_number(alarms, "alarms")
         self._read_alarm(values)
         self._resources.check_room(values)
         alarm = Resource({key: value for key, value in values.items() if key != "Tags"}, time.time())

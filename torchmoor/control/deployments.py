@@ -183,9 +183,11 @@ class Deployments:
         if settings is not None:
             self.check_room(settings.max_capacity - len(deployment.launches_of(variant)))
         await self._stop_scaling(deployment, variant)
-        if settings is None:
-            return
         running = deployment.launches_of(variant)
+        if settings is None:
+            if not running:
+                found.on_starts_ended()
+            return
         planned = self._plan(deployment, variant, settings.max_capacity - len(running))
         self._running |= {launch.name: launch for launch in planned}
         deployment.launches |= {launch.name: launch for launch in planned}

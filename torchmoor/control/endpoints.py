@@ -20,7 +20,7 @@ from torchmoor.control.autoscaling import ScalableTargets
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource, Resources
-from torchmoor.errors import LimitExceeded, RequestInvalid, TorchmoorError
+from torchmoor.errors import RequestInvalid, TorchmoorError
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import BackgroundTasks
 
@@ -90,8 +90,7 @@ class Endpoints:
         name, endpoints = values["EndpointName"], self._resources.endpoints
         if name in endpoints or self._registry.find_endpoint(name) is not None:
             raise self._arns.existing(ENDPOINT, name)
-        if len(endpoints) >= self._settings.max_resources:
-            raise LimitExceeded(f"There are {len(endpoints)} endpoints, as many as control.max_resources allows.")
+        self._resources.check_number(endpoints, "endpoints")
         resource = self._make(values["EndpointConfigName"])
         self._deployments.check_room(_num_instances(resource))
         arn = self._arns.arn(ENDPOINT, name)
@@ -134,7 +133,7 @@ class Endpoints:
                 self._check_count(name, resource, variant, counts[variant])
         new = replace(resource, weights=weights, counts=counts)
         _check_weights(name, new)
-        self._deployments.check_room(_num_instances(new) - _num_instances(resource))
+        self._deployments.check_room(_num_added(resource, new))
         await self._record(resource, status="Updating", weights=weights)
         self._deployments.set_weights(name, weights)
         self._tasks.start(self._run_resize(name, resource, counts))
@@ -306,6 +305,11 @@ def _check_weights(name: str, resource: EndpointResource) -> None:
 
 def _num_instances(resource: EndpointResource) -> int:
     return sum(resource.count_of(variant) for variant in resource.variants.values())
+
+
+def _num_added(old: EndpointResource, new: EndpointResource) -> int:
+    """Return how many instances a change of counts starts; those that other variants lose are stopped afterwards."""
+    return sum(max(0, new.count_of(variant) - old.count_of(variant)) for variant in new.variants.values())
 
 
 def _reason(name: str, error: Exception) -> str:

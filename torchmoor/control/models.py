@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from torchmoor.config.control import ControlSettings
 from torchmoor.config.endpoint_config import check_endpoint_config, read_endpoint
 from torchmoor.control.arns import CONFIG, MODEL, Arns
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Resource, Resources
-from torchmoor.errors import ConfigError, LimitExceeded, RequestInvalid
+from torchmoor.errors import ConfigError, RequestInvalid
 
 START_TIMEOUT = "ContainerStartupHealthCheckTimeoutInSeconds"  # of a variant
 MAX_ENVIRONMENT = 100  # as at AWS
@@ -31,14 +30,12 @@ class Models:
 
     def __init__(
         self,
-        settings: ControlSettings,
         resources: Resources,
         arns: Arns,
         check_container: Callable[[Mapping[str, Any]], None],
         describe_served_model: Callable[[str], Values],
         describe_served_config: Callable[[str], Values],
     ) -> None:
-        self._settings = settings
         self._resources = resources
         self._arns = arns
         self._check_container = check_container
@@ -129,11 +126,7 @@ class Models:
 
     async def _create(self, kind: str, into: dict[str, Resource], name: str, values: Values) -> str:
         """Keep a new resource and its tags; return its ARN."""
-        if len(into) >= self._settings.max_resources:
-            raise LimitExceeded(
-                f"There are {len(into)} already, and control.max_resources allows {self._settings.max_resources}: "
-                "delete some."
-            )
+        self._resources.check_number(into, f"{kind}s")
         arn = self._arns.arn(kind, name)
         resource = Resource({key: value for key, value in values.items() if key != "Tags"}, time.time())
         await self._resources.add(into, name, resource, arn, values.get("Tags", ()))

@@ -69,10 +69,10 @@ class LaunchingPlane:
         remove_folder(downloads)  # left by a run that could not remove it
         self._registry, self._launcher = registry, launcher
         self._are_journaled = settings.sessions.are_journaled
-        self.resources = resources = Resources(run_dir / CONTROL_FOLDER, control.max_resource_bytes)
+        self.resources = resources = Resources(run_dir / CONTROL_FOLDER, control)
         artifacts = Artifacts(control, settings.objects, model_store, reserved)
         deployments = Deployments(control, registry, launcher, artifacts, gpus, downloads)
-        targets = ScalableTargets(control, resources, arns, deployments)
+        targets = ScalableTargets(resources, arns, deployments)
         tags = Tags(
             resources,
             arns,
@@ -81,14 +81,14 @@ class LaunchingPlane:
         self._endpoints = Endpoints(control, resources, arns, registry, deployments, targets)
         self._deployments, self._targets = deployments, targets
         views = EndpointViews(registry, arns, resources.endpoints, deployments, settings.async_inference.output_root)
-        models = Models(control, resources, arns, artifacts.check, views.describe_model, views.describe_config)
+        models = Models(resources, arns, artifacts.check, views.describe_model, views.describe_config)
         operations = {
             **views.operations(),
             **models.operations(),
             **self._endpoints.operations(),
             **tags.operations(),
         }
-        self._cloudwatch = CloudWatch(control, resources, arns)
+        self._cloudwatch = CloudWatch(resources, arns)
         self._num_minutes = control.metric_minutes
         self.answer = ControlPlane(
             [

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from torchmoor.config.control import ControlSettings
 from torchmoor.errors import ConfigError, LimitExceeded
 from torchmoor.wire.disk_sync import sync_to_disk
 
@@ -88,8 +89,8 @@ _KINDS: dict[str, type[Resource | EndpointResource]] = {
 class Resources:
     """All resources by their names, and tags by their resource's ARN."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        """folder: has the file, which is always rewritten as a whole. max_bytes: size limit of the file.
+    def __init__(self, folder: Path, settings: ControlSettings) -> None:
+        """folder: has the file, which is always rewritten as a whole.
 
         Raises ConfigError if the file cannot be read.
         """
@@ -102,7 +103,7 @@ class Resources:
         self.alarms: dict[str, Resource] = {}
         self.num_serials = 0
         self._path = folder / FILE
-        self._max_bytes = max_bytes
+        self._settings = settings
         self._num_bytes = 0
         self._saving = asyncio.Lock()
         if self._path.is_file():
@@ -142,11 +143,18 @@ class Resources:
 
     def check_room(self, values: Any) -> None:
         """Raise LimitExceeded if there is no room for these values, too."""
-        if self._num_bytes + len(json.dumps(values)) > self._max_bytes:
+        most = self._settings.max_resource_bytes
+        if self._num_bytes + len(json.dumps(values)) > most:
             raise LimitExceeded(
-                f"All resources take {self._num_bytes} bytes, and control.max_resource_bytes allows {self._max_bytes}: "
-                "delete some."
+                f"All resources take {self._num_bytes} bytes, and control.max_resource_bytes allows {most}: delete "
+                "some."
             )
+
+    def check_number(self, among: Mapping[str, object], what: str) -> None:
+        """Raise LimitExceeded if one more of these resources is not allowed. what: their name in the error."""
+        most = self._settings.max_resources
+        if len(among) >= most:
+            raise LimitExceeded(f"There are {len(among)} {what}, and control.max_resources allows {most}: delete some.")
 
     def forget(self, among: dict[str, T], name: str, arn: str) -> None:
         """Remove a resource and its tags; `save` writes the change to the file."""

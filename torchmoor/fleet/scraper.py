@@ -18,6 +18,7 @@ from torchmoor.proxy.instances.registry import Registry
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0  # of one instance; not a setting, because the whole page must be ready before Prometheus stops waiting
+MAX_AT_ONCE = 16  # instances: each needs one of limits.reserved_descriptors, and memory for its page
 MAX_PAGE_BYTES = 4 << 20
 
 
@@ -27,11 +28,11 @@ class MetricsScraper:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._client: aiohttp.ClientSession | None = None
-        self._lock = asyncio.Lock()  # one round at a time
+        self._free = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def __aenter__(self) -> MetricsScraper:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
+        self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True, limit=0))
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -41,8 +42,7 @@ class MetricsScraper:
     async def scrape(self) -> str:
         """Return all pages as one, in Prometheus' text format. InstanceScraped is 0 for an instance without a page."""
         instances = [i for i in self._registry.instances() if i.metrics_port is not None]
-        async with self._lock:
-            pages = await asyncio.gather(*(self._ask(instance) for instance in instances))
+        pages = await asyncio.gather(*(self._ask(instance) for instance in instances))
         named = [(instance, page) for instance, page in zip(instances, pages, strict=True)]
         return merge((_labels(instance), page) for instance, page in named if page is not None) + _scraped(named)
 
@@ -52,7 +52,7 @@ class MetricsScraper:
             return None
         url = f"{instance.url(instance.metrics_port)}/metrics"
         try:
-            async with self._client.get(url) as answer:
+            async with self._free, self._client.get(url) as answer:
                 if answer.status != 200:
                     return None
                 page = await read_at_most(MAX_PAGE_BYTES, answer)

@@ -36,6 +36,7 @@ class JournaledSessions:
         self._counters = counters
         self._lock = threading.Lock()
         self._kept: LastKept[str, None] = LastKept(store.settings.max_sessions)  # for retries that came to this worker
+        self._undone: LastKept[str, None] = LastKept(store.settings.max_sessions)
 
     @property
     def used_bytes(self) -> int:
@@ -58,6 +59,13 @@ class JournaledSessions:
             raise error from exc
 
     def is_known(self, session_id: str) -> bool:
+        """The journal of an opening that this worker has undone may not be deleted yet: that is decided here, too."""
+        if session_id in self._undone and self._is_discarded(session_id):
+            raise SessionLost()
+        return self._is_recorded(session_id)
+
+    def _is_recorded(self, session_id: str) -> bool:
+        """Return whether the journal has the session. Raises SessionClosed, SessionLost."""
         first = self._read_first(session_id)
         if first is not None and first.kind == "close":
             raise SessionClosed()
@@ -83,8 +91,9 @@ class JournaledSessions:
             try:
                 return self._journal.get_image(session.id.text, digest)
             except FileNotFoundError:
-                self.is_known(session.id.text)  # raises SessionClosed if another worker has closed it meanwhile
-                raise
+                if self.is_known(session.id.text):  # raises SessionClosed if another worker has closed it meanwhile
+                    raise
+                raise SessionLost() from None
 
     def read_resource(self, session_id: str) -> dict[str, Any] | None:
         first = self._read_first(session_id)
@@ -134,7 +143,7 @@ class JournaledSessions:
             return False
         is_kept = False
         with suppress(SessionClosed, SessionLost):
-            is_kept = self.is_known(session_id) and self._journal.claim(_fate_name(session_id), KEPT) == KEPT
+            is_kept = self._is_recorded(session_id) and self._journal.claim(_fate_name(session_id), KEPT) == KEPT
         if is_kept:
             with self._lock:
                 self._kept.keep(session_id, None)
@@ -143,12 +152,19 @@ class JournaledSessions:
     def try_undo(self, session_id: str) -> bool:
         """`discard` finds out whether another worker has answered a retry with the session."""
         with self._lock:
-            return session_id not in self._kept
+            if session_id in self._kept:
+                return False
+            self._undone.keep(session_id, None)
+            return True
 
     def discard(self, session_id: str) -> None:
-        with self._translated(session_id):
-            if self._journal.claim(_fate_name(session_id), DISCARDED) == DISCARDED:
+        if self._is_discarded(session_id):
+            with self._translated(session_id):
                 self._journal.delete(session_id)
+
+    def _is_discarded(self, session_id: str) -> bool:
+        with self._translated(session_id):
+            return self._journal.claim(_fate_name(session_id), DISCARDED) == DISCARDED
 
     def try_close(self, session_id: str, session: Session | None, invocation_id: str) -> bool:
         event = Event(kind="close", invocation_id=invocation_id)

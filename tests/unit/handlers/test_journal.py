@@ -21,7 +21,7 @@ from handlers.requests.incoming import Caller
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.journal_stores import CLOSE
 from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.wire.headers import NEW_SESSION, SESSION_ID
 
 ID = "ts-seq-aaaaaaaaaaaaaaaa-6b013fa9-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
@@ -856,6 +856,48 @@ def test_a_session_whose_journal_is_deleted_as_it_is_taken_over_is_lost(
 
     assert two_workers[1].ask(sid, "what is it?", **SHORT).wait().error == "SessionLost"
     assert two_workers[1].service.store.session_ids() == []
+
+
+def test_an_undone_opening_is_not_taken_over(
+    make_client: Any, endless_llava: Any, journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session is lost at once, although its journal is deleted later: a request would lose its journal."""
+    client, hold = make_client(endless_llava, journal=journal), Hold(endless_llava)
+    discard, may_discard = JournaledSessions.discard, threading.Event()
+
+    def discard_late(known: JournaledSessions, session_id: str) -> None:
+        assert may_discard.wait(DEADLINE_S)
+        discard(known, session_id)
+
+    monkeypatch.setattr(JournaledSessions, "discard", discard_late)
+    first = client.send({"inputs": "one", **SHORT}, {SESSION_ID: NEW_SESSION})
+    hold.wait()
+    [sid] = journal.list_ids()[0]
+    first.reply.cancel()
+    hold.release()
+    wait_until(lambda: client.service.store.session_ids() == [], "the opening is undone")
+
+    assert client.ask(sid, "what is it?", **SHORT).wait().error == "SessionLost"
+    may_discard.set()
+    wait_until(lambda: not journal.list_ids()[0], "the session's journal is deleted")
+
+
+def test_a_session_whose_journal_is_deleted_as_its_images_are_read_is_lost(
+    two_workers: Any, red: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not a failure of the journal, which operators would look for."""
+    sid = two_workers[0].open(data_url(red))
+    get_image = DirectoryJournal.get_image
+
+    def delete_first(journal: DirectoryJournal, session_id: str, image: str) -> bytes:
+        journal.delete(session_id)
+        return get_image(journal, session_id, image)
+
+    monkeypatch.setattr(DirectoryJournal, "get_image", delete_first)
+
+    assert two_workers[1].ask(sid, "what is it?", **SHORT).wait().error == "SessionLost"
+    assert two_workers[1].service.numbers()["journal"]["failures"] == 0
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_an_opening_that_was_undone_is_not_answered_elsewhere(

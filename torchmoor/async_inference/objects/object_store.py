@@ -97,6 +97,12 @@ class Download:
             self.release()
 
 
+def check_output_bytes(num_bytes: int, max_bytes: int) -> None:
+    """Raise ObjectTooLarge if a result or failure has more bytes than the limit."""
+    if num_bytes > max_bytes:
+        raise ObjectTooLarge(f"the result has more than {max_bytes} bytes")
+
+
 async def join_chunks(chunks: AsyncIterator[bytes], size: int, max_bytes: int) -> AsyncIterator[bytes]:
     """Yield blocks of at least `size` bytes, and at the end a shorter one, which may be empty.
 
@@ -108,8 +114,7 @@ async def join_chunks(chunks: AsyncIterator[bytes], size: int, max_bytes: int) -
         block.append(chunk)
         num_bytes += len(chunk)
         num_waiting += len(chunk)
-        if num_bytes > max_bytes:
-            raise ObjectTooLarge(f"the result has more than {max_bytes} bytes")
+        check_output_bytes(num_bytes, max_bytes)
         if num_waiting >= size:
             joined = b"".join(block)
             block.clear()  # so that the data is in memory once
@@ -147,17 +152,17 @@ class ObjectStore(InputStore, Protocol):
         """Remove what killed processes left, and return the bytes that the results take; 0 if that is not known."""
 
     async def upload(self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA) -> str:
-        """Stage an object of unknown length. A staged object of this name is replaced.
+        """Stage an object of unknown length, under a name that no other object has.
 
         Returns its tag: its identity, kept under its final name; another upload of the same bytes has another. If the
-        chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and no object appears,
-        unless the final request was sent already.
+        chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and its object removed.
         """
 
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         """Write a small object from memory, unless the name is taken.
 
-        An object of exactly these bytes counts as written, so that a repeat succeeds. Raises ObjectConflict.
+        An object of exactly these bytes counts as written, so that a repeat succeeds. Raises ObjectConflict,
+        ObjectTooLarge.
         """
 
     async def publish(self, staged: str, tag: str, final: str) -> None:

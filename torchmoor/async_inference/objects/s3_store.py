@@ -34,6 +34,7 @@ from torchmoor.async_inference.objects.object_store import (
     ObjectStore,
     ObjectTooLarge,
     ObjectUnavailable,
+    check_output_bytes,
     join_chunks,
 )
 from torchmoor.async_inference.objects.s3_client import (
@@ -128,6 +129,7 @@ class S3Store(ObjectStore):
 
     async def put(self, url: str, body: bytes, metadata: ObjectMetadata = NO_METADATA) -> None:
         self.check_output(url)
+        check_output_bytes(len(body), self._settings.max_output_bytes)
         await self._threads.run(self._put, url, body, metadata)
 
     def _put(self, url: str, body: bytes, metadata: ObjectMetadata) -> None:
@@ -269,7 +271,7 @@ class _MultipartUpload:
         self._headers = headers
         self._begun: Future[str] | None = None  # the upload's id
         self._parts: list[Future[str]] = []  # their tags
-        self._completed: Future[None] | None = None
+        self._completed: Future[None] | None = None  # the request that makes the object visible
 
     async def send(self, data: bytes, parallel: int) -> None:
         """Send one more part. Returns when fewer than `parallel` parts are in flight."""
@@ -283,13 +285,19 @@ class _MultipartUpload:
     async def finish(self, data: bytes, num_bytes: int) -> None:
         """Send the last part, of any size, and make the object visible."""
         if self._begun is None:
-            await self._threads.run(_put, self._connect, self._url, data, self._headers)
-            return
-        if data:
-            await self.send(data, 1)
-        tags = [await asyncio.wrap_future(part) for part in self._parts]
-        self._completed = self._threads.submit(self._complete, await asyncio.wrap_future(self._begun), tags, num_bytes)
+            self._completed = self._threads.submit(self._put, data)
+        else:
+            if data:
+                await self.send(data, 1)
+            tags = [await asyncio.wrap_future(part) for part in self._parts]
+            upload_id = await asyncio.wrap_future(self._begun)
+            self._completed = self._threads.submit(self._complete, upload_id, tags, num_bytes)
         await asyncio.wrap_future(self._completed)
+
+    def _put(self, data: bytes) -> None:
+        client = self._connect()
+        with translated(self._url):
+            client.put_object(**_object(self._url, data), **self._headers)
 
     def _begin(self) -> str:
         client = self._connect()
@@ -315,15 +323,15 @@ class _MultipartUpload:
                     raise
 
     def abort(self) -> None:
-        """Abort the upload unless it is complete. Waits for requests in flight, which would create parts later."""
+        """Abort the upload, or remove its object. Waits for requests in flight, which would create them later."""
         steps: list[Future[Any] | None] = [self._begun, *self._parts, self._completed]
         wait([step for step in steps if step is not None and not step.cancel()])
-        if self._begun is None or not _has_succeeded(self._begun):
-            return
-        if self._completed is not None and _has_succeeded(self._completed):
-            return
         try:
-            self._connect().abort_multipart_upload(**bucket_and_key(self._url), UploadId=self._begun.result())
+            client, where = self._connect(), bucket_and_key(self._url)
+            if _has_succeeded(self._completed):
+                client.delete_object(**where)
+            elif self._begun is not None and _has_succeeded(self._begun):
+                client.abort_multipart_upload(**where, UploadId=self._begun.result())
         except (ClientError, BotoCoreError, ObjectError) as exc:
             logger.warning(
                 "upload not aborted, a lifecycle rule of the bucket should remove it url=%s error=%s",
@@ -332,14 +340,8 @@ class _MultipartUpload:
             )
 
 
-def _has_succeeded(step: Future[Any]) -> bool:
-    return not step.cancelled() and step.exception() is None
-
-
-def _put(connect: Callable[[], Any], url: str, body: bytes, headers: dict[str, Any]) -> None:
-    client = connect()
-    with translated(url):
-        client.put_object(**_object(url, body), **headers)
+def _has_succeeded(step: Future[Any] | None) -> bool:
+    return step is not None and not step.cancelled() and step.exception() is None
 
 
 def _object(url: str, body: bytes) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Which failures are final, and which are retried:
 
     input missing, denied or too large                            final
-    object store down or slow, for the input or the answer        retried, not counted as an attempt
+    object store down or slow, for the input or the answer        retried after longer and longer waits, not counted
     body longer than what the instance can hold                   final
     instance has no room for the body now                         retried, not counted
     handler temporarily full                                      retried after its Retry-After, not counted
@@ -68,7 +68,6 @@ class Attempt:
         self.staged: str | None = None
         self._context = context
         self._request = claim.request
-        self._attempt = claim.attempt
         self._lease = lease
         self._metrics = context.metrics.of(lease.variant)
         self._request_id = str(uuid.uuid4())
@@ -99,7 +98,9 @@ class Attempt:
         if error.is_permanent:
             return _failure(f"{message}: {error}")
         self._context.faults.add(logged, error, inference_id=self._request.inference_id)
-        raise RetryableFailure(f"{message}: {error}", counts=False) from error
+        raise RetryableFailure(
+            f"{message}: {error}", delay_s=self._context.delay_since_s(self._request), counts=False
+        ) from error
 
     async def _invoke(self, body: bytes | Download, content_type: str) -> AsyncOutcome:
         lease, client = self._lease, self._context.client
@@ -170,7 +171,7 @@ class Attempt:
     async def _stage(self, answer: InstanceAnswer, chunks: AsyncIterator[bytes]) -> AsyncOutcome:
         """Upload a large answer to a staging name beside its result."""
         request = self._request
-        staged = locate_staged(self._context.output_path, request.output_location, request.identity, self._attempt)
+        staged = locate_staged(self._context.output_path, request.output_location, self._request_id)
         began = monotonic()
         try:
             tag = await self._context.store.upload(staged, chunks, ObjectMetadata(answer.content_type))

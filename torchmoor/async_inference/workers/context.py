@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import count
 
 from torchmoor.async_inference.backoff import Backoff
 from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.object_store import ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.async_inference.workers.capacity import Capacity
 from torchmoor.async_inference.workers.instance_client import InstanceClient
 from torchmoor.config.async_inference import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.errors import QueueUnavailable
 from torchmoor.fault_log import FaultLog
 from torchmoor.metrics.backlog import AsyncMetrics
 
@@ -34,3 +38,20 @@ class WorkerContext:
     backoff: Backoff
     faults: FaultLog
     ends_at: float = math.inf
+
+    def delay_since_s(self, request: AsyncRequest) -> float:
+        """Return the seconds to wait before the next try, which are more the longer the request is there."""
+        return self.backoff.delay_since_s(self.wall() - request.received_at)
+
+    async def until_answered(self, call: Callable[[], Awaitable[bool]], request: AsyncRequest, fault: str) -> bool:
+        """Repeat a call of the queue, without which the request cannot go on, until the queue answers.
+
+        Returns the answer. fault: how the log names a call that the queue did not answer.
+        """
+        for failures in count(1):
+            try:
+                return await call()
+            except QueueUnavailable as error:
+                self.faults.add(fault, error, inference_id=request.inference_id)
+                await asyncio.sleep(self.backoff.delay_s(failures))
+        raise AssertionError("unreachable")

@@ -13,13 +13,11 @@ from functools import partial
 from time import monotonic
 
 from torchmoor.async_inference.notifications.notification import Notification
-from torchmoor.async_inference.objects.locations import locate_staged
 from torchmoor.async_inference.objects.object_store import ObjectError, ObjectMetadata
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Claim
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.instance_client import InstanceLost, InstanceUnreachable, InvocationTimedOut
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost
-from torchmoor.async_inference.workers.queue_calls import until_answered
 from torchmoor.wire import background, headers
 
 logger = logging.getLogger(__name__)
@@ -59,7 +57,7 @@ class Publication:
         if not self.outcome.is_published:
             await self._publish()
         await self._remove_staged()
-        if await until_answered(partial(context.queue.finish, self._claim), context, request, "not ended yet"):
+        if await context.until_answered(partial(context.queue.finish, self._claim), request, "not ended yet"):
             counter = _COUNTERS[self.outcome.state]
             setattr(metrics, counter, getattr(metrics, counter) + 1)
             metrics.async_total_time.observe(max(0.0, context.wall() - request.received_at))
@@ -68,14 +66,13 @@ class Publication:
         error = await self._try_write()
         if error is not None and self.outcome.succeeded:
             logger.warning("result replaced by a failure inference_id=%s error=%s", self.request.inference_id, error)
-            await self._replace(
-                AsyncOutcome(state=AsyncState.FAILED, reason=f"The result could not be stored: {error}")
-            )
+            reason = f"The result could not be stored: {error}"
+            await self._replace(AsyncOutcome(state=AsyncState.FAILED, reason=reason, staged=self.outcome.staged))
             error = await self._try_write()
         if error is not None:
             logger.error("ends without a failure object inference_id=%s error=%s", self.request.inference_id, error)
         await self._notify()
-        if self.outcome.staged is not None:
+        if self.outcome.succeeded and self.outcome.staged is not None:
             # A client may delete what it has read. Once the staged object is gone, too, only this shows the success.
             await self._replace(replace(self.outcome, is_published=True))
 
@@ -104,7 +101,7 @@ class Publication:
     async def _replace(self, outcome: AsyncOutcome) -> None:
         """Record another outcome. Raises ClaimLost."""
         call = partial(self.context.queue.replace, self._claim, outcome)
-        if not await until_answered(call, self.context, self.request, "outcome not replaced yet"):
+        if not await self.context.until_answered(call, self.request, "outcome not replaced yet"):
             raise ClaimLost(f"the claim of {self.request.inference_id} is lost")
         self.outcome = outcome
 
@@ -120,17 +117,13 @@ class Publication:
             self._metrics.async_upload_latency.observe(monotonic() - began)
 
     async def _remove_staged(self) -> None:
-        """Remove the staged name of the result, and what lost attempts may have staged."""
-        attempts = range(1, self._claim.attempt + (0 if self.outcome.succeeded else 1))
-        place = self.context.output_path, self.request.output_location, self.request.identity
-        stale = {locate_staged(*place, attempt) for attempt in attempts}
-        if self.outcome.staged is not None:
-            stale.add(self.outcome.staged)
-        for staged in stale:
-            try:
-                await self.context.store.delete(staged)
-            except ObjectError as error:
-                self.context.faults.add("staged object not removed", error, inference_id=self.request.inference_id)
+        """Remove the staged name of the result."""
+        if self.outcome.staged is None:
+            return
+        try:
+            await self.context.store.delete(self.outcome.staged)
+        except ObjectError as error:
+            self.context.faults.add("staged object not removed", error, inference_id=self.request.inference_id)
 
 
 class ResponsePublication(Publication):

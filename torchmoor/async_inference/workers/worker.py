@@ -19,7 +19,6 @@ from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRenewal
 from torchmoor.async_inference.workers.publication import Publication, PublishLater, ResponsePublication
-from torchmoor.async_inference.workers.queue_calls import until_answered
 from torchmoor.errors import QueueUnavailable
 from torchmoor.tasks import cancel_all, wait_at_most
 
@@ -155,7 +154,7 @@ class Worker:
             raise
         except Exception as error:
             self._faults.add("request failed in the proxy", error, inference_id=inference_id, has_trace=True)
-            await self._return(claim, self._delay_since_s(claim), f"The proxy failed: {type(error).__name__}")
+            await self._return_later(claim, f"The proxy failed: {type(error).__name__}")
         finally:
             if self._renewals.get(inference_id) is renewal:
                 del self._renewals[inference_id]
@@ -185,7 +184,7 @@ class Worker:
             await make(self._context, claim, outcome, variant).run()
         except PublishLater as later:
             self._faults.add("result not published yet", later, inference_id=claim.request.inference_id)
-            await self._return(claim, self._delay_since_s(claim), f"The result could not be published: {later}")
+            await self._return_later(claim, f"The result could not be published: {later}")
 
     def _is_lost(self, request: AsyncRequest) -> bool:
         return bool(request.session_id) and self._capacity.is_lost(request.session_id, request.principal)
@@ -220,7 +219,7 @@ class Worker:
                 outcome = fail_exhausted(claim.request, claim.attempt, failure)
             lease.release()
             return await self._decide(claim, outcome)
-        except BaseException:
+        except (asyncio.CancelledError, ClaimLost):
             if attempt.staged is not None:
                 await asyncio.shield(self._discard(claim, attempt.staged))
             raise
@@ -240,22 +239,27 @@ class Worker:
     async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> AsyncOutcome:
         """Decide the outcome and return it. Raises ClaimLost."""
         decide = partial(self._queue.decide, claim, outcome)
-        if not await until_answered(decide, self._context, claim.request, "not decided yet"):
+        if not await self._context.until_answered(decide, claim.request, "not decided yet"):
             raise ClaimLost("another worker has decided it, or it was cancelled")
         return outcome
 
     async def _discard(self, claim: Claim, staged: str) -> None:
-        """Remove a staged answer that was not decided upon.
+        """Return the request to the queue, and remove a staged answer that was not decided upon.
 
-        The queue is asked first, because a decision may stand although its confirmation was lost. If the queue does not
-        answer, the object stays: publication removes it.
+        After the return it cannot be decided upon; before, a decision may stand although its confirmation was lost. If
+        the queue does not answer, the object stays.
         """
         try:
+            await self._queue.retry(claim, 0.0, STOPPED, counts=False)
             record = await self._queue.get(claim.request.inference_id)
-            if record is not None and record.outcome is not None and record.outcome.staged != staged:
+            if record is None or record.outcome is None or record.outcome.staged != staged:
                 await self._context.store.delete(staged)
         except (QueueUnavailable, ObjectError) as error:
             self._faults.add("staged object not removed", error, inference_id=claim.request.inference_id)
+
+    async def _return_later(self, claim: Claim, reason: str) -> None:
+        """Return a request to the queue, to be tried again later and later."""
+        await self._return(claim, self._context.delay_since_s(claim.request), reason)
 
     async def _return(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> None:
         """Return a request to the queue. If that fails, its lease lapses."""
@@ -263,6 +267,3 @@ class Worker:
             await asyncio.shield(self._queue.retry(claim, delay_s, reason, counts=counts))
         except QueueUnavailable as error:
             logger.warning("claim not returned inference_id=%s error=%s", claim.request.inference_id, error)
-
-    def _delay_since_s(self, claim: Claim) -> float:
-        return self._backoff.delay_since_s(self._context.wall() - claim.request.received_at)

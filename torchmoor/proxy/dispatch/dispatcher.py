@@ -61,6 +61,7 @@ class Dispatcher:
         self._registry = registry
         self.successor: Dispatcher | None = None
         self.retries = RetryBudget(fraction=recovery.retry_fraction, burst=recovery.retry_burst)
+        variant.on_starts_ended = self._route_all_again
         registry.listen(self._on_change)
 
     def hand_over(self, successor: Dispatcher) -> None:

@@ -40,7 +40,8 @@ class Variant:
 
     needs_status: whether a client has opened a session or the chat page, so that the instances' status matters.
     models: which instances have which of many models; None if they serve one. last_start_s: how long the last started
-    instance took to become ready; None before the first. scale: None without autoscaling.
+    instance took to become ready; None before the first. scale: None without autoscaling. on_starts_ended: called when
+    no instance is there and none will be started.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Variant:
         self.needs_status = False
         self.last_start_s: float | None = None
         self.scale: ScalingDecision | None = None
+        self.on_starts_ended: Callable[[], None] = lambda: None
         self.models: ModelPlacement | None = None
         if multi_model is not None:
             self.models = ModelPlacement(

@@ -206,6 +206,18 @@ async def test_an_answer_above_the_limit_is_refused(place: Place) -> None:
     assert place.list_all() == []
 
 
+async def test_a_small_object_above_the_limit_is_refused(place: Place) -> None:
+    """A limit below the longest answer that is kept in memory applies to it, too, in every store."""
+    place.settings = place.settings.replace(max_output_bytes=100)
+
+    async with place.opened() as store:
+        await store.put(f"{place.url}/fits", b"x" * 100)
+        with pytest.raises(ObjectTooLarge, match="more than 100 bytes"):
+            await store.put(f"{place.url}/id", b"x" * 101)
+
+    assert place.list_all() == ["fits"]
+
+
 async def test_an_input_above_the_limit_is_refused_unread(place: Place) -> None:
     """An input above the limit is refused by its size, before it is read."""
     url = f"{place.url}/in"
@@ -225,7 +237,7 @@ async def test_memory_stays_bounded(place: Place) -> None:
     place.settings = place.settings.replace(max_input_bytes=80 * MIB, max_output_bytes=80 * MIB)
 
     async with place.opened() as store:
-        await store.upload(url, repeat(chunk, 16))  # memory that is needed once is already allocated
+        await store.upload(f"{url}-before", repeat(chunk, 16))  # memory that is needed once is already allocated
         before = memory_of(os.getpid())
         with PeakMemory(os.getpid()) as peak:
             await store.upload(url, repeat(chunk, 80))

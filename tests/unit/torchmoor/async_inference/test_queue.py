@@ -344,7 +344,7 @@ def test_what_was_no_attempt_is_not_counted(store: Store, queue: Queue) -> None:
 
 
 def test_an_attempt_that_was_decided_stays_counted(store: Store, queue: Queue) -> None:
-    """A worker that stops during publication keeps the attempt counted, since staged objects have its number."""
+    """A worker that stops during publication keeps the attempt counted."""
     store.do(queue.submit(request("r1")))
     claim = store.do(claimed(queue))
     assert store.do(queue.decide(claim, result()))

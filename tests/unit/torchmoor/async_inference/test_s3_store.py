@@ -194,6 +194,38 @@ async def test_answers_that_are_lost_do_no_harm(place: str, server: S3Server, si
         assert proxy.num_lost > 0
 
 
+@pytest.mark.parametrize("size", [100, 9 * MIB])
+async def test_an_upload_that_is_cancelled_as_it_ends_leaves_no_object(
+    place: str, server: S3Server, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request that creates the object may be on its way; the object is removed once it is there."""
+    is_last_sent, may_end = asyncio.Event(), threading.Event()
+
+    def make_slow_client(settings: ObjectSettings) -> Any:
+        client = s3_client.make_client(settings)
+
+        def hold(**call: Any) -> None:
+            loop.call_soon_threadsafe(is_last_sent.set)
+            assert may_end.wait(DEADLINE_S)
+
+        for operation in ("PutObject", "CompleteMultipartUpload"):
+            client.meta.events.register(f"before-call.s3.{operation}", hold)
+        return client
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(s3_store, "make_client", make_slow_client)
+    async with opened() as store:
+        upload = asyncio.create_task(store.upload(f"{place}/staged", chunks_of(b"x" * size)))
+        await is_last_sent.wait()
+        upload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+        may_end.set()
+
+    bucket, _, key = place.removeprefix("s3://").partition("/")
+    assert "Contents" not in server.client().list_objects_v2(Bucket=bucket, Prefix=key)
+
+
 async def test_wrong_credentials_are_denied(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong credentials give a permanent error without a secret in its message."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "some-other-secret")

@@ -77,12 +77,12 @@ def register(endpoint: str) -> dict[str, Any]:
 
 async def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_path: Path) -> None:
     """A target is refused if its endpoint is deleted while the request waits for another endpoint's change."""
-    resources, deployments = Resources(tmp_path, 1 << 20), SlowDeployments()
+    resources, deployments = Resources(tmp_path, ControlSettings()), SlowDeployments()
     for name in ("first", "second"):
         config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
         resources.endpoints[name] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
     unused: Any = deployments
-    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
+    targets = ScalableTargets(resources, Arns("us-east-1", "123456789012"), unused)
     call: Any = targets.operations()["RegisterScalableTarget"]
     first = asyncio.create_task(call(register("first")))
     await deployments.is_scaling.wait()
@@ -101,12 +101,12 @@ async def test_a_target_of_an_endpoint_that_is_deleted_meanwhile_is_refused(tmp_
 @pytest.mark.parametrize("metric", PREDEFINED_METRICS)
 async def test_a_policy_of_a_real_time_endpoint_scales_it(tmp_path: Path, metric: str) -> None:
     """AWS's policies of real-time endpoints, such as that of scripts/deploy_sagemaker.py, scale a created endpoint."""
-    resources = Resources(tmp_path, 1 << 20)
+    resources = Resources(tmp_path, ControlSettings())
     config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
     resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
     deployments: Any = ScaledDeployments()
     deployments.scaled = False
-    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), deployments)
+    targets = ScalableTargets(resources, Arns("us-east-1", "123456789012"), deployments)
     call: Any = targets.operations()
     await call["RegisterScalableTarget"](register("e"))
     names = {key: value for key, value in register("e").items() if not key.endswith("Capacity")}
@@ -121,11 +121,11 @@ async def test_a_policy_of_a_real_time_endpoint_scales_it(tmp_path: Path, metric
 
 async def test_a_script_removes_what_is_there(tmp_path: Path) -> None:
     """scripts/register_autoscaling.py knows by AWS's words that one of its policies does not exist."""
-    resources = Resources(tmp_path, 1 << 20)
+    resources = Resources(tmp_path, ControlSettings())
     config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
     resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
     deployments: Any = ScaledDeployments()
-    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), deployments)
+    targets = ScalableTargets(resources, Arns("us-east-1", "123456789012"), deployments)
     operations: Any = targets.operations()
     names = {key: value for key, value in register("e").items() if not key.endswith("Capacity")}
     policy, problems = f"{TrackedMetric.BACKLOG}-e-v", list[str]()
@@ -148,11 +148,11 @@ async def test_a_script_removes_what_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ["", "arn:aws:iam::123456789012:role/own"])
 def test_a_target_has_a_role(tmp_path: Path, role: str) -> None:
     """A target has its client's role or the service's own, as at AWS: RoleARN is required there and not empty."""
-    resources = Resources(tmp_path, 1 << 20)
+    resources = Resources(tmp_path, ControlSettings())
     given = {**register("e"), "RoleARN": role} if role else register("e")
     resources.targets[given["ResourceId"]] = Resource(given, 0.0)
     unused: Any = None
-    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
+    targets = ScalableTargets(resources, Arns("us-east-1", "123456789012"), unused)
     described: Any = targets.operations()["DescribeScalableTargets"]({"ServiceNamespace": NAMESPACE})
 
     [target] = described["ScalableTargets"]
@@ -168,14 +168,12 @@ def test_a_target_has_a_role(tmp_path: Path, role: str) -> None:
 
 async def test_a_policy_of_another_type_replaces_the_one_of_its_name(tmp_path: Path) -> None:
     """The configuration of the earlier type would make the policy invalid. One of the same type keeps the rest."""
-    resources = Resources(tmp_path, 1 << 20)
+    resources = Resources(tmp_path, ControlSettings())
     config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
     resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
     resources.targets[register("e")["ResourceId"]] = Resource(register("e"), 0.0)
     unused: Any = ScaledDeployments()
-    operations: Any = ScalableTargets(
-        ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
-    ).operations()
+    operations: Any = ScalableTargets(resources, Arns("us-east-1", "123456789012"), unused).operations()
     given = {key: value for key, value in register("e").items() if "Capacity" not in key}
     await operations["PutScalingPolicy"]({**given, **POLICY})
     await operations["PutScalingPolicy"]({**given, "PolicyName": "p", **STEPS})
@@ -190,7 +188,7 @@ async def test_a_policy_of_another_type_replaces_the_one_of_its_name(tmp_path: P
 
 async def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_path: Path) -> None:
     """DesiredInstanceCount becomes the number of running instances, and a restart starts as many."""
-    resources = Resources(tmp_path, 1 << 20)
+    resources = Resources(tmp_path, ControlSettings())
     variant = {"VariantName": "v", "ModelName": "m", "InitialInstanceCount": 1}
     resources.endpoints["e"] = EndpointResource(
         "c", {"ProductionVariants": [variant]}, {}, 1, 0.0, 0.0, status="InService"
@@ -198,15 +196,16 @@ async def test_a_variant_keeps_its_number_of_instances_when_scaling_ends(tmp_pat
     resource = register("e")["ResourceId"]
     resources.targets[resource] = Resource(register("e"), 0.0)
     unused: Any = ScaledDeployments()
-    targets = ScalableTargets(ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused)
+    targets = ScalableTargets(resources, Arns("us-east-1", "123456789012"), unused)
     call: Any = targets.operations()["DeregisterScalableTarget"]
     await call({"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource})
-    assert Resources(tmp_path, 1 << 20).endpoints["e"].count_of({"VariantName": "v", "InitialInstanceCount": 1}) == 3
+    again = Resources(tmp_path, ControlSettings())
+    assert again.endpoints["e"].count_of({"VariantName": "v", "InitialInstanceCount": 1}) == 3
 
 
 async def test_a_target_of_a_variant_that_an_update_has_removed_can_be_deregistered(tmp_path: Path) -> None:
     """It would stay as long as the endpoint, which infrastructure as code takes for an error of its own."""
-    resources = Resources(tmp_path, 1 << 20)
+    resources = Resources(tmp_path, ControlSettings())
     config = {"ProductionVariants": [{"VariantName": "new", "ModelName": "m"}]}
     resources.endpoints["e"] = EndpointResource("c", config, {}, 2, 0.0, 0.0, status="InService")
     resource = register("e")["ResourceId"]
@@ -215,9 +214,7 @@ async def test_a_target_of_a_variant_that_an_update_has_removed_can_be_deregiste
     for name in ("p", "q"):
         resources.policies[f"{resource}|{name}"] = Resource({**given, **POLICY, "PolicyName": name}, 0.0)
     unused: Any = None
-    operations: Any = ScalableTargets(
-        ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
-    ).operations()
+    operations: Any = ScalableTargets(resources, Arns("us-east-1", "123456789012"), unused).operations()
     with pytest.raises(RequestInvalid, match="is not a variant of a created endpoint"):
         await operations["PutScalingPolicy"]({**given, **POLICY})
     await operations["DeleteScalingPolicy"]({**given, "PolicyName": "p"})
@@ -229,14 +226,12 @@ async def test_a_target_of_a_variant_that_an_update_has_removed_can_be_deregiste
 @pytest.mark.parametrize("operation", ["DeregisterScalableTarget", "DeleteScalingPolicy"])
 async def test_a_change_that_cannot_be_saved_is_taken_back(tmp_path: Path, operation: str) -> None:
     """The variant is scaled as before, and target and policy are still there, as after a restart."""
-    resources, deployments = Resources(tmp_path, 1 << 20), ScaledDeployments()
+    resources, deployments = Resources(tmp_path, ControlSettings()), ScaledDeployments()
     config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
     resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
     resource = register("e")["ResourceId"]
     unused: Any = deployments
-    operations: Any = ScalableTargets(
-        ControlSettings(), resources, Arns("us-east-1", "123456789012"), unused
-    ).operations()
+    operations: Any = ScalableTargets(resources, Arns("us-east-1", "123456789012"), unused).operations()
     await operations["RegisterScalableTarget"](register("e"))
     given = {"ServiceNamespace": NAMESPACE, "ScalableDimension": DIMENSION, "ResourceId": resource}
     await operations["PutScalingPolicy"]({**given, **POLICY})

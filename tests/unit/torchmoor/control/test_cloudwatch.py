@@ -36,8 +36,8 @@ ALARM = {
 )
 def test_an_alarm_that_cannot_be_evaluated_is_refused(tmp_path: Path, name: str, value: Any, reason: str) -> None:
     """An alarm without the values that CloudWatch needs is refused; botocore's model requires none of them."""
-    resources = Resources(tmp_path, 1 << 20)
-    operations: Any = CloudWatch(ControlSettings(), resources, Arns("us-east-1", "123456789012")).operations()
+    resources = Resources(tmp_path, ControlSettings())
+    operations: Any = CloudWatch(resources, Arns("us-east-1", "123456789012")).operations()
     alarm = {key: each for key, each in {**ALARM, name: value}.items() if each is not None}
 
     with pytest.raises(RequestInvalid, match=reason):
@@ -48,8 +48,8 @@ def test_an_alarm_that_cannot_be_evaluated_is_refused(tmp_path: Path, name: str,
 
 def test_alarms_that_cannot_be_saved_are_as_before(tmp_path: Path) -> None:
     """The answer says so; a restart would have the old ones."""
-    resources = Resources(tmp_path, 1 << 20)
-    control = CloudWatch(ControlSettings(), resources, Arns("us-east-1", "123456789012"))
+    resources = Resources(tmp_path, ControlSettings())
+    control = CloudWatch(resources, Arns("us-east-1", "123456789012"))
     no_history: Any = SimpleNamespace(read=lambda *_, **__: {})
     control.history = no_history
     operations: Any = control.operations()

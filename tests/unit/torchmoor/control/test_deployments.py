@@ -114,6 +114,9 @@ class Host:
         first.set_result(None)
         return first
 
+    async def end(self, name: str) -> None:
+        """End an instance at once; it is removed from routing already."""
+
     def is_idle(self, instance: Instance) -> bool:
         return True
 
@@ -154,6 +157,33 @@ async def test_a_changed_policy_ends_no_drain_of_an_operator(tmp_path: Path) -> 
         ("e-1-2", InstanceState.READY),
     ]
     assert not any(each.is_resumable for each in registry.instances())
+
+
+async def test_the_end_of_scaling_at_zero_is_reported(tmp_path: Path) -> None:
+    """The requests that wait need not wait on; those that wait for an instance, or for a changed policy, do."""
+    host: Any = Host()
+    deployments = Deployments(ControlSettings(), host.registry, host, host, (), tmp_path)
+    deployments.autoscaler = Autoscaler(
+        [], host.registry, host, host, lambda line: None, are_journaled=True, clock=lambda: host.now
+    )
+    await deployments.start("e", RESOURCE)
+    reports: list[str] = []
+    variant = host.registry.get_endpoint("e").variants[0]
+    variant.on_starts_ended = lambda: reports.append("ended")
+    settings = ScalingSettings(max_capacity=1, initial_count=1, tracking=TargetTracking(scale_in_cooldown_s=10))
+
+    await deployments.scale("e", "v", settings)
+    await deployments.scale("e", "v", None)
+    assert [each.name for each in host.registry.instances()] == ["e-1-0"]
+    await deployments.scale("e", "v", settings)
+    for after_s in (0, 20, 1):
+        host.now += after_s
+        await deployments.autoscaler.look()
+    await deployments.scale("e", "v", settings.replace(initial_count=0))
+    assert (host.registry.instances(), reports) == ([], [])
+
+    await deployments.scale("e", "v", None)
+    assert reports == ["ended"]
 
 
 @pytest.mark.parametrize("configured", ["e-1", "E-1", "e"])

@@ -23,7 +23,6 @@ def make_models(resources: Resources) -> Models:
     """Return the operations; endpoints that no client created have a model and a configuration of each name."""
     arns = Arns("us-east-1", "000000000000")
     return Models(
-        ControlSettings(),
         resources,
         arns,
         lambda container: None,
@@ -33,7 +32,7 @@ def make_models(resources: Resources) -> Models:
 
 
 def test_what_clients_created_is_described_before_what_is_served(tmp_path: Path) -> None:
-    resources = Resources(tmp_path, 1 << 20)
+    resources = Resources(tmp_path, ControlSettings())
     resources.models["one"] = Resource({"ModelName": "one", "ExecutionRoleArn": "role"}, 0.0)
     resources.configs["one"] = Resource({"EndpointConfigName": "one", "KmsKeyId": "key"}, 0.0)
     operations: Any = make_models(resources).operations()
@@ -59,7 +58,7 @@ def test_what_clients_created_is_described_before_what_is_served(tmp_path: Path)
 def test_a_configuration_is_refused_before_an_endpoint_needs_it(
     tmp_path: Path, variants: list[dict[str, Any]], more: dict[str, Any], problem: str
 ) -> None:
-    resources = Resources(tmp_path, 1 << 20)
+    resources = Resources(tmp_path, ControlSettings())
     resources.models["one"] = Resource({"PrimaryContainer": {"ModelDataUrl": "s3://bucket/m.mar"}}, 0.0)
     container = {"ModelDataUrl": "s3://bucket/m/", "Mode": "MultiModel"}
     resources.models["many"] = Resource({"PrimaryContainer": container}, 0.0)

@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.waiting import DEADLINE_S
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.fleet import scraper as module
 from torchmoor.fleet.scraper import MetricsScraper, merge
@@ -133,6 +134,39 @@ async def test_instance_without_a_page_is_told(behaviour: Behaviour, monkeypatch
     page = await scrape(behaviour)
 
     assert samples(page) == {("InstanceScraped", frozenset(WHERE.items())): 0.0}
+
+
+async def test_few_instances_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connections of all instances together would need more descriptors than are reserved."""
+    monkeypatch.setattr(module, "TIMEOUT_S", DEADLINE_S)
+    num_asked = most_asked = 0
+    is_full = asyncio.Event()
+
+    async def count(request: web.Request) -> web.Response:
+        nonlocal num_asked, most_asked
+        num_asked += 1
+        most_asked = max(most_asked, num_asked)
+        if num_asked == module.MAX_AT_ONCE:
+            is_full.set()
+        await is_full.wait()
+        for _ in range(100):  # others could arrive meanwhile
+            await asyncio.sleep(0)
+        num_asked -= 1
+        return web.Response(text=PAGE)
+
+    app = web.Application()
+    app.router.add_get("/metrics", count)
+    async with TestServer(app) as server:
+        registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
+        place = {"endpoint": "llava", "model": "llava", "port": 1, "metrics_port": server.port}
+        for number in range(2 * module.MAX_AT_ONCE):
+            registry.add(Instance(name=f"llava-{number}", state=InstanceState.READY, **place))
+        async with MetricsScraper(registry) as scraper:
+            pages = await asyncio.gather(scraper.scrape(), scraper.scrape())
+
+    assert most_asked == module.MAX_AT_ONCE
+    for page in pages:
+        assert [line for line in page.splitlines() if line.startswith("InstanceScraped{") and line.endswith(" 0")] == []
 
 
 async def test_instance_that_is_not_ready_is_not_asked() -> None:
