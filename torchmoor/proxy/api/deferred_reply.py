@@ -87,7 +87,7 @@ class DeferredReply:
         return self._refuse(self._too_large)
 
     def on_body_dropped(self) -> Reply:
-        return self._refuse(unavailable.body_dropped())
+        return self._refuse(ServiceUnavailable(unavailable.TOO_MANY_BODIES))
 
     def limit_body(self, waiter: Waiter) -> None:
         """Do nothing: no instance will hold the body."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from urllib.parse import unquote
 
-from torchmoor.errors import ApiError, BodyTooLarge, ValidationError, WrongModel
+from torchmoor.errors import ApiError, BodyTooLarge, ServiceUnavailable, ValidationError, WrongModel
 from torchmoor.proxy.access.gate import body_too_large
 from torchmoor.proxy.api.affinity_keys import find_affinity, has_header
 from torchmoor.proxy.api.begin_invocation import begin_invocation
@@ -319,7 +319,7 @@ class OpenAIByBody:
         return self._render_error(body_too_large(self._request, self.max_body_bytes))
 
     def on_body_dropped(self) -> Reply:
-        return self._render_error(unavailable.body_dropped())
+        return self._render_error(ServiceUnavailable(unavailable.TOO_MANY_BODIES))
 
     def limit_body(self, waiter: Waiter) -> None:
         """Do nothing: the endpoint is not known yet."""

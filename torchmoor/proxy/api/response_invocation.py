@@ -121,7 +121,7 @@ class ResponseInvocation(Invocation):
 
         share = None if callers is None else callers.async_share(self.assignment.caller)
         if not service.try_submit(asked, on_done, share):
-            raise unavailable.too_many_submitted()
+            raise ServiceUnavailable(unavailable.TOO_MANY_SUBMITTED)
 
     def _pass_on(self, accepted: Accepted) -> None:
         if self._held is not accepted.head:  # the client has another answer, or gets one

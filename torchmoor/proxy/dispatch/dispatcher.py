@@ -116,7 +116,7 @@ class Dispatcher:
         if too_large is not None and request.num_body_bytes // request.body_weight > too_large.limit:
             raise too_large
         if request.session is not None and holder is None and self.chooser.is_bound(request.session):
-            raise self._count(unavailable.session_not_ready())
+            raise self._count(ServiceUnavailable(unavailable.SESSION_NOT_READY))
         deadline = request.complete_at + self.max_wait_s
         is_held = holder is None and self._may_hold(request)
         if is_held:
@@ -137,7 +137,7 @@ class Dispatcher:
             home=None if holder is None else holder.name,
         )
         if not self._queue.try_add(ticket):
-            raise self._count(unavailable.queue_full())
+            raise self._count(ServiceUnavailable(unavailable.QUEUE_FULL))
         if is_held:
             self._on_held()
         return ticket
@@ -155,7 +155,7 @@ class Dispatcher:
             raise self._count(unavailable.none_ready())
         is_excluded = holder is None and request.strategy_request.excluded.issuperset(ready)
         if self._late_binding is None or is_excluded:
-            raise self._count(unavailable.all_busy())
+            raise self._count(ServiceUnavailable(unavailable.ALL_BUSY))
 
     def _may_hold(self, request: DispatchRequest) -> bool:
         """Return whether a request that no instance can take waits for one to be started.
@@ -180,9 +180,9 @@ class Dispatcher:
     def wait_over(self, request: DispatchRequest) -> ServiceUnavailable:
         """Return the answer to a request that has waited too long."""
         if request.strategy_request.excluded and self._may_hold(request):
-            return self._count(unavailable.instance_lost())
+            return self._count(ServiceUnavailable(unavailable.INSTANCE_LOST))
         if self._scaling is None or not self._is_at_zero:
-            return self._count(unavailable.none_free_in_time())
+            return self._count(ServiceUnavailable(unavailable.NONE_FREE_IN_TIME))
         if not self.variant.may_start:
             return self._count(unavailable.none_ready())
         return self._count(unavailable.none_started_in_time(self.variant))
