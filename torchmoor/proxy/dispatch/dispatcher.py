@@ -66,15 +66,15 @@ class Dispatcher:
     def hand_over(self, successor: Dispatcher) -> None:
         """Give the waiting requests, and all others without an instance, to the successor."""
         self.successor = successor
-        self._route_all_again()
+        self._route_again(lambda ticket: True)
 
     def stop(self) -> None:
         """Refuse the waiting requests, and stop reacting to changes of instances: the endpoint is gone."""
         self._registry.unlisten(self._on_change)
-        self._route_all_again()
+        self._route_again(lambda ticket: True)
 
-    def _route_all_again(self) -> None:
-        for ticket in self._queue.take_all():
+    def _route_again(self, is_meant: Callable[[Ticket[DispatchRequest]], bool]) -> None:
+        for ticket in self._queue.take_those(is_meant):
             ticket.owner.route_again()
 
     @property
@@ -202,27 +202,27 @@ class Dispatcher:
 
     def _serve_turns(self, instance: Instance) -> None:
         while instance.outstanding < instance.capacity and instance.state in SERVING:
-            ticket = self._queue.pop_turn(
-                instance.name, lambda ticket: instance.has_body_room(ticket.owner.num_body_bytes)
-            )
+            turns = self._queue.turns_at(instance.name)
+            ticket = next((each for each in turns if instance.has_body_room(each.owner.num_body_bytes)), None)
             if ticket is None:
                 break
+            self._queue.take(ticket)
             assert ticket.owner.session is not None  # only turns wait for one instance
             ticket.owner.go(self.chooser.choice_for_turn(instance, ticket.owner.session))
 
     def _serve_others(self) -> None:
-        while self.variant.pool.open_instances:
-            chosen: list[Choice] = []
-            ticket = self._queue.pop_other(lambda ticket: self._try_choose(ticket.owner, chosen))  # noqa: B023
-            if ticket is None:
-                break
-            ticket.owner.go(chosen[0])
+        while self.variant.pool.open_instances and (found := self._find_next()) is not None:
+            ticket, choice = found
+            self._queue.take(ticket)
+            ticket.owner.go(choice)
 
-    def _try_choose(self, request: DispatchRequest, chosen: list[Choice]) -> bool:
-        choice = self.chooser.choose(request)
-        if choice is not None:
-            chosen.append(choice)
-        return choice is not None
+    def _find_next(self) -> tuple[Ticket[DispatchRequest], Choice] | None:
+        """Return the next request that an instance can take now, and the instance."""
+        for ticket in self._queue.others:
+            choice = self.chooser.choose(ticket.owner)
+            if choice is not None:
+                return ticket, choice
+        return None
 
     def _on_change(self, instance: Instance) -> None:
         """React to an instance that came, went or changed its state."""
@@ -235,10 +235,8 @@ class Dispatcher:
         self.chooser.strategy.forget(instance.name)
         if not is_known:
             self.chooser.forget(instance)
-        for ticket in self._queue.take_turns(instance.name):
-            ticket.owner.route_again()
-        for ticket in self._queue.take_those(lambda ticket: _was_lost_at(ticket.owner, instance)):
-            ticket.owner.route_again()
+        self._route_again(lambda ticket: ticket.home == instance.name)
+        self._route_again(lambda ticket: _was_lost_at(ticket.owner, instance))
 
 
 def _was_lost_at(request: DispatchRequest, instance: Instance) -> bool:
