@@ -13,7 +13,6 @@ instance loses its memory; the instance may move it to a slower tier meanwhile.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -34,6 +33,7 @@ from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.wire import operations
+from torchmoor.wire.json_values import parse_json
 
 PATH = b"/models"
 NO_ROOM = TooManyModels.status
@@ -234,10 +234,7 @@ def _read_path(request: Request) -> tuple[str, str]:
 
 def _read_load(body: bytes) -> tuple[str, str]:
     """Read the name and the url from a body. Raises ValidationError."""
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        content = None
+    content = parse_json(body)
     name, url = (content.get("model_name"), content.get("url")) if isinstance(content, dict) else (None, None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValidationError(

@@ -15,6 +15,7 @@ import aiohttp
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.tasks import BackgroundTasks
 from torchmoor.wire import headers
+from torchmoor.wire.json_values import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,7 @@ class OperationAnswer(NamedTuple):
 
     def content(self) -> dict[str, Any]:
         """Return the JSON object in the body; an empty one if the body is not a JSON object."""
-        try:
-            content = json.loads(self.body)
-        except (ValueError, RecursionError):
-            return {}
+        content = parse_json(self.body)
         return content if isinstance(content, dict) else {}
 
 
