@@ -94,9 +94,7 @@ class ResponseSocket:
 
     farewell = error_message(400, _TOO_OLD)
 
-    def __init__(
-        self, sockets: ResponseSockets, upgrade: Request, handle: Callable[[Request], Call | Reply]
-    ) -> None:
+    def __init__(self, sockets: ResponseSockets, upgrade: Request, handle: Callable[[Request], Call | Reply]) -> None:
         """upgrade: the request that opened the connection, whose fields and access its messages have.
 
         handle: makes the call for a message's request.

@@ -66,11 +66,14 @@ class Dispatcher:
     def hand_over(self, successor: Dispatcher) -> None:
         """Give the waiting requests, and all others without an instance, to the successor."""
         self.successor = successor
-        self._route_again(lambda ticket: True)
+        self._route_all_again()
 
     def stop(self) -> None:
         """Refuse the waiting requests, and stop reacting to changes of instances: the endpoint is gone."""
         self._registry.unlisten(self._on_change)
+        self._route_all_again()
+
+    def _route_all_again(self) -> None:
         self._route_again(lambda ticket: True)
 
     def _route_again(self, is_meant: Callable[[Ticket[DispatchRequest]], bool]) -> None:
