@@ -41,7 +41,6 @@ class Tls:
         self._context = context
 
     def get_context(self) -> ssl.SSLContext:
-        """Return the context for a new connection."""
         return self._context
 
 
