@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,6 +13,8 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, NextStep, Outcome, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.tasks import BackgroundTasks
+
+logger = logging.getLogger(__name__)
 
 MAX_OPERATION_BYTES = 65_536
 GRACE_S = 2.0  # after an operation's own time-out, which is reported first
@@ -86,9 +89,12 @@ class DeferredReply:
             self.end(await work)
         except ApiError as error:
             self.fail(error)
-        except BaseException:
-            self.fail(InternalFailure(f"The proxy failed. Request id {self._request_id.decode()}."))
-            raise
+        except BaseException as error:
+            request_id = self._request_id.decode()
+            self.fail(InternalFailure(f"The proxy failed. Request id {request_id}."))
+            if not isinstance(error, Exception):  # it was cancelled
+                raise
+            logger.exception("fault request_id=%s", request_id)
 
     def on_wait_over(self) -> Reply:
         """Answer the client although the operation has not ended: its own time-out failed."""
