@@ -17,13 +17,13 @@ class BackgroundTasks:
 
     def __init__(self, max_tasks: float = inf) -> None:
         self._max_tasks = max_tasks
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def is_full(self) -> bool:
         return len(self._tasks) >= self._max_tasks
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run `work` in a task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)

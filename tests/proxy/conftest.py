@@ -321,7 +321,7 @@ class Stage:
                 assert models.num_outstanding == 0
         assert self.proxy.data.dispatchers.waiting_bytes.used_bytes == 0
         sockets = self.proxy.data.application.sockets
-        self.until(lambda: sockets.num_open == sockets.held_bytes == 0, "no WebSocket connection left")
+        self.until(lambda: sockets.num_open == sockets.budget.used_bytes == 0, "no WebSocket connection left")
         assert self.faults == []
 
     def extra_tasks(self) -> list[str]:

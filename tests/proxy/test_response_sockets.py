@@ -270,7 +270,7 @@ def test_a_message_of_many_frames_takes_no_more_memory_than_its_bytes(stage: Sta
         tracemalloc.start()
         try:
             sock.sendall(frame(1, b"xy", is_last=False) + frame(0, b"xy", is_last=False) * (num_frames - 1))
-            stage.until(lambda: sockets.held_bytes == 8 * num_frames, "all frames received")
+            stage.until(lambda: sockets.budget.used_bytes == 8 * num_frames, "all frames received")
             gc.collect()
             num_bytes = tracemalloc.get_traced_memory()[0]
         finally:
@@ -288,7 +288,7 @@ def test_a_frame_that_begins_behind_another_is_counted(stage: Stage, responses: 
 
         sock.sendall(frame(9, b"") + frame(1, b"x" * 100)[:60])
 
-        stage.until(lambda: sockets.held_bytes == 54, "the bytes behind the head of the frame are counted")
+        stage.until(lambda: sockets.budget.used_bytes == 54, "the bytes behind the head of the frame are counted")
     stage.check_clean()
 
 
@@ -421,7 +421,7 @@ def test_message_that_does_not_arrive_whole_ends_its_connection(make_stage: Make
     responses.gate.wait_reached()
     connection.socket.sendall(masked(b"x" * 3_000)[:2_000])
     sockets = stage.proxy.data.application.sockets
-    stage.until(lambda: sockets.held_bytes > 2_000, "a part of the next message has arrived")
+    stage.until(lambda: sockets.budget.used_bytes > 2_000, "a part of the next message has arrived")
     responses.gate.open()
     while receive(connection)["type"] != "response.completed":
         pass
@@ -436,7 +436,7 @@ def test_pings_between_messages_are_not_counted(stage: Stage, responses: Respons
     connection = open_socket(stage)
     for _ in range(20):
         assert connection.ping(b"x" * 125).wait(DEADLINE_S)
-    assert stage.proxy.data.application.sockets.held_bytes == 0
+    assert stage.proxy.data.application.sockets.budget.used_bytes == 0
     stage.pass_time(61)
     assert ask(connection)["type"] == "response.completed"
 
@@ -476,7 +476,7 @@ def test_flooding_client_is_held_back(stage: Stage, responses: Responses, open_s
     connection.socket.settimeout(1)
     with pytest.raises(TimeoutError):  # all buffers on the way are full
         connection.socket.sendall(flood)
-    stage.until(lambda: stage.proxy.data.application.sockets.held_bytes < 2_000_000, "little is held")
+    stage.until(lambda: stage.proxy.data.application.sockets.budget.used_bytes < 2_000_000, "little is held")
     connection.socket.shutdown(socket.SHUT_RDWR)
     responses.gate.open()
     stage.check_clean()

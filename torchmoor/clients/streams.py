@@ -19,6 +19,7 @@ from typing import Any
 from torchmoor.clients.errors import StreamCut, StreamError, UnreadableStream
 from torchmoor.clients.pieces import Piece, StreamEvent, Usage, read_value
 from torchmoor.wire.held_text import num_held
+from torchmoor.wire.json_values import parse_json
 
 MAX_EVENT_BYTES = 16 << 20  # a last event may repeat the whole answer
 STOP_SEQUENCE = "stop_sequence"  # the finish reason if the reader ended the answer
@@ -191,7 +192,7 @@ class StreamReader:
             if not data.strip() or data.strip() == _DONE:
                 self._take()
                 self._is_complete |= data.strip() == _DONE
-            elif data.rstrip()[-1] in "}]" and (value_read := _try_parse(data)) is not None:
+            elif data.rstrip()[-1] in "}]" and (value_read := parse_json(data)) is not None:
                 self._take()
                 yield from self._understand(value_read)
         elif name and name not in _FIELDS:  # a line without a name is a comment
@@ -223,7 +224,7 @@ class StreamReader:
 def _may_begin_event(line: str) -> bool:
     """Return whether an unreadable line may be the beginning of a valid one."""
     if line[:1] in ("{", "["):
-        return _try_parse(line) is None
+        return parse_json(line) is None
     name = line.partition(":")[0]
     return any(field.startswith(name) for field in ("data", *_FIELDS))
 
@@ -233,13 +234,6 @@ def _parse(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UnreadableStream("a line of the stream is not JSON") from error
-
-
-def _try_parse(text: str) -> Any | None:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 class StopCutter:

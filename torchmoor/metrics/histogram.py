@@ -19,7 +19,6 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.sum += seconds
 

@@ -17,7 +17,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.process_commands import reload_certificate, reopen_log, take_credentials
 from torchmoor.fleet.status_poller import StatusPoller
-from torchmoor.proxy.access.tls import make_admin_tls, reload_tls
+from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.control_operation import AnswerControl
 from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.instance import Instance
@@ -63,7 +63,7 @@ class Proxy:
         self.admin_port = listen.admin_port
         self.health = HealthChecker(registry, settings.health, self.data.tick)
         self.status = StatusPoller(registry, settings.health, self.data.operations, listener)
-        self._admin_tls = make_admin_tls(listen)
+        self._admin_tls = make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
         self._settings = settings
         self._stack = AsyncExitStack()
 

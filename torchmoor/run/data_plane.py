@@ -97,7 +97,7 @@ class DataPlane:
         )
         self._num_limited: Counter[str] = Counter() if callers is None else callers.num_refused
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
-        self.tls = make_tls(listen)
+        self.tls = make_tls(listen.tls_certificate, listen.tls_key)
         self.async_inference = make_async_inference(
             settings, registry, self.dispatchers.all, self.dispatchers if has_async_workers else None
         )

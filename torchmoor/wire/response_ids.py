@@ -12,6 +12,8 @@ instance of a response without shared state.
 """
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -21,12 +23,6 @@ _RESPONSE, _CONVERSATION, _COMPACTION, _FILE = "resp_", "conv_", "cmp_", "file-"
 _ITEM, _ITEMS = "msg_", {"function_call": "fc_", "reasoning": "rs_"}  # by type
 _NUMBER = r"(0|[1-9][0-9]{0,5})"
 _SESSION = rf"([a-z0-9-]{{1,{MAX_ID_LENGTH - len(PREFIX)}}})"
-_RESPONSE_FORM = re.compile(rf"{_RESPONSE}{_SESSION}_{_NUMBER}", re.ASCII)
-_CONVERSATION_FORM = re.compile(rf"{_CONVERSATION}{_SESSION}", re.ASCII)
-_COMPACTION_FORM = re.compile(rf"{_COMPACTION}{_SESSION}", re.ASCII)
-_IMAGE_FORM = re.compile(rf"{_FILE}{_SESSION}_{_NUMBER}_{_NUMBER}", re.ASCII)
-_FILE_FORM = re.compile(rf"{_FILE}{_SESSION}", re.ASCII)
-_ITEM_FORM = re.compile(rf"(?:{'|'.join((_ITEM, *_ITEMS.values()))}){_SESSION}_{_NUMBER}_{_NUMBER}", re.ASCII)
 
 
 class Place(NamedTuple):
@@ -67,29 +63,22 @@ def item_id(session_id: str, number: int, item: int, kind: str) -> str:
     return f"{_ITEMS.get(kind, _ITEM)}{session_id.removeprefix(PREFIX)}_{number}_{item}"
 
 
-def read_response_id(text: str) -> Place | None:
-    """Read the id of a response; None for any other text."""
-    return _read(_RESPONSE_FORM, text)
+def _read(form: re.Pattern[str], text: str) -> Place | None:
+    match = form.fullmatch(text)
+    return None if match is None else Place(PREFIX + match[1], *map(int, match.groups()[1:]))
 
 
-def read_conversation_id(text: str) -> Place | None:
-    """Read the id of a conversation; None for any other text."""
-    return _read(_CONVERSATION_FORM, text)
+def _reader(form: str) -> Callable[[str], Place | None]:
+    """Return a function that reads the ids of one kind; it returns None for any other text."""
+    return partial(_read, re.compile(form, re.ASCII))
 
 
-def read_compaction_id(text: str) -> Place | None:
-    """Read the id of a compacted conversation; None for any other text."""
-    return _read(_COMPACTION_FORM, text)
-
-
-def read_file_id(text: str) -> Place | None:
-    """Read the id of a file; None for any other text."""
-    return _read(_FILE_FORM, text)
-
-
-def read_image_id(text: str) -> Place | None:
-    """Read the id of an image of stored items; None for any other text."""
-    return _read(_IMAGE_FORM, text)
+read_response_id = _reader(rf"{_RESPONSE}{_SESSION}_{_NUMBER}")
+read_conversation_id = _reader(rf"{_CONVERSATION}{_SESSION}")
+read_compaction_id = _reader(rf"{_COMPACTION}{_SESSION}")
+read_file_id = _reader(rf"{_FILE}{_SESSION}")
+read_image_id = _reader(rf"{_FILE}{_SESSION}_{_NUMBER}_{_NUMBER}")  # of stored items
+read_item_id = _reader(rf"(?:{'|'.join((_ITEM, *_ITEMS.values()))}){_SESSION}_{_NUMBER}_{_NUMBER}")
 
 
 def read_id(text: str) -> Place | None:
@@ -101,13 +90,3 @@ def read_resource_path(path: str) -> Place | None:
     """Read a path below /v1/, such as responses/{id}; None if it names no resource, or one that cannot exist."""
     parts = path.split("/")
     return read_id(unquote(parts[1])) if len(parts) > 1 else None
-
-
-def read_item_id(text: str) -> Place | None:
-    """Read the id of an item; None for any other text."""
-    return _read(_ITEM_FORM, text)
-
-
-def _read(form: re.Pattern[str], text: str) -> Place | None:
-    match = form.fullmatch(text)
-    return None if match is None else Place(PREFIX + match[1], *map(int, match.groups()[1:]))

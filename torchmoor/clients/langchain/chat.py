@@ -80,21 +80,6 @@ class ChatSagemakerSession(StreamingEndpoint):
         return [_digest(message) for message in messages[:begin]], messages[begin:]
 
 
-def open_session(
-    model: StreamingEndpoint, images: Sequence[str | bytes | Path], ttl_s: int | None
-) -> ChatSagemakerSession:
-    """Open a session with a model's settings. Raises EndpointError, OSError."""
-    body: dict[str, Any] = {"requestType": "NEW_SESSION", "images": [image_reference(image) for image in images]}
-    if ttl_s is not None:
-        body["ttl_s"] = ttl_s
-    opened = _invoke(model, "NEW_SESSION", body)
-    # Only what was set: LangChain would not stream with an explicit streaming=False.
-    given = StreamingEndpoint.model_fields.keys() & model.model_fields_set
-    fields = {name: getattr(model, name) for name in given}
-    fields["client"] = model.runtime
-    return ChatSagemakerSession(**fields, session_id=opened["NewSessionId"].partition(";")[0])
-
-
 def _invoke(model: StreamingEndpoint, session_id: str, body: dict[str, Any]) -> dict[str, Any]:
     with readable_errors():
         answer: dict[str, Any] = model.runtime.invoke_endpoint(
@@ -128,7 +113,15 @@ class ChatSagemakerEndpoint(StreamingEndpoint):
 
         images: addresses (https, s3, data), files or bytes. Raises EndpointError, OSError if a file cannot be read.
         """
-        return open_session(self, images, ttl_s)
+        body: dict[str, Any] = {"requestType": "NEW_SESSION", "images": [image_reference(image) for image in images]}
+        if ttl_s is not None:
+            body["ttl_s"] = ttl_s
+        opened = _invoke(self, "NEW_SESSION", body)
+        # Only what was set: LangChain would not stream with an explicit streaming=False.
+        given = StreamingEndpoint.model_fields.keys() & self.model_fields_set
+        fields = {name: getattr(self, name) for name in given}
+        fields["client"] = self.runtime
+        return ChatSagemakerSession(**fields, session_id=opened["NewSessionId"].partition(";")[0])
 
     def request(self, messages: Sequence[BaseMessage], stop: Sequence[str], more: dict[str, Any]) -> dict[str, Any]:
         return self._arguments(

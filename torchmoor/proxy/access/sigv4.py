@@ -180,7 +180,6 @@ def make_signing_key(secret: str, day: str, region: str, service: str = SERVICE)
 
 
 def is_presigned(query: bytes) -> bool:
-    """Return True if a query carries a signature."""
     return any(part in query for part in _PRESIGNED)
 
 

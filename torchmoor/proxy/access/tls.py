@@ -6,7 +6,6 @@ import logging
 import ssl
 from pathlib import Path
 
-from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.access.credential_sources import read_secret_file
 
@@ -42,18 +41,12 @@ class Tls:
         self._context = context
 
     def get_context(self) -> ssl.SSLContext:
-        """Return the context for a new connection."""
         return self._context
 
 
-def make_tls(listen: ListenSettings) -> Tls | None:
-    """Return the data plane's TLS; None if it has no certificate. Raises ConfigError."""
-    return Tls(Path(listen.tls_certificate), Path(listen.tls_key)) if listen.tls_certificate else None
-
-
-def make_admin_tls(listen: ListenSettings) -> Tls | None:
-    """Return the admin plane's TLS, as `make_tls`."""
-    return Tls(Path(listen.admin_tls_certificate), Path(listen.admin_tls_key)) if listen.admin_tls_certificate else None
+def make_tls(certificate: str, key: str) -> Tls | None:
+    """Return the TLS of a plane; None if it has no certificate. Raises ConfigError."""
+    return Tls(Path(certificate), Path(key)) if certificate else None
 
 
 def reload_tls(tls: Tls) -> None:

@@ -6,7 +6,6 @@ callers differ.
 
 from __future__ import annotations
 
-import json
 import re
 from hashlib import blake2b
 
@@ -14,6 +13,7 @@ from torchmoor.config.routing import AffinitySettings
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.api.body_fields import find_fields
 from torchmoor.proxy.http.message import Request
+from torchmoor.wire.json_values import parse_json
 
 # The first one present counts, header fields before the body's.
 HEADERS = (
@@ -67,8 +67,5 @@ def _find_key(request: Request, body: bytes) -> bytes:
 
 def _read_text(value: bytes) -> bytes:
     """Return a text's bytes; empty for any other value."""
-    try:
-        text = json.loads(value)
-    except (ValueError, RecursionError):
-        return b""
+    text = parse_json(value)
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else b""

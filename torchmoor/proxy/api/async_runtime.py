@@ -12,7 +12,7 @@ from typing import Any
 from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.async_inference.service import AsyncInference
-from torchmoor.errors import ApiError, CallerLimited, ValidationError
+from torchmoor.errors import ApiError, CallerLimited, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.replies import json_reply, runtime_error
 from torchmoor.proxy.api.runtime_members import (
@@ -139,7 +139,7 @@ class AsyncOperation:
         if not self._service.try_submit(asked, on_done, share):
             if lease is not None:
                 lease.release()
-            raise unavailable.too_many_submitted()
+            raise ServiceUnavailable(unavailable.TOO_MANY_SUBMITTED)
 
     def _accept(self, stored: AsyncRequest, request_id: bytes) -> Reply:
         self.dispatchers.count_without_invocation(self.endpoint, 202)

@@ -10,6 +10,7 @@ import json
 import re
 
 from torchmoor.errors import WrongModel
+from torchmoor.wire.json_values import parse_json
 
 MAX_VALUE_BYTES = 512  # of a value that is not a text
 MAX_CHECKED_BYTES = 16_384
@@ -59,9 +60,7 @@ def _search(body: bytes, names: frozenset[str]) -> tuple[dict[str, bytes], bool]
 
 
 def _read_key(text: bytes) -> str:
-    if _BACKSLASH in text:
-        return _try_read(text) or ""
-    return text[1:-1].decode("utf-8", "replace")
+    return str(parse_json(text) or "") if _BACKSLASH in text else text[1:-1].decode("utf-8", "replace")
 
 
 def find_model(body: bytes) -> str | None:
@@ -77,7 +76,7 @@ def find_model(body: bytes) -> str | None:
         return None
     if value[0] != _QUOTE:
         raise WrongModel("`model` must be a text: the name of an endpoint.")
-    model = _try_read(value)
+    model: str | None = parse_json(value)
     if model is None:
         raise WrongModel("`model` is not a valid JSON string.")
     return model
@@ -118,10 +117,3 @@ def _read_value(body: bytes, start: int) -> bytes:
     if body[start : start + 1] != b'"':
         return body[start : start + MAX_VALUE_BYTES]
     return body[start : _end_of_string(body, start) or start]
-
-
-def _try_read(text: bytes) -> str | None:
-    try:
-        return str(json.loads(text))
-    except ValueError:
-        return None

@@ -13,30 +13,33 @@ instance loses its memory; the instance may move it to a slower tier meanwhile.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from torchmoor.errors import ApiError, ModelBusy, ModelNotLoaded, ServiceUnavailable, TooManyModels, ValidationError
 from torchmoor.proxy.api.begin_invocation import begin_invocation
-from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply, defer_operation
+from torchmoor.proxy.api.deferred_reply import defer_operation, in_task
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.passthrough import PassThroughDialect
 from torchmoor.proxy.api.replies import JSON, Handler, container_error, json_reply, unknown_operation
 from torchmoor.proxy.api.runtime_members import TARGET_MODEL
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.field_names import ERROR_CODE
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.wire import operations
+from torchmoor.wire.json_values import parse_json
 
 PATH = b"/models"
 NO_ROOM = TooManyModels.status
+TOO_MANY = "Too many models are being loaded or unloaded. Try again later."
 
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,256}", re.ASCII)
 
@@ -69,13 +72,13 @@ class ContainerModelsApi:
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         return self._handle if path == PATH or path.startswith(PATH + b"/") else None
 
-    def _handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
+    def _handle(self, request: Request, request_id: bytes) -> Call | Reply:
         try:
             return self._route(request, request_id)
         except ApiError as error:
             return container_error(error, request_id)
 
-    def _route(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
+    def _route(self, request: Request, request_id: bytes) -> Call | Reply:
         self._dispatchers.get_endpoints(request, self._endpoint.name)  # every request is about this one
         name, verb = _read_path(request)
         match (request.method, bool(name), verb):
@@ -84,9 +87,9 @@ class ContainerModelsApi:
             case (b"POST", False, ""):
                 return self._order(request, request_id, self._load)
             case (b"GET", True, ""):
-                return json_reply(200, _row(name, self._get(name)))
+                return json_reply(200, _row(name, self._get(name).url))
             case (b"DELETE", True, ""):
-                return self._order(request, request_id, lambda order, body: self._unload(order, name))
+                return self._order(request, request_id, lambda body: self._unload(name))
             case (b"POST", True, "invoke"):
                 return self._invoke(request, request_id, name)
         raise unknown_operation(request)
@@ -104,7 +107,7 @@ class ContainerModelsApi:
         names = sorted(name for name, model in self._models.items() if model.is_ready)
         begin = bisect_right(names, token)
         page = names[begin : begin + self._settings.page_size]
-        listed: dict[str, object] = {"models": [_row(name, self._models[name]) for name in page]}
+        listed: dict[str, object] = {"models": [_row(name, self._models[name].url) for name in page]}
         if begin + len(page) < len(names):
             listed["nextPageToken"] = page[-1]
         return json_reply(200, listed)
@@ -118,11 +121,12 @@ class ContainerModelsApi:
 
     # Loading and unloading
 
-    def _order(self, request: Request, request_id: bytes, begin: Begin) -> DeferredReply:
+    def _order(self, request: Request, request_id: bytes, work: Callable[[bytes], Coroutine[Any, Any, Reply]]) -> Call:
+        begin = in_task(self._handlers.tasks, work, TOO_MANY)
         return defer_operation(self._dispatchers, request, request_id, begin, timeout_s=self._settings.load_timeout_s)
 
-    def _load(self, order: DeferredReply, body: bytes) -> None:
-        """Start to load a model. Raises ApiError."""
+    async def _load(self, body: bytes) -> Reply:
+        """Load a model: at another instance if one has no memory for it. Raises ApiError."""
         name, url = _read_load(body)
         known = self._models.get(name)
         if known is not None and known.is_busy:
@@ -131,7 +135,16 @@ class ContainerModelsApi:
             raise TooManyModels(f"{self._settings.max_models} models are loaded; unload some first.")
         # The instance of a loaded model answers 409, or loads the model again if it has lost it.
         home = None if known is None else self._dispatchers.registry.find(known.instance)
-        self._load_at(order, name, url, home or self._choose(name, frozenset()), frozenset(), known)
+        instance, tried = home or self._choose(name, frozenset()), frozenset[str]()
+        answer = await self._load_at(instance, name, url, known)
+        while answer is not None and answer.status == NO_ROOM:
+            tried |= {instance.name}
+            try:
+                instance = self._choose(name, tried)
+            except ServiceUnavailable:
+                break  # no instance is left: the last answer says that there is no memory
+            answer = await self._load_at(instance, name, url, None)
+        return _reply(answer, _row(name, url))
 
     def _choose(self, name: str, tried: frozenset[str]) -> Instance:
         dispatcher = self._dispatchers.first(self._endpoint)
@@ -142,73 +155,45 @@ class ContainerModelsApi:
             raise ServiceUnavailable("No instance is ready to load the model. Try again later.")
         return pick.instance
 
-    def _load_at(
-        self,
-        order: DeferredReply,
-        name: str,
-        url: str,
-        instance: Instance,
-        tried: frozenset[str],
-        known: LoadedModel | None = None,
-    ) -> None:
-        """Load a model. known: the model of this name that is loaded; requests for it continue meanwhile."""
-        self._check_room()
+    async def _load_at(
+        self, instance: Instance, name: str, url: str, known: LoadedModel | None
+    ) -> OperationAnswer | None:
+        """Return an instance's answer, if it gave one. known: the loaded model of this name, which goes on serving."""
         model = LoadedModel(url, instance.name)
         current = self._models[name] = known or model
         current.is_busy = True
+        answer = await self._ask(instance, operations.LOAD, {operations.MODEL: name, operations.URL: url})
+        current.is_busy = False
+        if self._models.get(name) is not current:  # the instance has lost its memory meanwhile
+            return None
+        if answer is not None and (answer.status == 200 or (answer.status == 409 and known is None)):
+            self._models[name] = model
+            model.is_ready, model.is_busy = True, False
+        elif known is None or (answer is not None and answer.status == NO_ROOM):
+            del self._models[name]
+        return answer
 
-        def on_done(answer: OperationAnswer | None) -> None:
-            current.is_busy = False
-            if self._models.get(name) is not current:  # the instance has lost its memory meanwhile
-                answer = None
-            elif answer is not None and (answer.status == 200 or (answer.status == 409 and known is None)):
-                self._models[name] = model
-                model.is_ready, model.is_busy = True, False
-            elif known is None or (answer is not None and answer.status == NO_ROOM):
-                del self._models[name]
-            if answer is not None and answer.status == NO_ROOM:
-                try:
-                    now_tried = tried | {instance.name}
-                    self._load_at(order, name, url, self._choose(name, now_tried), now_tried)
-                    return
-                except ServiceUnavailable:
-                    pass  # no instance is left: the last answer says that there is no memory
-            _answer(order, answer, _row(name, model))
-
-        body = {operations.ACTION: operations.LOAD, operations.MODEL: name, operations.URL: url}
-        self._start(instance, body, on_done)
-
-    def _unload(self, order: DeferredReply, name: str) -> None:
-        """Start to unload a model. Raises ApiError."""
+    async def _unload(self, name: str) -> Reply:
+        """Unload a model. Raises ApiError."""
         model = self._get(name)
         if model.is_busy:
             raise _busy(name)
-        self._check_room()
         instance = self._dispatchers.registry.find(model.instance)
         assert instance is not None  # a lost instance's models are forgotten
         model.is_ready, model.is_busy = False, True
+        answer = await self._ask(instance, operations.UNLOAD, {operations.MODEL: name})
+        model.is_busy = False
+        row = _row(name, model.url)
+        if answer is None or answer.status not in (200, 404):
+            model.is_ready = True
+            return _reply(answer, row)
+        if self._models.get(name) is model:
+            del self._models[name]
+        return json_reply(200, row)  # 404: the instance has evicted it already
 
-        def on_done(answer: OperationAnswer | None) -> None:
-            model.is_busy = False
-            if answer is None or answer.status not in (200, 404):
-                model.is_ready = True
-                _answer(order, answer, _row(name, model))
-                return
-            if self._models.get(name) is model:
-                del self._models[name]
-            order.end(json_reply(200, _row(name, model)))  # 404: the instance has evicted it already
-
-        self._start(instance, {operations.ACTION: operations.UNLOAD, operations.MODEL: name}, on_done)
-
-    def _check_room(self) -> None:
-        if self._handlers.is_full:
-            raise ServiceUnavailable("Too many models are being loaded or unloaded. Try again later.")
-
-    def _start(
-        self, instance: Instance, body: Mapping[str, object], on_done: Callable[[OperationAnswer | None], None]
-    ) -> None:
-        timeout_s = self._settings.load_timeout_s
-        self._handlers.try_start(instance, operations.MODELS, body, timeout_s=timeout_s, on_done=on_done)
+    async def _ask(self, instance: Instance, action: str, more: Mapping[str, object]) -> OperationAnswer | None:
+        body, timeout_s = {operations.ACTION: action, **more}, self._settings.load_timeout_s
+        return await self._handlers.ask(instance, operations.MODELS, body, timeout_s=timeout_s)
 
     def _on_change(self, instance: Instance) -> None:
         """Forget the models of an instance that has lost its memory."""
@@ -234,10 +219,7 @@ def _read_path(request: Request) -> tuple[str, str]:
 
 def _read_load(body: bytes) -> tuple[str, str]:
     """Read the name and the url from a body. Raises ValidationError."""
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        content = None
+    content = parse_json(body)
     name, url = (content.get("model_name"), content.get("url")) if isinstance(content, dict) else (None, None)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValidationError(
@@ -248,20 +230,18 @@ def _read_load(body: bytes) -> tuple[str, str]:
     return name, url
 
 
-def _answer(order: DeferredReply, answer: OperationAnswer | None, row: dict[str, str]) -> None:
-    """Answer a success in the contract's form, anything else as the instance does."""
+def _reply(answer: OperationAnswer | None, row: dict[str, str]) -> Reply:
+    """Answer a success in the contract's form, anything else as the instance does. Raises ServiceUnavailable."""
     if answer is None:
-        order.fail(ServiceUnavailable("The instance gave no answer. Try again later."))
-    elif answer.status == 200:
-        order.end(json_reply(200, row))
-    else:
-        code = answer.code.encode("latin-1")
-        order.end(Reply(answer.status, (JSON, (ERROR_CODE, code)), answer.body))
+        raise ServiceUnavailable("The instance gave no answer. Try again later.")
+    if answer.status == 200:
+        return json_reply(200, row)
+    return Reply(answer.status, (JSON, (ERROR_CODE, answer.code.encode("latin-1"))), answer.body)
 
 
 def _busy(name: str) -> ModelBusy:
     return ModelBusy(f"Model {name} is being loaded or unloaded already.")
 
 
-def _row(name: str, model: LoadedModel) -> dict[str, str]:
-    return {"modelName": name, "modelUrl": model.url}
+def _row(name: str, url: str) -> dict[str, str]:
+    return {"modelName": name, "modelUrl": url}

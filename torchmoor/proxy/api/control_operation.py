@@ -12,10 +12,10 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from torchmoor.errors import AccessDenied, ApiError, BodyTooLarge, InternalFailure, ServiceUnavailable, ValidationError
+from torchmoor.errors import AccessDenied, ApiError, BodyTooLarge, ServiceUnavailable, ValidationError
 from torchmoor.proxy.access.exposure import is_loopback
 from torchmoor.proxy.access.web_pages import WebPageGuard
-from torchmoor.proxy.api.deferred_reply import DeferredReply
+from torchmoor.proxy.api.deferred_reply import DeferredReply, in_task
 from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.replies import Handler, runtime_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
@@ -29,6 +29,7 @@ TARGET = b"x-amz-target"
 PROTOCOL, CBOR = b"smithy-protocol", b"rpc-v2-cbor"
 _RPC = re.compile(r"/service/(\w+)/operation/(\w+)", re.ASCII)
 TIMEOUT_S = 60.0
+TOO_MANY = "Too many requests for the control plane are running. Try again later."
 
 
 class ControlRequest(NamedTuple):
@@ -93,37 +94,26 @@ class ControlApi:
                 handle = self._otherwise if request.path == PATH and not is_cbor else refuse_unknown
                 return handle(request, request_id)
             self._check_source(request)
-            self._check_room()
+            if self._running.is_full:  # checked again when the body has arrived
+                raise ServiceUnavailable(TOO_MANY)
         except ApiError as error:
             return runtime_error(error, request_id)
 
-        def begin(deferred: DeferredReply, body: bytes) -> None:
-            self._check_room()  # others may have begun while the body arrived
-            self._running.start(self._run(ControlRequest(target, body, is_cbor), request_id, deferred))
+        async def answer(body: bytes) -> Reply:
+            reply = await self._answer(ControlRequest(target, body, is_cbor))
+            return Reply(reply.status, (*reply.headers, (AWS_REQUEST_ID, request_id)), reply.body)
 
         max_body_bytes = self._settings.max_body_bytes
         return ControlReply(
             self._dispatchers,
             request,
             request_id,
-            begin,
+            in_task(self._running, answer, TOO_MANY),
             runtime_error,
             too_large=ValidationError(BodyTooLarge(max_body_bytes).message),
             max_body_bytes=max_body_bytes,
             timeout_s=TIMEOUT_S,
         )
-
-    async def _run(self, request: ControlRequest, request_id: bytes, deferred: DeferredReply) -> None:
-        try:
-            reply = await self._answer(request)
-        except BaseException:
-            deferred.fail(InternalFailure(f"The proxy failed. Request id {request_id.decode()}."))
-            raise
-        deferred.end(Reply(reply.status, (*reply.headers, (AWS_REQUEST_ID, request_id)), reply.body))
-
-    def _check_room(self) -> None:
-        if self._running.is_full:
-            raise ServiceUnavailable("Too many requests for the control plane are running. Try again later.")
 
     def _check_source(self, request: Request) -> None:
         """Raise AccessDenied if a page of another site may have sent it, or if an open address has no credentials."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
+from torchmoor.errors import ApiError, InternalFailure, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, NextStep, Outcome, Waiter
 from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.tasks import BackgroundTasks
+
+logger = logging.getLogger(__name__)
 
 MAX_OPERATION_BYTES = 65_536
 GRACE_S = 2.0  # after an operation's own time-out, which is reported first
@@ -78,6 +83,19 @@ class DeferredReply:
     def fail(self, error: ApiError) -> None:
         self.end(self._render_error(error, self._request_id))
 
+    async def end_with(self, work: Coroutine[Any, Any, Reply]) -> None:
+        """End with the reply that the work returns, or with the error that it raises."""
+        try:
+            self.end(await work)
+        except ApiError as error:
+            self.fail(error)
+        except BaseException as error:
+            request_id = self._request_id.decode()
+            self.fail(InternalFailure(f"The proxy failed. Request id {request_id}."))
+            if not isinstance(error, Exception):  # it was cancelled
+                raise
+            logger.exception("fault request_id=%s", request_id)
+
     def on_wait_over(self) -> Reply:
         """Answer the client although the operation has not ended: its own time-out failed."""
         self._waiter = None
@@ -87,7 +105,7 @@ class DeferredReply:
         return self._refuse(self._too_large)
 
     def on_body_dropped(self) -> Reply:
-        return self._refuse(unavailable.body_dropped())
+        return self._refuse(ServiceUnavailable(unavailable.TOO_MANY_BODIES))
 
     def limit_body(self, waiter: Waiter) -> None:
         """Do nothing: no instance will hold the body."""
@@ -107,6 +125,20 @@ class DeferredReply:
 
 Begin = Callable[[DeferredReply, bytes], None]
 """Ends a deferred reply, or starts the operation that will; given the request's body; may raise ApiError."""
+
+
+def in_task(tasks: BackgroundTasks, work: Callable[[bytes], Coroutine[Any, Any, Reply]], when_full: str) -> Begin:
+    """Return what runs the work in one of the tasks. work: takes the request's body; returns the reply, or raises.
+
+    when_full: the message of the 503 if as many are running as may run.
+    """
+
+    def begin(deferred: DeferredReply, body: bytes) -> None:
+        if tasks.is_full:
+            raise ServiceUnavailable(when_full)
+        tasks.start(deferred.end_with(work(body)))
+
+    return begin
 
 
 def defer_operation(

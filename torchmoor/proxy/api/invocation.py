@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from time import monotonic
 
-from torchmoor.errors import ApiError, BodyTooLarge, ModelError, ValidationError, invocation_timed_out
+from torchmoor.errors import (
+    ApiError,
+    BodyTooLarge,
+    ModelError,
+    ServiceUnavailable,
+    ValidationError,
+    invocation_timed_out,
+)
 from torchmoor.proxy.access.gate import body_too_large
 from torchmoor.proxy.api.form_fields import check_form
 from torchmoor.proxy.api.operation import Operation, timeout_line
@@ -179,7 +186,7 @@ class Invocation:
             self.max_body_bytes, self._too_large = too_large.limit, too_large
 
     def on_body_dropped(self) -> Reply:
-        return self.fail(unavailable.body_dropped())
+        return self.fail(ServiceUnavailable(unavailable.TOO_MANY_BODIES))
 
     def finish(self, outcome: Outcome) -> None:
         """Release what is held, then count and record the invocation."""
@@ -306,7 +313,7 @@ class Invocation:
         if loss is Loss.SHORTAGE:
             assignment.has_failed = True  # the loss says nothing about the instance
             self._metrics.shortages += 1
-            return self.fail(unavailable.shortage())
+            return self.fail(ServiceUnavailable(unavailable.NO_CONNECTION))
         if loss is Loss.TIMEOUT:
             assignment.note_timeout(self.deadlines.first_byte_s)
             return self.fail(self._timeout_error())
@@ -324,7 +331,7 @@ class Invocation:
             assignment.num_repeats += was_sent
             may_go = can_replay and is_safe
             is_placed = may_go and assignment.try_reassign(self._resume, is_counted=was_sent, was_lost=True)
-        return self._place() if is_placed else self.fail(unavailable.instance_lost())
+        return self._place() if is_placed else self.fail(ServiceUnavailable(unavailable.INSTANCE_LOST))
 
     def _timeout_error(self) -> ApiError:
         model = self.assignment.model

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from torchmoor.errors import InternalFailure, ServiceUnavailable
-from torchmoor.proxy.api.deferred_reply import DeferredReply, defer_operation
+from torchmoor.errors import InternalFailure
+from torchmoor.proxy.api.deferred_reply import DeferredReply, defer_operation, in_task
 from torchmoor.proxy.api.replies import Handler
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
@@ -24,6 +24,7 @@ MakePage = Callable[[], Awaitable[bytes]]
 """Renders the page."""
 
 MAX_CONCURRENT = 16  # each page asks every instance
+TOO_MANY = "Too many requests for the metrics are in progress. Try again later."
 
 
 class MetricsApi:
@@ -35,26 +36,20 @@ class MetricsApi:
         self._running = BackgroundTasks(MAX_CONCURRENT)
 
     async def stop(self) -> None:
-        """Cancel all pages, whose requests get no answer."""
+        """Cancel all pages."""
         await self._running.cancel()
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
         return self._show if path == PATH and method == b"GET" else None
 
     def _show(self, request: Request, request_id: bytes) -> DeferredReply:
-        return defer_operation(self._dispatchers, request, request_id, self._begin, timeout_s=TIMEOUT_S)
+        begin = in_task(self._running, self._answer, TOO_MANY)
+        return defer_operation(self._dispatchers, request, request_id, begin, timeout_s=TIMEOUT_S)
 
-    def _begin(self, order: DeferredReply, body: bytes) -> None:
-        if self._running.is_full:
-            raise ServiceUnavailable("Too many requests for the metrics are in progress. Try again later.")
-        self._running.start(self._run(order))
-
-    async def _run(self, order: DeferredReply) -> None:
+    async def _answer(self, body: bytes) -> Reply:
         try:
             async with asyncio.timeout(TIMEOUT_S):  # not wait_for: Python 3.11's can lose a cancellation
-                page = await self._make_page()
-        except Exception:
+                return Reply(200, (_TEXT,), await self._make_page())
+        except Exception as error:
             logger.exception("fault in the metrics page")
-            order.fail(InternalFailure("The metrics page could not be rendered."))
-        else:
-            order.end(Reply(200, (_TEXT,), page))
+            raise InternalFailure("The metrics page could not be rendered.") from error

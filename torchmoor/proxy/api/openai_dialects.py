@@ -12,6 +12,7 @@ from torchmoor.errors import (
     AccessDenied,
     ApiError,
     MissingCredentials,
+    ServiceUnavailable,
     UnexpectedTargetModel,
     UnknownEndpoint,
     UnknownModel,
@@ -142,7 +143,7 @@ class _HandlerRefusal(ApiError):
 
 def _torchserve_error(status: int, body: bytes) -> ApiError:
     if status in error_codes.TORCHSERVE_BUSY:
-        return unavailable.torchserve_busy()
+        return ServiceUnavailable(unavailable.TORCHSERVE_BUSY)
     if status == 413:
         return ApiError("The request body is longer than the model's limit.", status=413)
     text = body.decode("utf-8", "replace")[:1000]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmoor.errors import ApiError
+from torchmoor.errors import ApiError, ServiceUnavailable
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.replies import container_error, message_of
 from torchmoor.proxy.dispatch import unavailable
@@ -38,5 +38,5 @@ class PassThroughDialect(ApiDialect):
 def explain(head: AnswerHead, body: bytes) -> ApiError:
     """Make an error from an instance's refusal, for dialects that have their own form of errors."""
     if head.find(ERROR_CODE) is None and head.status in TORCHSERVE_BUSY:
-        return unavailable.torchserve_busy()
+        return ServiceUnavailable(unavailable.TORCHSERVE_BUSY)
     return ApiError(message_of(body), status=head.status, retry_after_s=head.retry_after_s)

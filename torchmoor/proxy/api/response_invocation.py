@@ -121,7 +121,7 @@ class ResponseInvocation(Invocation):
 
         share = None if callers is None else callers.async_share(self.assignment.caller)
         if not service.try_submit(asked, on_done, share):
-            raise unavailable.too_many_submitted()
+            raise ServiceUnavailable(unavailable.TOO_MANY_SUBMITTED)
 
     def _pass_on(self, accepted: Accepted) -> None:
         if self._held is not accepted.head:  # the client has another answer, or gets one
@@ -157,13 +157,10 @@ class ResponseInvocation(Invocation):
                 body[operations.ENTRY] = place.number
             elif callers is not None:  # it counts if the client has left; the caller's lease was released with it
                 callers.sessions.lost(self.assignment.caller, (self.operation.endpoint.name, place.session_id))
-            self._queue.operations.try_start(
-                accepted.instance,
-                operations.SESSIONS,
-                body,
-                timeout_s=CLOSE_TIMEOUT_S,
-                on_done=lambda answer: None,
-            )
+            handlers = self._queue.operations
+            if not handlers.tasks.is_full:
+                asked = handlers.ask(accepted.instance, operations.SESSIONS, body, timeout_s=CLOSE_TIMEOUT_S)
+                handlers.tasks.start(asked)
 
     def finish(self, outcome: Outcome) -> None:
         if self._held is not None and not self._is_queued:  # the client has left, and its session is open

@@ -72,39 +72,21 @@ class ResponseSockets:
     """Opens connections, and limits their number and the bytes that they keep together."""
 
     def __init__(self, settings: WebSocketSettings) -> None:
-        self._settings = settings
-        self._heads = HeadBook(make_note)
-        self._budget = ByteBudget(max_total_bytes=settings.max_held_bytes)
+        self.settings = settings
+        self.heads = HeadBook(make_note)
+        self.budget = ByteBudget(max_total_bytes=settings.max_held_bytes)
         self.num_open = 0
-
-    @property
-    def held_bytes(self) -> int:
-        return self._budget.used_bytes
 
     def open(self, request: Request, handle: Callable[[Request], Call | Reply]) -> Upgrade:
         """Accept a handshake. handle: makes the call for the request of each message. Raises ApiError."""
-        if self.num_open >= self._settings.max_connections:
+        if self.num_open >= self.settings.max_connections:
             raise ServiceUnavailable("Too many WebSocket connections. Try again later.")
         try:
-            protocol, accepted = accept(request, self._settings.max_message_bytes)
+            protocol, accepted = accept(request, self.settings.max_message_bytes)
         except BadMessage as bad:
             raise ValidationError(bad.message) from bad
         self.num_open += 1
-        return Upgrade(
-            protocol,
-            accepted,
-            ResponseSocket(
-                request,
-                handle,
-                self._heads,
-                self._budget,
-                self._close,
-                max_values=self._settings.max_message_values,
-            ),
-        )
-
-    def _close(self) -> None:
-        self.num_open -= 1
+        return Upgrade(protocol, accepted, ResponseSocket(self, request, handle))
 
 
 class ResponseSocket:
@@ -112,27 +94,15 @@ class ResponseSocket:
 
     farewell = error_message(400, _TOO_OLD)
 
-    def __init__(
-        self,
-        upgrade: Request,
-        handle: Callable[[Request], Call | Reply],
-        heads: HeadBook,
-        budget: ByteBudget,
-        on_close: Callable[[], None],
-        *,
-        max_values: int,
-    ) -> None:
+    def __init__(self, sockets: ResponseSockets, upgrade: Request, handle: Callable[[Request], Call | Reply]) -> None:
         """upgrade: the request that opened the connection, whose fields and access its messages have.
 
-        handle: makes the call for a message's request. budget: for the bytes that all connections keep. max_values:
-        JSON values of a message.
+        handle: makes the call for a message's request.
         """
+        self._sockets = sockets
+        self._budget = sockets.budget
         self._upgrade = upgrade
         self._handle = handle
-        self._heads = heads
-        self._budget = budget
-        self._on_close = on_close
-        self._max_values = max_values
         self._num_held = 0
         self._last: dict[str, Unstored] = {}  # by lane
         self._lanes: set[str] = set()  # named ones
@@ -195,15 +165,15 @@ class ResponseSocket:
         self._forget_asked()
         for lane in list(self._last):
             self._keep(lane, None)
-        self._on_close()
+        self._sockets.num_open -= 1
 
     # Messages
 
     def _read(self, message: bytes) -> dict[str, Any]:
         """Read a message as the body of its request. Raises ValidationError, ServiceUnavailable."""
-        num_values = count_values(message)
-        if num_values > self._max_values:
-            raise ValidationError(f"The message has up to {num_values} JSON values; the limit is {self._max_values}.")
+        num_values, max_values = count_values(message), self._sockets.settings.max_message_values
+        if num_values > max_values:
+            raise ValidationError(f"The message has up to {num_values} JSON values; the limit is {max_values}.")
         num_bytes = len(message) + num_values * BYTES_PER_VALUE
         if not self._budget.try_take(num_bytes):
             raise ServiceUnavailable("Too many messages are being answered. Try again later.")
@@ -275,7 +245,7 @@ class ResponseSocket:
 
     def _make_request(self, length: int, added: tuple[bytes, ...]) -> Request:
         lines = [*self._kept_lines, *added, b"content-type: application/json", b"content-length: %d" % length]
-        request = Request(self._line, *self._heads.read(lines), monotonic())
+        request = Request(self._line, *self._sockets.heads.read(lines), monotonic())
         request.principal = self._upgrade.principal
         return request
 

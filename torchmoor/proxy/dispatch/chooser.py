@@ -133,7 +133,12 @@ class Chooser:
 
     def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
         home = None if excluded else self.find_home(session)  # a shortcut: the code below decides the same
-        return self._choose_holder(session, excluded) if home is None else home
+        if home is not None:
+            return home
+        instance = self.find_holder(session, excluded)
+        if instance is None or (self._binds_late and instance.outstanding >= instance.capacity):
+            return None
+        return self.choice_for_turn(instance, session)
 
     def find_home(self, session: SessionId) -> Choice | None:
         """Return the Choice of a session's own instance, if that was chosen before and is known to take the turn."""
@@ -142,12 +147,6 @@ class Chooser:
             return None
         instance = home.instance
         return home if instance.is_ready and instance.share == 1.0 else None
-
-    def _choose_holder(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
-        instance = self.find_holder(session, excluded)
-        if instance is None or (self._binds_late and instance.outstanding >= instance.capacity):
-            return None
-        return self.choice_for_turn(instance, session)
 
     def find_holder(self, session: SessionId, excluded: frozenset[str]) -> Instance | None:
         """Return the instance that serves a session, busy or not; None if no instance can."""

@@ -75,7 +75,10 @@ class Dispatcher:
         self._route_all_again()
 
     def _route_all_again(self) -> None:
-        for ticket in self._queue.take_all():
+        self._route_again(lambda ticket: True)
+
+    def _route_again(self, is_meant: Callable[[Ticket[DispatchRequest]], bool]) -> None:
+        for ticket in self._queue.take_those(is_meant):
             ticket.owner.route_again()
 
     @property
@@ -117,7 +120,7 @@ class Dispatcher:
         if too_large is not None and request.num_body_bytes // request.body_weight > too_large.limit:
             raise too_large
         if request.session is not None and holder is None and self.chooser.is_bound(request.session):
-            raise self._count(unavailable.session_not_ready())
+            raise self._count(ServiceUnavailable(unavailable.SESSION_NOT_READY))
         deadline = request.complete_at + self.max_wait_s
         is_held = holder is None and self._may_hold(request)
         if is_held:
@@ -138,7 +141,7 @@ class Dispatcher:
             home=None if holder is None else holder.name,
         )
         if not self._queue.try_add(ticket):
-            raise self._count(unavailable.queue_full())
+            raise self._count(ServiceUnavailable(unavailable.QUEUE_FULL))
         if is_held:
             self._on_held()
         return ticket
@@ -156,7 +159,7 @@ class Dispatcher:
             raise self._count(unavailable.none_ready())
         is_excluded = holder is None and request.strategy_request.excluded.issuperset(ready)
         if self._late_binding is None or is_excluded:
-            raise self._count(unavailable.all_busy())
+            raise self._count(ServiceUnavailable(unavailable.ALL_BUSY))
 
     def _may_hold(self, request: DispatchRequest) -> bool:
         """Return whether a request that no instance can take waits for one to be started.
@@ -181,9 +184,9 @@ class Dispatcher:
     def wait_over(self, request: DispatchRequest) -> ServiceUnavailable:
         """Return the answer to a request that has waited too long."""
         if request.strategy_request.excluded and self._may_hold(request):
-            return self._count(unavailable.instance_lost())
+            return self._count(ServiceUnavailable(unavailable.INSTANCE_LOST))
         if self._scaling is None or not self._is_at_zero:
-            return self._count(unavailable.none_free_in_time())
+            return self._count(ServiceUnavailable(unavailable.NONE_FREE_IN_TIME))
         if not self.variant.may_start:
             return self._count(unavailable.none_ready())
         return self._count(unavailable.none_started_in_time(self.variant))
@@ -203,27 +206,27 @@ class Dispatcher:
 
     def _serve_turns(self, instance: Instance) -> None:
         while instance.outstanding < instance.capacity and instance.state in SERVING:
-            ticket = self._queue.pop_turn(
-                instance.name, lambda ticket: instance.has_body_room(ticket.owner.num_body_bytes)
-            )
+            turns = self._queue.turns_at(instance.name)
+            ticket = next((each for each in turns if instance.has_body_room(each.owner.num_body_bytes)), None)
             if ticket is None:
                 break
+            self._queue.take(ticket)
             assert ticket.owner.session is not None  # only turns wait for one instance
             ticket.owner.go(self.chooser.choice_for_turn(instance, ticket.owner.session))
 
     def _serve_others(self) -> None:
-        while self.variant.pool.open_instances:
-            chosen: list[Choice] = []
-            ticket = self._queue.pop_other(lambda ticket: self._try_choose(ticket.owner, chosen))  # noqa: B023
-            if ticket is None:
-                break
-            ticket.owner.go(chosen[0])
+        while self.variant.pool.open_instances and (found := self._find_next()) is not None:
+            ticket, choice = found
+            self._queue.take(ticket)
+            ticket.owner.go(choice)
 
-    def _try_choose(self, request: DispatchRequest, chosen: list[Choice]) -> bool:
-        choice = self.chooser.choose(request)
-        if choice is not None:
-            chosen.append(choice)
-        return choice is not None
+    def _find_next(self) -> tuple[Ticket[DispatchRequest], Choice] | None:
+        """Return the next request that an instance can take now, and the instance."""
+        for ticket in self._queue.others:
+            choice = self.chooser.choose(ticket.owner)
+            if choice is not None:
+                return ticket, choice
+        return None
 
     def _on_change(self, instance: Instance) -> None:
         """React to an instance that came, went or changed its state."""
@@ -236,10 +239,8 @@ class Dispatcher:
         self.chooser.strategy.forget(instance.name)
         if not is_known:
             self.chooser.forget(instance)
-        for ticket in self._queue.take_turns(instance.name):
-            ticket.owner.route_again()
-        for ticket in self._queue.take_those(lambda ticket: _was_lost_at(ticket.owner, instance)):
-            ticket.owner.route_again()
+        self._route_again(lambda ticket: ticket.home == instance.name)
+        self._route_again(lambda ticket: _was_lost_at(ticket.owner, instance))
 
 
 def _was_lost_at(request: DispatchRequest, instance: Instance) -> bool:

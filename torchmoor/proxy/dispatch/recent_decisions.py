@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import islice
 from typing import Any
 
 from torchmoor.errors import ValidationError
@@ -104,11 +105,7 @@ class RecentDecisions:
 
     def describe(self, query: DecisionQuery) -> dict[str, Any]:
         """Return the answer to GET /decisions, the newest first."""
-        rows: list[dict[str, Any]] = []
-        for record in self._find(query):
-            rows.append(describe_record(record))
-            if len(rows) == query.limit:
-                break
+        rows = [describe_record(record) for record in islice(self._find(query), query.limit)]
         oldest = self._kept[0].ended_at if self._kept else None
         return {"decisions": rows, "left_out": self.num_left_out, "oldest": oldest}
 

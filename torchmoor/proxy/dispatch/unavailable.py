@@ -1,4 +1,4 @@
-"""The 503 answers for requests that no instance can take."""
+"""The 503 answers for requests that no instance can take: their messages."""
 
 from __future__ import annotations
 
@@ -8,35 +8,20 @@ from torchmoor.errors import SHORTAGE, START_RETRY_S, ServiceUnavailable
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Variant
 
-
-def session_not_ready() -> ServiceUnavailable:
-    """Return the answer to a turn whose session only an unready instance has."""
-    return ServiceUnavailable("The session's instance is not ready. Try again later, or open another session.")
+SESSION_NOT_READY = "The session's instance is not ready. Try again later, or open another session."
+ALL_BUSY = "All instances of the endpoint are busy. Try again later."
+QUEUE_FULL = "Too many requests wait for an instance of the endpoint. Try again later."
+NONE_FREE_IN_TIME = "No instance of the endpoint was free in time. Try again later."
+INSTANCE_LOST = "The instance that was to answer is gone. Try again later."  # and the request may not be sent again
+TORCHSERVE_BUSY = "The instance could not take the request. Try again later."  # see wire/error_codes.py
+TOO_MANY_BODIES = "Too many request bodies are being received. Try again later."
+TOO_MANY_SUBMITTED = "Too many requests are being queued. Try again later."
+NO_CONNECTION = f"{SHORTAGE} Try again later."
 
 
 def none_ready() -> ServiceUnavailable:
     """Return the answer where no instance is ready and none is started on demand."""
     return ServiceUnavailable("No instance of the endpoint is ready. Try again later.", retry_after_s=START_RETRY_S)
-
-
-def all_busy() -> ServiceUnavailable:
-    """Return the answer where every instance is full and requests do not wait."""
-    return ServiceUnavailable("All instances of the endpoint are busy. Try again later.")
-
-
-def queue_full() -> ServiceUnavailable:
-    """Return the answer where the queue is full."""
-    return ServiceUnavailable("Too many requests wait for an instance of the endpoint. Try again later.")
-
-
-def too_many_submitted() -> ServiceUnavailable:
-    """Return the answer to an asynchronous request that cannot be queued, because others are being queued."""
-    return ServiceUnavailable("Too many requests are being queued. Try again later.")
-
-
-def none_free_in_time() -> ServiceUnavailable:
-    """Return the answer to a request that has waited too long for a busy instance."""
-    return ServiceUnavailable("No instance of the endpoint was free in time. Try again later.")
 
 
 def none_started_in_time(variant: Variant) -> ServiceUnavailable:
@@ -53,23 +38,3 @@ def none_started_in_time(variant: Variant) -> ServiceUnavailable:
         f"An instance of the endpoint is being started, for {took_s:.0f} s until now{usual}. Try again later.",
         retry_after_s=left_s,
     )
-
-
-def body_dropped() -> ServiceUnavailable:
-    """Return the answer to a request whose incomplete body was dropped to make room for others."""
-    return ServiceUnavailable("Too many request bodies are being received. Try again later.")
-
-
-def shortage() -> ServiceUnavailable:
-    """Return the answer where the proxy lacks what a connection to an instance needs."""
-    return ServiceUnavailable(f"{SHORTAGE} Try again later.")
-
-
-def instance_lost() -> ServiceUnavailable:
-    """Return the answer to a request whose instance is gone and that may not be sent again."""
-    return ServiceUnavailable("The instance that was to answer is gone. Try again later.")
-
-
-def torchserve_busy() -> ServiceUnavailable:
-    """Return the answer to a request that TorchServe itself has refused (see wire/error_codes.py)."""
-    return ServiceUnavailable("The instance could not take the request. Try again later.")

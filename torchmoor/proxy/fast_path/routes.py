@@ -81,20 +81,18 @@ class FastRoutes:
         return route.try_send(client, request, body)
 
 
-class FastRoute:
+class FastRoute(FastOperation):
     """The checks of an operation's requests."""
 
     def __init__(self, operation: Operation, parts: ConnectionParts, gate: Gate | None) -> None:
+        super().__init__(operation, parts)
         self._gate = gate
-        self._callers = operation.dispatchers.callers
-        self._shared = shared = FastOperation(operation, parts)
         self._endpoint = operation.endpoint
-        self._sessions = operation.dispatchers.sessions
-        self._budget = parts.budget
-        self._answer_lines = Cors(operation.dispatchers.settings.listen.allowed_origins).lines_for_others
-        self._max_body_bytes = min(operation.max_body_bytes, parts.budget.max_body_bytes)
-        self._pool = shared.dispatcher.variant.pool
-        self._chooser = shared.dispatcher.chooser
+        self._sessions = self.dispatchers.sessions
+        self._answer_lines = Cors(self.dispatchers.settings.listen.allowed_origins).lines_for_others
+        self._max_body_bytes = min(operation.max_body_bytes, self.budget.max_body_bytes)
+        self._pool = self.dispatcher.variant.pool
+        self._chooser = self.dispatcher.chooser
         self._goes_by_load = isinstance(self._chooser.strategy, LeastOutstanding)
 
     def try_send(self, client: FastClient, request: Request, body: bytes) -> bool:
@@ -108,7 +106,7 @@ class FastRoute:
             return False
         if self._gate is not None and not self._gate.try_admit(request, body):
             return False
-        if self._callers is not None and not self._callers.has_room(request.principal or source_of(client.source)):
+        if self.callers is not None and not self.callers.has_room(request.principal or source_of(client.source)):
             return False
         session, place = None, places.get(SESSION_ID)
         if place is not None:
@@ -125,10 +123,10 @@ class FastRoute:
         if instance.batches_sequences or not instance.has_body_room(length):
             return False
         idle = instance.idle
-        if not idle or idle[-1].transport.is_closing() or not self._budget.try_take(length):
+        if not idle or idle[-1].transport.is_closing() or not self.budget.try_take(length):
             return False
         request.answer_lines = self._answer_lines
-        FastRequest(self._shared, client, request, body, choice, session).send(length)
+        FastRequest(self, client, request, body, choice, session).send(length)
         return True
 
     def _choose_by_load(self, body: bytes) -> Choice | None:

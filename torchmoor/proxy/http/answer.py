@@ -154,7 +154,6 @@ class CollectedRefusal:
         return is_full
 
     def reply(self) -> Reply:
-        """Make the reply from the collected bytes."""
         return self._explain(b"".join(self._pieces))
 
 

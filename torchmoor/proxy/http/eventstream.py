@@ -27,7 +27,6 @@ def encode_headers(headers: dict[str, str]) -> bytes:
 
 
 def encode_frame(headers: bytes, payload: bytes) -> bytes:
-    """Encode a frame of an encoded header block and a payload."""
     num_headers = len(headers)
     lengths = _LENGTHS.pack(_OVERHEAD + num_headers + len(payload), num_headers)
     frame = b"%b%b%b%b" % (lengths, _WORD.pack(crc32(lengths)), headers, payload)

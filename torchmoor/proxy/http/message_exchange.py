@@ -41,12 +41,8 @@ class MessageConnection(Protocol):
         """Receive a piece of an answer's body."""
         ...
 
-    def is_answering(self, answered: Any) -> bool:
-        """Return whether an exchange is the current one."""
-        ...
-
-    def end_answer(self, *, is_whole: bool) -> None:
-        """Receive the end of an answer."""
+    def end_answer(self, answered: Any, *, is_whole: bool) -> None:
+        """Receive the end of an exchange's answer, unless it is no longer the current one."""
         ...
 
 
@@ -130,5 +126,4 @@ class MessageExchange:
             asyncio.get_running_loop().call_soon(self._report)
 
     def _report(self) -> None:
-        if self._connection.is_answering(self):
-            self._connection.end_answer(is_whole=not self._is_broken)
+        self._connection.end_answer(self, is_whole=not self._is_broken)

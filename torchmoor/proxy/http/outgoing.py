@@ -46,7 +46,6 @@ class OutgoingRequest:
     __slots__ = ("num_body_bytes", "file", "_budget", "_head", "_body", "_is_kept", "_has_begun")
 
     def __init__(self, budget: ReplayBudget, body: bytes | SpooledBody) -> None:
-        """body: the complete body."""
         self.file: SpooledBody | None = None
         self._budget = budget
         self._head = b""  # until it is written

@@ -220,15 +220,12 @@ class WebSocketConnection(asyncio.Protocol):
         """Send the messages that a piece of the answer's body completes."""
         self._send(self._handler.on_answer(status, piece))
 
-    def end_answer(self, *, is_whole: bool) -> None:
+    def end_answer(self, answered: MessageExchange, *, is_whole: bool) -> None:
         """Send the last messages of an answer, and begin with the next message."""
-        self._current = None
-        self._send(self._handler.on_answer_end(is_whole=is_whole))
-        self._go_on()
-
-    def is_answering(self, answered: MessageExchange) -> bool:
-        """Return whether this exchange is the current one."""
-        return self._current is answered
+        if self._current is answered:
+            self._current = None
+            self._send(self._handler.on_answer_end(is_whole=is_whole))
+            self._go_on()
 
     def _drop_current(self) -> None:
         """Stop the answer whose client is leaving."""

@@ -1,13 +1,13 @@
 """The handlers' operations (docs/instance-protocol.md): requests to instances that are not invocations.
 
-Each has its own connection, no lease, and a time-out. The number of those that the data plane starts is limited.
+Each has its own connection, no lease, and a time-out.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -15,11 +15,12 @@ import aiohttp
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.tasks import BackgroundTasks
 from torchmoor.wire import headers
+from torchmoor.wire.json_values import parse_json
 
 logger = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 8 << 20
-MAX_STARTED = 256
+MAX_TASKS = 256
 
 
 class OperationAnswer(NamedTuple):
@@ -31,10 +32,7 @@ class OperationAnswer(NamedTuple):
 
     def content(self) -> dict[str, Any]:
         """Return the JSON object in the body; an empty one if the body is not a JSON object."""
-        try:
-            content = json.loads(self.body)
-        except (ValueError, RecursionError):
-            return {}
+        content = parse_json(self.body)
         return content if isinstance(content, dict) else {}
 
 
@@ -52,11 +50,14 @@ async def read_at_most(max_bytes: int, answer: aiohttp.ClientResponse) -> bytes 
 
 
 class HandlerOperations:
-    """Sends operations while the context lasts."""
+    """Sends operations while the context lasts.
+
+    tasks: what the data plane does with operations, in the background; they are cancelled at the end of the context.
+    """
 
     def __init__(self) -> None:
         self._client: aiohttp.ClientSession | None = None
-        self._started = BackgroundTasks(MAX_STARTED)
+        self.tasks = BackgroundTasks(MAX_TASKS)
 
     async def __aenter__(self) -> HandlerOperations:
         # Connections are not reused: they may lead to a process that is gone.
@@ -65,7 +66,7 @@ class HandlerOperations:
 
     async def __aexit__(self, *error: object) -> None:
         assert self._client is not None
-        await self._started.cancel()
+        await self.tasks.cancel()
         await self._client.close()
 
     async def ask(
@@ -96,27 +97,3 @@ class HandlerOperations:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("operation failed instance=%s name=%s error=%s", instance.name, operation, error)
             return None
-
-    @property
-    def is_full(self) -> bool:
-        """True while `try_start` would start nothing."""
-        return self._started.is_full
-
-    def try_start(
-        self,
-        instance: Instance,
-        operation: str,
-        body: Mapping[str, object],
-        *,
-        timeout_s: float,
-        on_done: Callable[[OperationAnswer | None], None],
-    ) -> bool:
-        """Start an operation; on_done is called once unless the context ends. Return False if too many are running."""
-        if self.is_full:
-            return False
-
-        async def run() -> None:
-            on_done(await self.ask(instance, operation, body, timeout_s=timeout_s))
-
-        self._started.start(run())
-        return True

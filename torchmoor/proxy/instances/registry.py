@@ -103,10 +103,7 @@ class Endpoint:
         self.instances: list[Instance] = []
 
     def find_variant(self, name: str) -> Variant | None:
-        for variant in self.variants:
-            if variant.name == name:
-                return variant
-        return None
+        return next((variant for variant in self.variants if variant.name == name), None)
 
     def find_variant_of(self, instance: str) -> Variant | None:
         """Return the variant whose instance has, had or would have that name; None if unknown."""

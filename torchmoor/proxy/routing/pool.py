@@ -146,7 +146,6 @@ class Pool(Generic[C]):
 
     @property
     def mean_load(self) -> float:
-        """Return the mean load of the open instances."""
         self._settle()
         return self._total_load / max(1, len(self._open))
 

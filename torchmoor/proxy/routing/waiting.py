@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
@@ -73,18 +73,14 @@ class WaitingLine(Generic[T]):
         self.num_waiting -= 1
         return True
 
-    def pop(self, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
-        """Remove and return the next ticket that can go; its caller moves to the end."""
-        for principal, tickets in self._principals.items():
-            for ticket in tickets:
-                if can_go(ticket):
-                    self.remove(ticket)
-                    if principal in self._principals:
-                        self._principals.move_to_end(principal)
-                    return ticket
-        return None
+    def take(self, ticket: Ticket[T]) -> None:
+        """Remove a ticket that is served; its caller moves to the end."""
+        self.remove(ticket)
+        if ticket.principal in self._principals:
+            self._principals.move_to_end(ticket.principal)
 
     def __iter__(self) -> Iterator[Ticket[T]]:
+        """Iterate over the tickets in the order in which they are served."""
         return (ticket for tickets in self._principals.values() for ticket in tickets)
 
 
@@ -121,39 +117,30 @@ class WaitingQueue(Generic[T]):
         """Return the number of waiting turns, by the one instance that can serve them."""
         return {home: line.num_waiting for home, line in self._turns.items()}
 
-    def pop_turn(self, instance: str, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
-        """Remove and return the next turn that only this instance can serve and that can_go accepts."""
-        line = self._turns.get(instance)
-        ticket = None if line is None else line.pop(can_go)
-        if ticket is not None:
-            self._count_out(ticket)
-        return ticket
+    def turns_at(self, instance: str) -> Iterable[Ticket[T]]:
+        """Return the turns that only this instance can serve, in their order."""
+        return self._turns.get(instance, ())
 
-    def take_turns(self, instance: str) -> list[Ticket[T]]:
-        """Remove and return all turns of an instance that can no longer take them."""
-        tickets = list(self._turns.get(instance, ()))
-        for ticket in tickets:
-            self.remove(ticket)
-        return tickets
+    @property
+    def others(self) -> Iterable[Ticket[T]]:
+        """Return the tickets that any instance can serve, in their order."""
+        return self._others
 
-    def take_all(self) -> list[Ticket[T]]:
-        """Remove and return all tickets."""
-        return self.take_those(lambda ticket: True)
+    def take(self, ticket: Ticket[T]) -> None:
+        """Remove a ticket that is served."""
+        (self._others if ticket.home is None else self._turns[ticket.home]).take(ticket)
+        self._count_out(ticket)
 
     def take_those(self, is_taken: Callable[[Ticket[T]], bool]) -> list[Ticket[T]]:
-        """Remove and return some tickets."""
-        lines = (*self._turns.values(), self._others)
-        tickets = [ticket for line in lines for ticket in line if is_taken(ticket)]
+        """Remove and return some tickets, which are not served."""
+        tickets = [ticket for line in self._lines for ticket in line if is_taken(ticket)]
         for ticket in tickets:
             self.remove(ticket)
         return tickets
 
-    def pop_other(self, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
-        """Remove and return the next ticket that any instance can serve and that can_go accepts."""
-        ticket = self._others.pop(can_go)
-        if ticket is not None:
-            self._count_out(ticket)
-        return ticket
+    @property
+    def _lines(self) -> list[WaitingLine[T]]:
+        return [*self._turns.values(), self._others]
 
     def _count_out(self, ticket: Ticket[T]) -> None:
         self.num_waiting -= 1
@@ -163,9 +150,8 @@ class WaitingQueue(Generic[T]):
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the counts match the tickets."""
-        lines = [self._others, *self._turns.values()]
-        tickets = [ticket for line in lines for ticket in line]
-        if len(tickets) != self.num_waiting or len(tickets) != sum(line.num_waiting for line in lines):
+        tickets = [ticket for line in self._lines for ticket in line]
+        if len(tickets) != self.num_waiting or len(tickets) != sum(line.num_waiting for line in self._lines):
             raise RuntimeError(f"the queue counts {self.num_waiting} tickets but holds {len(tickets)}")
         if sum(ticket.num_bytes for ticket in tickets) > self._total.used_bytes:
             raise RuntimeError(f"the queues count {self._total.used_bytes} bytes but hold more")

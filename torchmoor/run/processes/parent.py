@@ -46,7 +46,7 @@ class ProcessGroup:
         Raises ConfigError if a certificate cannot be used, or if the settings need one process.
         """
         check_settings(settings)
-        make_tls(settings.listen)  # each child reads it: fail early here
+        make_tls(settings.listen.tls_certificate, settings.listen.tls_key)  # each child reads it: fail early here
         self.registry = registry
         self.port = settings.listen.port
         self.children: list[ChildProcess] = []

@@ -15,23 +15,27 @@ def ticket(owner: str, deadline: float = 0.0, *, principal: str = "", home: str 
     return Ticket(owner, deadline=deadline, num_bytes=1, principal=principal.encode(), home=home)
 
 
-def anything(ticket: Ticket[str]) -> bool:
-    """Accept each ticket."""
-    return True
-
-
 def fill(queue: WaitingQueue[str], *tickets: Ticket[str]) -> None:
     for each in tickets:
         assert queue.try_add(each)
     queue.check_integrity()
 
 
-def drain(queue: WaitingQueue[str]) -> list[str]:
-    """Return all tickets that any instance can serve, in order."""
-    owners = []
-    while (popped := queue.pop_other(anything)) is not None:
-        owners.append(popped.owner)
+def serve(queue: WaitingQueue[str], instance: str | None = None) -> Ticket[str] | None:
+    """Take the next ticket: a turn of the instance, or one that any instance can serve. None if there is none."""
+    waiting = queue.others if instance is None else queue.turns_at(instance)
+    ticket = next(iter(waiting), None)
+    if ticket is not None:
+        queue.take(ticket)
         queue.check_integrity()
+    return ticket
+
+
+def drain(queue: WaitingQueue[str]) -> list[str]:
+    """Take all tickets that any instance can serve, in order."""
+    owners = []
+    while (ticket := serve(queue)) is not None:
+        owners.append(ticket.owner)
     return owners
 
 
@@ -57,13 +61,9 @@ def test_turn_waits_for_its_own_instance_and_blocks_nobody() -> None:
     queue = make_queue()
     fill(queue, ticket("turn", 1, home="x"), ticket("new", 2), ticket("later turn", 5, home="x"))
 
-    assert queue.pop_turn("y", anything) is None
-    assert [queue.pop_turn("x", anything).owner, drain(queue), queue.pop_turn("x", anything).owner] == [
-        "turn",
-        ["new"],
-        "later turn",
-    ]
-    assert queue.pop_turn("x", anything) is None
+    assert serve(queue, "y") is None
+    assert [serve(queue, "x").owner, drain(queue), serve(queue, "x").owner] == ["turn", ["new"], "later turn"]
+    assert serve(queue, "x") is None
     assert queue.num_waiting == 0
 
 
@@ -72,11 +72,10 @@ def test_one_that_cannot_go_is_passed_over_and_stays() -> None:
     queue = make_queue()
     fill(queue, ticket("stuck", 1), ticket("free", 2), ticket("other", 3, principal="b"))
 
-    popped = queue.pop_other(lambda each: each.owner != "stuck")
+    _, free, _ = queue.others
+    assert free.owner == "free"
+    queue.take(free)
 
-    assert popped is not None
-    assert popped.owner == "free"
-    assert queue.pop_other(lambda each: False) is None
     assert drain(queue) == ["other", "stuck"]
 
 
@@ -110,7 +109,7 @@ def test_ticket_that_left_is_not_served() -> None:
     assert not queue.remove(ticket("stranger", 3, home="nowhere"))
     assert not queue.remove(ticket("stranger", 3))
 
-    assert queue.pop_turn("x", anything) is stays
+    assert serve(queue, "x") is stays
 
 
 def test_turn_that_its_instance_cannot_hold_is_passed_over_and_stays() -> None:
@@ -118,11 +117,10 @@ def test_turn_that_its_instance_cannot_hold_is_passed_over_and_stays() -> None:
     queue = make_queue()
     fill(queue, ticket("long", 1, home="x"), ticket("short", 2, home="x"))
 
-    popped = queue.pop_turn("x", lambda each: each.owner == "short")
+    long, short = queue.turns_at("x")
+    queue.take(short)
 
-    assert popped is not None
-    assert popped.owner == "short"
-    assert queue.pop_turn("x", lambda each: each.owner == "short") is None
+    assert list(queue.turns_at("x")) == [long]
     assert queue.turns() == {"x": 1}
 
 
@@ -131,8 +129,8 @@ def test_turns_of_an_instance_that_is_gone_are_given_back() -> None:
     queue = make_queue()
     fill(queue, ticket("one", home="x"), ticket("two", home="x"), ticket("else", home="y"), ticket("new"))
 
-    assert [each.owner for each in queue.take_turns("x")] == ["one", "two"]
-    assert queue.take_turns("x") == []
+    assert [each.owner for each in queue.take_those(lambda each: each.home == "x")] == ["one", "two"]
+    assert list(queue.turns_at("x")) == []
 
     assert queue.num_waiting == 2
     queue.check_integrity()
@@ -156,10 +154,10 @@ def test_nothing_is_lost_and_nothing_is_served_twice(steps: list[tuple[str, int,
         elif waiting and deadline < 2:
             assert queue.remove(waiting.pop(deadline % len(waiting)))
         else:
-            popped = queue.pop_other(anything) if home is None else queue.pop_turn(home, anything)
-            assert (popped is None) == (not any(each.home == home for each in waiting))
-            if popped is not None:
-                waiting.remove(popped)
+            served = serve(queue, home)
+            assert (served is None) == (not any(each.home == home for each in waiting))
+            if served is not None:
+                waiting.remove(served)
         queue.check_integrity()
 
     assert queue.num_waiting == len(waiting)

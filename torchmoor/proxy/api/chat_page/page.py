@@ -52,8 +52,8 @@ class ChatPage:
             kind = _KINDS.get("." + file.name.rpartition(".")[2])
             if kind is not None:
                 path = PAGE if file.name == "index.html" else b"%b/%b" % (PAGE, file.name.encode())
-                self._handlers[path] = _File(file.read_bytes(), kind).handle
-        self._handlers[PAGE + b"/receipt.js"] = _File(receipt.make_script().encode(), _KINDS[".js"]).handle
+                self._handlers[path] = _serve(file.read_bytes(), kind)
+        self._handlers[PAGE + b"/receipt.js"] = _serve(receipt.make_script().encode(), _KINDS[".js"])
         self.open_paths = frozenset(self._handlers)
         self._handlers[ENDPOINTS] = self._list
         self._registry = registry
@@ -90,19 +90,18 @@ class ChatPage:
         return runtime_error(unknown_operation(request), request_id)
 
 
-class _File:
-    """Serves one file, and sends it again only if it has changed."""
+def _serve(content: bytes, kind: bytes) -> Handler:
+    """Return the handler of a file, which answers with 304 if the browser has it."""
+    etag = b'"%b"' % blake2b(content, digest_size=12).hexdigest().encode()
+    type_field = (b"content-type", kind + b"; charset=utf-8")
+    headers = (*HEADERS, type_field, (b"etag", etag), (b"cache-control", b"no-cache"))
+    whole, unchanged = Reply(200, headers, content), Reply(304, headers, content)
 
-    def __init__(self, content: bytes, kind: bytes) -> None:
-        self._etag = b'"%b"' % blake2b(content, digest_size=12).hexdigest().encode()
-        headers = (*HEADERS, (b"content-type", kind + b"; charset=utf-8"), (b"etag", self._etag))
-        self._whole = Reply(200, (*headers, (b"cache-control", b"no-cache")), content)
-        self._unchanged = Reply(304, (*headers, (b"cache-control", b"no-cache")), content)
-
-    def handle(self, request: Request, request_id: bytes) -> Reply:
-        """Answer with the file, or with 304 if the browser has it."""
+    def handle(request: Request, request_id: bytes) -> Reply:
         known = request.find(b"if-none-match") or b""
-        return self._unchanged if self._etag in known or known.strip() == b"*" else self._whole
+        return unchanged if etag in known or known.strip() == b"*" else whole
+
+    return handle
 
 
 def _capabilities(endpoint: Endpoint) -> dict[str, bool | int | None]:
