@@ -1,18 +1,14 @@
-"""Faster layers in place of a decoder's own: packed matrices on a CPU, torch's RMSNorm, and compiled blocks."""
+"""Faster layers in place of a decoder's own: packed matrices on a CPU, torch's RMSNorm on a GPU."""
 
 from functools import cache
 from inspect import signature
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from handlers.errors import SettingsError
-
 _ROWS = 16  # the packing is tuned for this number and works for any
 NUM_ROWS = 4  # of random numbers, on which two norms are compared
 ROUNDINGS = 4  # of the type, by which both may differ: transformers rounds before it multiplies by the weight
-_COMPILED_TOKENS = (1, 2, 3)  # 1 is compiled separately; the third call checks that 2 covers larger numbers
 
 
 class PackedLinear(nn.Module):
@@ -108,30 +104,3 @@ def _fused(norm: nn.Module, dtype: torch.dtype) -> nn.RMSNorm | None:
     if expected.dtype is not found.dtype or not torch.allclose(found, expected, rtol=tolerance, atol=tolerance):
         return None
     return fused
-
-
-def compile_layers(decoder: Any) -> None:
-    """Compile the norms and feed-forward blocks, between the attention calls. Raises SettingsError without a compiler.
-
-    Attention is not compiled: its sequences vary in number and length, which would cause a compilation at every step.
-    Everything is compiled during the load, for one token and for any larger number, so that no request waits for it.
-    """
-    parts = [part for layer in decoder.layers for part in layer.children() if not _is_attention(part)]
-    parameter = next(decoder.parameters())
-    try:
-        with torch.inference_mode():
-            for part in parts:
-                part.compile(dynamic=True)
-            for num_tokens in _COMPILED_TOKENS:
-                hidden = torch.zeros(
-                    1, num_tokens, decoder.config.hidden_size, dtype=parameter.dtype, device=parameter.device
-                )
-                for part in parts:
-                    part(hidden)
-    except Exception as exc:  # dynamo, inductor and the compilers have errors of their own
-        reason = str(exc).strip().partition("\n")[0]
-        raise SettingsError(f"handler.model.compile is layers, but torch.compile fails: {reason}") from exc
-
-
-def _is_attention(part: Any) -> bool:
-    return "attention" in type(part).__name__.lower()

@@ -14,7 +14,6 @@ from transformers.utils import logging as transformers_logging
 
 from handlers.errors import HandlerError, InternalError, NoMemoryForModel, SettingsError
 from handlers.models.declared_size import BuildLimit, check_config
-from handlers.models.fast_layers import compile_layers
 from handlers.models.llava import LlavaModel
 from handlers.models.memory import check_fits, is_out_of_memory, read_headers, weight_files
 from handlers.models.plain import PlainModel
@@ -45,15 +44,11 @@ def load_model(
     device: torch.device,
     dtype: str,
     *,
-    attention: str = "auto",
-    is_compiled: bool = False,
     max_rank: int = 0,
 ) -> TextModel:
     """Load the model in `path` onto `device`.
 
     dtype: a torch type's name, or "auto": float32 on a CPU, the checkpoint's own type elsewhere.
-    attention: the vision tower's implementation by transformers' name, or "auto".
-    is_compiled: torch.compile what lies between the decoder's attention calls; not for float32 on a CPU.
     max_rank: largest rank of adapters (handlers/models/lora.py); 0: the model has no adapters.
     Reads safetensors weights only, never pickled ones. Raises SettingsError if `path` is not a checkpoint, declares far
     more than its files hold, does not fit the device, or holds a model whose results here would differ from those in
@@ -62,11 +57,9 @@ def load_model(
     """
     if not (path / "config.json").is_file():
         raise SettingsError(f"handler.model.path: there is no config.json in {path}")
-    if max_rank and is_compiled:
-        raise SettingsError("handler.model.compile must be off for a model with adapters")
     transformers_logging.disable_progress_bar()
     try:
-        loaded = _load(path, device, dtype, attention, is_compiled)
+        loaded = _load(path, device, dtype)
         if max_rank:
             _accept_adapters(loaded, max_rank)
         return loaded
@@ -82,14 +75,12 @@ def load_model(
         raise SettingsError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {reason}{hint}") from exc
 
 
-def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compiled: bool) -> TextModel:
+def _load(path: Path, device: torch.device, dtype: str) -> TextModel:
     check_config(json.loads((path / "config.json").read_bytes()))
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     _check_supported(config)
     can_see = hasattr(config, "vision_config")
     kind = choose_type(dtype, device) or (config.dtype if isinstance(config.dtype, torch.dtype) else None)
-    if is_compiled and device.type == "cpu" and kind is torch.float32:
-        raise SettingsError("handler.model.compile must be off for float32 on a CPU, whose weights are packed instead")
     check_fits(path, device, kind)
     loader = AutoModelForImageTextToText if can_see else AutoModelForCausalLM
     with making_lock, reporting_weights():
@@ -104,8 +95,6 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         )
     model, found = loading
     _check_complete(found)
-    if can_see and attention != "auto":
-        model.model.vision_tower.set_attn_implementation(attention)
     model = model.to(device).eval().requires_grad_(False)
     logger.info("model loaded type=%s path=%s device=%s dtype=%s", config.model_type, path, device, model.dtype)
     transformers_check = TransformersCheck(model)
@@ -116,14 +105,9 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
         loaded = LlavaModel(model, processor, has_patches=SEEING[config.model_type])
     else:
         loaded = make_text_model(model, load_tokenizer(path), transformers_check)
-    if not loaded.is_packed:
-        if is_compiled:
-            raise SettingsError(f"handler.model.compile must be off for models of type {config.model_type}")
-        return loaded
-    loaded.optimize()
-    if is_compiled:
-        compile_layers(loaded.decoder)
-    transformers_check.check(loaded)
+    if loaded.is_packed:
+        loaded.optimize()
+        transformers_check.check(loaded)
     return loaded
 
 

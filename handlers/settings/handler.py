@@ -25,12 +25,10 @@ from handlers.settings.tasks import TaskSettings
 from handlers.settings.vllm import VllmSettings
 from torchmoor.wire.handler_variables import ENV_PREFIX
 
-# What the engine vllm does not have, with the value that asks for nothing.
+# Settings that the engine vllm does not have; 0 asks for nothing.
 OF_BUILTIN = (
-    ("model", "attention", "auto"),
-    ("model", "compile", "off"),
-    ("session", "kv_tokens", 0),
-    ("journal", "max_kv_bytes", 0),
+    ("session", "kv_tokens"),
+    ("journal", "max_kv_bytes"),
 )
 MAX_CHAR_BYTES = 6  # of a character in JSON, as in \u0001
 
@@ -55,8 +53,8 @@ class HandlerSettings(HandlerGroup):
     def _check_engine(self) -> Self:
         """Refuse settings that the chosen engine does not have."""
         if self.engine.name == "vllm":
-            for group, key, neutral in OF_BUILTIN:
-                if getattr(getattr(self, group), key) != neutral:
+            for group, key in OF_BUILTIN:
+                if getattr(getattr(self, group), key):
                     raise refusal(f"{group}.{key}", "is not offered by the engine vllm")
             return self
         if self.model.tensor_parallel > 1:

@@ -33,9 +33,6 @@ class ManySettings(HandlerGroup, title="many"):
         4 * GIB, description="Memory for models that were moved from a GPU to the host; unused on a CPU."
     )
     disk_bytes: Count = Field(50 * GIB, description="Disk space for unpacked archives.")
-    count_mapped: Switch = Field(
-        True, description="Count mapped weights like private memory, although the kernel may drop their pages."
-    )
     pinned: Texts = Field((), description="Models that are loaded at the start and never evicted.")
     prewarmed: Texts = Field((), description="Models that are loaded at the start and may be evicted.")
     refresh_s: Positive = Field(10.0, description="Interval at which models in memory are compared with their source.")

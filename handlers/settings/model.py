@@ -20,12 +20,6 @@ class ModelSettings(HandlerGroup, title="model"):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         "auto", description="`auto`: float32 on a CPU, the checkpoint's own type on a GPU."
     )
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = Field(
-        "auto", description="Attention implementation of the vision tower."
-    )
-    compile: Literal["off", "layers"] = Field(
-        "off", description="`layers`: torch.compile between the attention calls, for GPUs; slower on a CPU."
-    )
     tensor_parallel: Count = Field(
         1, description="Devices over which each layer is spread; more than 1 needs the engine vllm."
     )

@@ -29,7 +29,4 @@ class TaskSettings(HandlerGroup, title="tasks"):
         4_000_000, description="JSON values in a body, such as a tensor's numbers, counted before it is parsed."
     )
     max_waiting: Count = Field(4096, description="Inputs that may wait for one model.")
-    max_shared: Count = Field(
-        64, description="Templates, tokenizers and image processors that are cached for other models."
-    )
     kv_tokens: Count = Field(8192, description="Positions in the KV cache of each model that generates text.")

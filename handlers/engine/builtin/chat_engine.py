@@ -99,20 +99,14 @@ def open_builtin(settings: HandlerSettings, checkpoint: Path, gpu_id: int | None
     """Load the model on the device that TorchServe assigned. Raises SettingsError."""
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
-    own = settings.model
+    has_adapters = bool(settings.adapters.source)
     try:
-        model = load_model(
-            checkpoint,
-            device,
-            own.dtype,
-            attention=own.attention,
-            is_compiled=own.compile == "layers",
-            max_rank=settings.adapters.max_rank if settings.adapters.source else 0,
-        )
+        max_rank = settings.adapters.max_rank if has_adapters else 0
+        model = load_model(checkpoint, device, settings.model.dtype, max_rank=max_rank)
     except InternalError as exc:
         raise SettingsError(exc.message) from exc  # TorchServe logs it in one line
     try:
-        adapter_bytes = settings.adapters.max_bytes if settings.adapters.source else 0
+        adapter_bytes = settings.adapters.max_bytes if has_adapters else 0
         kv_bytes = choose_kv_bytes(settings.session, model, settings.engine.max_rows, adapter_bytes)
         return model, make_builtin_engine(model, kv_bytes, settings.engine, settings.grammar)
     except OutOfMemory as exc:

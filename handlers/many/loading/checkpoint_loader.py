@@ -91,7 +91,7 @@ class CheckpointLoader:
         self._ids = ids
         self._environ = environ
         self.intake = ImageLoader(settings.intake)
-        self.shared = SharedParts(settings.tasks.max_shared)
+        self.shared = SharedParts()
         self.compute = Compute(settings.tasks, device, on_device_lost=exit_worker)
         self._readers = FairThreads(settings.tasks.prepare_threads, "read")
         self._image_readers = FairThreads(settings.intake.num_threads, "read-image")  # may wait for servers

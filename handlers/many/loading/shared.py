@@ -14,13 +14,14 @@ from handlers.models.skeleton import making_lock
 from torchmoor.wire.last_kept import LastKept
 
 T = TypeVar("T")
+MAX_PARTS = 64
 
 
 class SharedParts:
     """Parts by kind and content. Any thread; one thread makes a part while others wait for it."""
 
-    def __init__(self, max_parts: int) -> None:
-        self._parts: LastKept[tuple[str, ...], object] = LastKept(max_parts)
+    def __init__(self) -> None:
+        self._parts: LastKept[tuple[str, ...], object] = LastKept(MAX_PARTS)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:

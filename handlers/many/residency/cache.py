@@ -55,9 +55,7 @@ class ModelCache:
         is_unified: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.budget = MemoryBudget(
-            device_bytes, settings.host_bytes, is_unified=is_unified, count_mapped=settings.count_mapped
-        )
+        self.budget = MemoryBudget(device_bytes, settings.host_bytes, is_unified=is_unified)
         self.entries = ModelEntries()
         self.history = LoadHistory()
         self.counters = Counters()

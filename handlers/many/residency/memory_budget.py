@@ -23,16 +23,12 @@ class TierBudget:
 
 
 class MemoryBudget:
-    """is_unified: device and host are one memory, counted as the device's.
+    """is_unified: device and host are one memory, counted as the device's. Mapped files count like private memory."""
 
-    count_mapped: mapped files count like private memory.
-    """
-
-    def __init__(self, device_bytes: int, host_bytes: int, *, is_unified: bool, count_mapped: bool) -> None:
+    def __init__(self, device_bytes: int, host_bytes: int, *, is_unified: bool) -> None:
         self.device = TierBudget(device_bytes)
         self.host = TierBudget(0 if is_unified else host_bytes)
         self.is_unified = is_unified
-        self._count_mapped = count_mapped
 
     def count_device(self, entry: ModelEntry, num_bytes: int) -> None:
         """Set the device memory that the entry takes."""
@@ -50,7 +46,7 @@ class MemoryBudget:
 
     def on_host(self, model: ResidentModel) -> int:
         """Return what a model takes of the host's memory in its present place."""
-        return model.host_bytes + (model.mapped_bytes if self._count_mapped else 0)
+        return model.host_bytes + model.mapped_bytes
 
     def after_demotion(self, entry: ModelEntry) -> int:
         """Return what a model on the device will take of the host's memory once it is there."""

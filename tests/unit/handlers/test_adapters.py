@@ -26,7 +26,6 @@ from handlers.errors import ModelBroken, SettingsError
 from handlers.models.loader import load_model
 from handlers.settings.adapters import AdapterSettings
 from handlers.settings.handler import HandlerSettings
-from handlers.settings.model import ModelSettings
 from handlers.settings.session import ChatSessionSettings
 from scripts.make_adapters import make_adapters, read_layers, write_adapter
 from tests.unit.handlers.conftest import DEMO
@@ -339,11 +338,3 @@ def test_models_outside_packed_steps_have_no_adapters(checkpoint: Path, tmp_path
     (tmp_path / "gpt2" / "processor_config.json").unlink()
     with pytest.raises(SettingsError, match="packed steps"):
         open_engine(WITH_ADAPTERS, tmp_path / "gpt2", None)
-
-
-def test_compiled_models_have_no_adapters(checkpoint: Path, tmp_path: Path) -> None:
-    """Adapters for a compiled model are refused before the checkpoint's weights, which are missing here, are read."""
-    shutil.copy(checkpoint / "config.json", tmp_path)
-    compiled = WITH_ADAPTERS.model_copy(update={"model": ModelSettings(compile="layers", dtype="bfloat16")})
-    with pytest.raises(SettingsError, match="compile must be off"):
-        open_engine(compiled, tmp_path, None)

@@ -62,7 +62,7 @@ def load_chat(folder: Path) -> None:
 
 
 def load_many(folder: Path) -> None:
-    shared = SharedParts(4)
+    shared = SharedParts()
     load_one_of_many(folder, hf.AutoModelForCausalLM, None, shared, may_unpickle=False, progress=LoadProgress())
 
 

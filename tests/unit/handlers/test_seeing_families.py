@@ -13,8 +13,6 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from handlers.engine.builtin.kv_cache import BLOCK
 from handlers.engine.contract import PlacedImage
-from handlers.errors import SettingsError
-from handlers.models.attention import RAGGED
 from handlers.models.llava import Pixels
 from handlers.models.loader import load_model
 from handlers.models.processor import scaled_side
@@ -121,30 +119,6 @@ def test_llava_on_other_language_models(family: str, tmp_path: Path, checkpoint:
     compare_with_generate(
         load_model(tmp_path, CPU, "float32"), own, [draw_image("ellipse", "red"), draw_image("rectangle", "blue")]
     )
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_of_the_vision_tower_is_a_setting(
-    attention: str, tmp_path: Path, checkpoint: Path, one_thread: None
-) -> None:
-    """Both implementations give the same features, and the decoder keeps the packed one."""
-    save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
-    usual: Any = load_model(tmp_path, CPU, "float32")
-
-    model: Any = load_model(tmp_path, CPU, "float32", attention=attention)
-
-    picture = model.preprocess(draw_image("ellipse", "red"))
-    assert model.model.model.vision_tower.config._attn_implementation == attention
-    assert model.decoder.config._attn_implementation == RAGGED
-    assert torch.allclose(usual.encode_image(picture), model.encode_image(picture), atol=1e-4)
-
-
-def test_attention_that_is_not_installed_is_a_config_error(tmp_path: Path, checkpoint: Path) -> None:
-    """flash_attention_2 needs its own package and a GPU."""
-    save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
-
-    with pytest.raises(SettingsError, match=r"(?i)flash"):
-        load_model(tmp_path, CPU, "float32", attention="flash_attention_2")
 
 
 @pytest.mark.parametrize("form", ["chat_template.json", "tokenizer_config.json"])

@@ -116,8 +116,6 @@ def test_an_option_does_not_override_a_setting(tmp_path: Any) -> None:
     [
         ("SESSION_KV_TOKENS", "100", "session.kv_tokens"),
         ("JOURNAL_MAX_KV_BYTES", "100", "journal.max_kv_bytes"),
-        ("MODEL_COMPILE", "layers", "model.compile"),
-        ("MODEL_ATTENTION", "eager", "model.attention"),
     ],
 )
 def test_what_vllm_does_not_have_is_refused(variable: str, value: str, key: str) -> None:

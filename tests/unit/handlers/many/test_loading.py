@@ -37,7 +37,7 @@ def head_of(architecture: str) -> Any:
 
 @pytest.fixture(scope="module")
 def shared() -> SharedParts:
-    return SharedParts(8)
+    return SharedParts()
 
 
 def load(
