@@ -108,6 +108,27 @@ def test_fault_of_the_proxy_while_it_connects_is_logged_and_ends_the_request(
     assert instance_of(read_answer(invoke(stage))) in ("a", "b")
 
 
+@pytest.mark.interpreted
+def test_fault_of_the_proxy_while_it_sends_is_logged_and_ends_the_request(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client does not wait until its request's time is over, and the connection is closed."""
+    stage = make_stage()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(UpstreamConnection, "send", fail)
+        answer = read_answer(invoke(stage))
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert "request not sent instance=" in caplog.text
+    assert "RuntimeError: a fault" in caplog.text
+    assert instance_of(read_answer(invoke(stage))) in ("a", "b")
+    stage.until(lambda: sum(len(fake.tasks) for fake in stage.instances.values()) == 1, "only that one is open")
+
+
 @pytest.mark.parametrize(("names", "session"), [("a", None), ("a", "a"), ("ab", "a")])
 def test_request_that_only_one_instance_can_answer_waits_for_it(
     make_stage: Callable[..., Stage], full_port: int, names: str, session: str | None
