@@ -348,6 +348,10 @@ class Invocation:
         now = monotonic()
         model_s = now - self._sent_at
         self._metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)
+        instance = self.assignment.chosen.instance
+        if instance.trial is not None:
+            instance.end_trial()
+            self.assignment.dispatcher.on_free(instance)
 
     # The record
 
