@@ -404,6 +404,7 @@ async def play(data: bytes, stage: Stage) -> dict[str, Any]:
                 end.pause_writing(what == b"P")
         await turn()
     stage.is_automatic, stage.refuses_next = True, False
+    client.protocol.begin_awaited()  # as a sweep does: both paths give this request its id before the other client's
     other = stage.take_client()
     other.receive(other_request)
     await turn(12)

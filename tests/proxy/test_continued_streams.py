@@ -10,13 +10,14 @@ import requests
 from botocore.exceptions import EventStreamError
 
 from tests.proxy.conftest import ProxyClock, Stage, make_session_id
-from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, dying, refusing
+from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, dying, refusing, silent
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.proxy.routing.session_failover import rendezvous
 from torchmoor.wire import headers
 from torchmoor.wire.continuation import MAX_NOTE_BYTES, ContinuationRequest, PieceKind, mark_piece, split_request
 
@@ -218,6 +219,57 @@ def test_a_second_loss_is_survived_and_a_third_is_not(make_stage: MakeStage) -> 
     assert refused(four) == 1
 
 
+def test_instances_that_are_gone_do_not_count(make_stage: MakeStage) -> None:
+    """A stream goes on although most instances are lost at once, as with their host: those never had the request."""
+    stage = make_stage(names=("a", "b", "c", "d", "e"), are_journaled=True)
+    session, others = make_session_id("a"), [stage.instance(name) for name in "bcde"]
+    order = []
+    while others:
+        order.append(preferred := rendezvous(session, others))
+        others.remove(preferred)
+    *gone, spared = [each.name for each in order]
+    for name in gone:
+        stage.run(stage.instances[name].die())
+    asked = take_turns(stage, saying(0, 2, b""), saying(2))
+
+    assert stream(stage, SessionId=session) == "".join(WORDS)
+
+    assert [name for name, _ in asked] == ["a", spared]
+    assert {name for name in "abcde" if stage.instance(name).state is InstanceState.DOWN} == set(gone)
+
+
+def test_instances_that_refuse_the_rest_for_now_do_not_count(make_stage: MakeStage) -> None:
+    """The rest goes from instance to instance until one has room: those that refuse it have not begun it."""
+    stage = make_stage(names=("a", "b", "c", "d", "e"))
+    full = (
+        refusing(429, "Overloaded", "full"),
+        refusing(503, "JournalUnavailable", "down"),
+        refusing(503, None, "none"),
+    )
+    asked = take_turns(stage, saying(0, 2, b""), *full, saying(2))
+
+    assert stream(stage) == "".join(WORDS)
+
+    assert len({name for name, _ in asked}) == 5
+    failures = [stage.instance(name).breaker.num_failures for name, _ in asked]
+    assert failures == [1, 0, 0, 1, 0]  # the stream's loss, and TorchServe without a worker
+
+
+def test_a_client_that_leaves_while_its_stream_moves_frees_the_next_instance(three: Stage) -> None:
+    """The instance that is to continue gets a cancel operation, as it has not answered yet."""
+    asked = take_turns(three, saying(0, 2, b""), silent)
+    with three.socket() as client:
+        client.sendall(
+            b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(BODY), BODY)
+        )
+        three.until(lambda: len(asked) == 2, "the rest was sent")
+
+    next_name, request = asked[1]
+    fake = three.instances[next_name]
+    three.until(lambda: fake.cancelled == [request.headers[headers.REQUEST_ID]], "cancelled")
+
+
 def test_losses_before_and_after_the_beginning_count_together(make_stage: MakeStage) -> None:
     """Losses before and after the first byte count together; after three, no fourth instance gets the request."""
     four = make_stage(names=("a", "b", "c", "d"))
@@ -265,10 +317,11 @@ def test_a_failure_that_the_instance_reports_is_shown_if_no_other_goes_on(make_s
     take_turns(stage, failing[0], saying(1))
     assert stream(stage) == "".join(WORDS)
 
-    take_turns(stage, *failing)
-    with pytest.raises(EventStreamError) as caught:
-        stream(stage)
-    assert "the engine failed" in caught.value.response["Error"]["Message"]
+    for second in (failing[1], refusing(409, "TurnConflict", "another prompt"), refusing(429, "Overloaded", "full")):
+        take_turns(stage, failing[0], second)
+        with pytest.raises(EventStreamError) as caught:
+            stream(stage)
+        assert "the engine failed" in caught.value.response["Error"]["Message"]
 
 
 def test_a_silent_stream_goes_on_elsewhere(make_stage: MakeStage) -> None:

@@ -208,6 +208,32 @@ def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Sta
     assert stage.instance("a").share == 1.0
 
 
+def test_a_trial_that_streams_makes_room_for_the_next(make_stage: Callable[..., Stage]) -> None:
+    """A long stream does not keep requests from an instance that answers again: the trial ends with its first piece."""
+    stage = make_stage(recovery=RecoverySettings(max_failures=1, min_open_s=30), are_journaled=True)
+    stage.a.behave = dying
+    session, gate = make_session_id("a"), Gate()
+    assert instance_of(read_answer(invoke(stage, session=session))) == "b"
+
+    async def long(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain")
+        await gate.pass_through()
+        await wire.chunk(b"on and on")
+        await wire.until_closed()
+
+    stage.a.behave = long
+    stage.pass_time(31)
+    trial = invoke(stage, session=session, stream=True)
+    gate.wait_reached()
+    assert instance_of(read_answer(invoke(stage, session=session))) == "b"
+    gate.open()
+    read_until(trial, b"on and on")
+    stage.a.behave = answering()
+
+    assert instance_of(read_answer(invoke(stage, session=session))) == "a"
+    assert stage.instance("a").breaker.state is BreakerState.CLOSED
+
+
 def test_timeouts_open_the_breaker(make_stage: Callable[..., Stage]) -> None:
     """Time-outs of a hanging worker behind a healthy TorchServe open the breaker."""
     stage = make_stage(

@@ -15,6 +15,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering, dying
+from tests.proxy.test_continued_streams import BODY, WORDS, saying, take_turns
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.cli.waiting_notice import EndpointWatch
@@ -408,6 +409,23 @@ def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement
     assert status(sock) == 200
     metrics = zero.stage.proxy.data.dispatchers.all()[0].metrics
     assert metrics.retries == 1
+
+
+def test_a_stream_that_is_lost_with_the_only_instance_goes_on_at_its_replacement(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client whose stream loses its only instance notices only the start of the next one."""
+    monkeypatch.setattr("torchmoor.proxy.dispatch.dispatcher.PROBE_S", LONG.max_hold_s)  # the test is the probe
+    zero = Zero(make_stage)
+    zero.come()
+    take_turns(zero.stage, saying(0, 2, b""), saying(2))
+    answer = zero.stage.ask("POST", "/invocations", BODY, {"Content-Type": "application/json"})
+    zero.stage.until(lambda: zero.wakes == 1 and not zero.stage.proxy.health.is_probing, "lost and held")
+
+    zero.set_state(InstanceState.DOWN)
+    zero.come()
+
+    assert answer.read().decode() == "".join(WORDS)
 
 
 def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement(

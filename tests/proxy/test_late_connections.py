@@ -5,6 +5,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Iterator
+from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ import pytest
 from tests.proxy.conftest import CHUNKS_END, Stage, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import Gate, Received, Wire
 from tests.proxy.test_async import submit, until_there
+from tests.proxy.test_continued_streams import BODY, WORDS, saying, take_turns
 from tests.proxy.test_faults import instance_of, invoke
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.fleet.health import HELD_UP_S
+from torchmoor.proxy.dispatch.assignment import MAX_REPEATS
 from torchmoor.proxy.http.upstream import UpstreamConnection
 from torchmoor.proxy.instances.instance import InstanceState
 
@@ -108,6 +111,27 @@ def test_fault_of_the_proxy_while_it_connects_is_logged_and_ends_the_request(
     assert instance_of(read_answer(invoke(stage))) in ("a", "b")
 
 
+@pytest.mark.interpreted
+def test_fault_of_the_proxy_while_it_sends_is_logged_and_ends_the_request(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client does not wait until its request's time is over, and the connection is closed."""
+    stage = make_stage()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(UpstreamConnection, "send", fail)
+        answer = read_answer(invoke(stage))
+
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert "request not sent instance=" in caplog.text
+    assert "RuntimeError: a fault" in caplog.text
+    assert instance_of(read_answer(invoke(stage))) in ("a", "b")
+    stage.until(lambda: sum(len(fake.tasks) for fake in stage.instances.values()) == 1, "only that one is open")
+
+
 @pytest.mark.parametrize(("names", "session"), [("a", None), ("a", "a"), ("ab", "a")])
 def test_request_that_only_one_instance_can_answer_waits_for_it(
     make_stage: Callable[..., Stage], full_port: int, names: str, session: str | None
@@ -123,6 +147,27 @@ def test_request_that_only_one_instance_can_answer_waits_for_it(
     assert instance_of(read_answer(sock)) == "a"
     assert [fake.name for fake in stage.instances.values() if fake.received] == ["a"]
     stage.until(lambda: stage.instance("a").breaker.num_failures == 0, "the answer counts as a success")
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_the_rest_of_a_stream_waits_for_the_only_instance_that_is_left(
+    make_stage: Callable[..., Stage], full_port: int, is_back: bool
+) -> None:
+    """The rest of a stream waits for a connection to the only other instance, as a request does, until that is down."""
+    stage = make_stage(timeouts=SHORT, are_journaled=True)
+    port, stage.instance("b").port = stage.instance("b").port, full_port
+    take_turns(stage, saying(0, 2, b""), saying(2))
+    fields = {"Content-Type": "application/json", "X-Amzn-SageMaker-Session-Id": make_session_id("a")}
+    answer = stage.ask("POST", "/invocations", BODY, fields)
+    stage.until(lambda: num_retries(stage) > 1 + MAX_REPEATS, "tried again")
+
+    if is_back:
+        stage.instance("b").port = port
+        assert answer.read().decode() == "".join(WORDS)
+    else:
+        stage.set_state(InstanceState.DOWN, "b")
+        with pytest.raises(IncompleteRead):
+            answer.read()
 
 
 def test_request_that_waits_is_refused_once_its_instance_is_gone(

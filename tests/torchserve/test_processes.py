@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.redis]
 
 def proxies_of(fleet_pid: int) -> list[int]:
     """Return the proxy processes of a fleet."""
-    return sorted({*processes_below(Path("torchmoor.run.processes.child"))} & {*children_of(fleet_pid)})
+    return sorted({*processes_below(Path("torchmoor.run.processes"))} & {*children_of(fleet_pid)})
 
 
 def ask_anew(fleet: Fleet, session_id: str) -> str:

@@ -28,17 +28,17 @@ from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.observer import Observation
 from torchmoor.proxy.dispatch.record import RequestRecord, begin_record, complete_record, record_place
+from torchmoor.proxy.dispatch.refusal import Refusal, read_refusal
 from torchmoor.proxy.dispatch.request_sessions import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.sequences import SEQUENCE_FIELDS
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Judgement, NextStep, Outcome, ReadRefusal, Send, Wait, Waiter
-from torchmoor.proxy.http.field_names import CONTENT_TYPE, CONTINUABLE, ERROR_CODE, SESSION_ID
+from torchmoor.proxy.http.field_names import CONTENT_TYPE, CONTINUABLE, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.instance import Lease
-from torchmoor.wire import error_codes, receipt
+from torchmoor.wire import receipt
 from torchmoor.wire.session_ids import SessionId
 
-REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 PREFILL_TOKENS = receipt.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
 # Local names: a member of an Enum takes long to look up.
@@ -267,7 +267,7 @@ class Invocation:
         start = head.find(CONTINUABLE)
         if start is not None:
             answer.continuer = StreamContinuer(
-                start.decode("latin-1"), assignment, self._place, self._resume, self.request_head
+                start.decode("latin-1"), assignment, self._place, self._resume, self.request_head, self._note_refusal
             )
         return answer
 
@@ -276,27 +276,29 @@ class Invocation:
 
         A session's turn leaves its instance only if that has no worker, not because the instance is busy.
         """
-        assignment = self.assignment
-        status, code = head.status, head.find(ERROR_CODE)
-        is_busy = code is None and status in error_codes.TORCHSERVE_BUSY
-        has_died = code is None and status in error_codes.WORKER_DIED
-        if is_busy:
-            assignment.note_failure(is_dead=True)
-        elif has_died:
-            # If the handler itself answers so, the instance is well and the next one will answer the same.
-            self._dispatchers.suspect(assignment.chosen.instance)
-        is_gone = is_busy or has_died
-        may_leave = assignment.is_repeatable if is_gone else code in REFUSED_FOR_NOW and assignment.session is None
-        if not may_leave or (has_died and assignment.num_repeats >= MAX_REPEATS):
+        assignment, refusal = self.assignment, self._note_refusal(head)
+        is_gone = refusal.is_busy or refusal.has_died
+        may_leave = assignment.is_repeatable if is_gone else refusal.is_for_now and assignment.session is None
+        if not may_leave or (refusal.has_died and assignment.num_repeats >= MAX_REPEATS):
             return False
         if not assignment.try_reassign(self._resume, is_counted=True):
             return False
-        assignment.num_repeats += has_died
-        wait_s = None if code is None else head.retry_after_s
+        assignment.num_repeats += refusal.has_died
+        wait_s = head.retry_after_s if refusal.is_for_now else None
         if wait_s is not None:
             before = self._soonest_retry_s
             self._soonest_retry_s = wait_s if before is None else min(before, wait_s)
         return True
+
+    def _note_refusal(self, head: AnswerHead) -> Refusal:
+        """Read an instance's refusal; have the instance probed if it seems to have no worker."""
+        refusal = read_refusal(head)
+        if refusal.is_busy:
+            self.assignment.note_failure(is_dead=True)
+        elif refusal.has_died:
+            # If the handler itself answers so, the instance is well and the next one will answer the same.
+            self._dispatchers.suspect(self.assignment.chosen.instance)
+        return refusal
 
     def _read_receipt(self, expected: object, head: AnswerHead) -> None:
         """Report to the strategy how much of a prompt the instance had in its KV cache."""
@@ -353,6 +355,10 @@ class Invocation:
         now = monotonic()
         model_s = now - self._sent_at
         self._metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)
+        instance = self.assignment.chosen.instance
+        if instance.trial is not None:
+            instance.end_trial()
+            self.assignment.dispatcher.on_free(instance)
 
     # The record
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchmoor.proxy.dispatch.assignment import MAX_REPEATS, Assignment, Resume
-from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.dispatch.refusal import Refusal
+from torchmoor.proxy.http.answer import NOT_SENT, Loss
 from torchmoor.proxy.http.call import Send, Wait
 from torchmoor.proxy.http.field_names import CONTENT_TYPE, CONTINUABLE
 from torchmoor.proxy.http.message import AnswerHead
@@ -30,16 +31,19 @@ class StreamContinuer:
         place: Callable[[], Send | Wait],
         resume: Resume,
         render_head: RenderHead,
+        note_refusal: Callable[[AnswerHead], Refusal],
     ) -> None:
         """start: the beginning of the answer, as its instance described it (see torchmoor/wire/continuation.py).
 
         place: returns the next step after an assignment.
         """
+        self._is_unbegun = False  # the last refusal was by an instance that had not begun the request
         self._start = start
         self._assignment = assignment
         self._place = place
         self._resume = resume
         self._render_head = render_head
+        self._note_refusal = note_refusal
 
     @property
     def _content_type(self) -> bytes:
@@ -47,13 +51,14 @@ class StreamContinuer:
 
     def place(self, loss: Loss) -> Send | Wait | None:
         """Assign another instance. None for a body that TorchServe parses, or if the proxy itself failed."""
-        if self._assignment.num_repeats >= MAX_REPEATS:
+        is_unbegun = loss in NOT_SENT or (loss is Loss.REFUSED and self._is_unbegun)
+        if not is_unbegun and self._assignment.num_repeats >= MAX_REPEATS:
             self.refuse()
             return None
         is_whole = not self._content_type.lower().startswith(_FORMS)
         if not is_whole or loss is Loss.SHORTAGE:
             return None
-        self._assignment.num_repeats += 1
+        self._assignment.num_repeats += not is_unbegun
         return self._place() if self._assignment.try_continue(self._resume, loss) else None
 
     def request(self, notes: bytes, body: bytes, time_left_s: float | None) -> tuple[bytes, bytes]:
@@ -66,6 +71,8 @@ class StreamContinuer:
         """Return True if the instance's answer continues this stream."""
         is_accepted = head.status == 200 and head.find(CONTINUABLE) is not None
         self._assignment.metrics.streams_continued += is_accepted
+        if not is_accepted:
+            self._is_unbegun = self._note_refusal(head).is_unbegun
         return is_accepted
 
     def refuse(self) -> None:

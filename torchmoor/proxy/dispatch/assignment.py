@@ -213,7 +213,12 @@ class Assignment:
         """Lease another instance, or wait for one, to continue an answer that has begun. False if there is none."""
         instance = self.chosen.instance
         self.complete_at = monotonic()  # the time of the answer so far does not count as a wait
-        if not (self.is_repeatable and self.try_reassign(resume, is_counted=False)):
+        if loss is Loss.UNANSWERED:
+            is_placed = self.try_reach(resume)
+        else:
+            was_lost = loss is not Loss.REFUSED
+            is_placed = self.is_repeatable and self.try_reassign(resume, is_counted=False, was_lost=was_lost)
+        if not is_placed:
             return False
         if loss is Loss.UNREACHABLE:
             self._dispatchers.report_unreachable(instance)

@@ -22,6 +22,9 @@ class Loss(Enum):
     REFUSED = "refused"  # the instance does not continue an answer that another one began
 
 
+NOT_SENT = frozenset((Loss.UNREACHABLE, Loss.UNROUTED, Loss.UNANSWERED, Loss.SHORTAGE))
+
+
 class Encoder(Protocol):
     """Rewrites an answer's body as it passes. Each method may return b"", which sends nothing."""
 

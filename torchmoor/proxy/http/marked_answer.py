@@ -77,8 +77,10 @@ class MarkedAnswer:
         self._reader = MarkedPieceReader()
         self._free(sum(map(len, self._parts)))  # of the lost target
         self._parts.clear()
-        self._failure = b""
-        return self._continuer is not None and self._continuer.accepts(head)
+        is_accepted = self._continuer is not None and self._continuer.accepts(head)
+        if is_accepted:
+            self._failure = b""
+        return is_accepted
 
     def encode(self, piece: bytes) -> bytes:
         passed: list[bytes] = []

@@ -354,7 +354,13 @@ class Connector:
             logger.exception("connection not opened instance=%s", target.name)
             on_lost(Loss.UNROUTED)
         else:
-            on_open(connection)
+            try:
+                on_open(connection)
+            except Exception:  # a part of the request may have been written
+                logger.exception("request not sent instance=%s", target.name)
+                connection.exchange = None
+                connection.close()
+                on_lost(Loss.RESET)
 
     def _close_idle(self) -> None:
         """Close the connections that have been idle for longest: a 16th of all, so that a search for them is rare."""

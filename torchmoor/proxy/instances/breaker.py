@@ -2,7 +2,7 @@
 
     CLOSED     work as usual; max_failures in a row open it
     OPEN       no new work for an interval, which doubles each time that it opens again without a success between
-    HALF_OPEN  one request at a time as a trial, beside older ones; a failure opens the breaker again
+    HALF_OPEN  one request at a time as a trial, beside older ones and streams that have begun; a failure opens it again
 
 A success closes it from any state. The module does no I/O; the time is an argument.
 """

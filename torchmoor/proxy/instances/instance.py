@@ -189,6 +189,12 @@ class Instance(InstanceFacts):
         """Count one outstanding invocation and its body's bytes until the answer has ended."""
         return Lease(self, num_body_bytes)
 
+    def end_trial(self) -> None:
+        """Let the half-open breaker admit another trial: the answer to the current one has begun, and may take long."""
+        if self.trial is not None:
+            self.trial = None
+            self.on_load(self)
+
     def has_body_room(self, num_bytes: int) -> bool:
         """Return True if its JVM can hold another body of this length."""
         if not num_bytes:

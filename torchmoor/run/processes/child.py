@@ -1,9 +1,7 @@
 """A child process of the proxy: a data plane that gets the instances and their states from its parent.
 
-    python -m torchmoor.run.processes.child DESCRIPTOR LOG_LEVEL
-
-DESCRIPTOR is the socket to the parent. The child ends on the parent's message `stop`, when the parent is gone, or at
-SIGTERM; in each case running requests may end first. Only after SIGTERM does the parent start another child.
+The child ends on the parent's message `stop`, when the parent is gone, or at SIGTERM; in each case running requests may
+end first. Only after SIGTERM does the parent start another child.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from contextlib import AsyncExitStack
 
 import uvloop
@@ -26,7 +23,6 @@ from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.data_plane import DataPlane
-from torchmoor.run.hangups import ignore_hangups
 from torchmoor.run.log import start_log
 from torchmoor.run.processes.link import ChildAssignment, Link, Message, from_text
 from torchmoor.run.processes.totals import make_report
@@ -216,14 +212,9 @@ async def run(own: socket.socket) -> None:
         link.close()
 
 
-def main(arguments: list[str]) -> None:
-    """Run the process: DESCRIPTOR LOG_LEVEL."""
-    ignore_hangups()  # the parent handles SIGHUP and sends messages
+def serve(descriptor: int, log_level: int) -> None:
+    """Serve until the process is to end. descriptor: of the socket to the parent."""
     gc.freeze()  # the imported modules, which a full collection would visit while requests wait
-    own = socket.socket(fileno=int(arguments[0]))
-    start_log(int(arguments[1]), names_process=True)
+    own = socket.socket(fileno=descriptor)
+    start_log(log_level, names_process=True)
     uvloop.run(run(own))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -114,7 +114,7 @@ class ChildProcess:
         """Start the child and handle its messages until it ends."""
         own, others = socket.socketpair()
         own.setblocking(False)
-        module, log_level = "torchmoor.run.processes.child", str(self._assignment.log_level)
+        module, log_level = "torchmoor.run.processes", str(self._assignment.log_level)
         with others:
             process = self._process = await asyncio.create_subprocess_exec(
                 # Without the working directory, which may have a file with the name of a module.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +47,18 @@ def test_a_hangup_does_not_end_a_container_that_starts(role: str, tmp_path: Path
 
     assert ended.returncode == 1
     assert f"there is no model in {tmp_path / 'none'}" in ended.stderr
+
+
+def test_a_hangup_does_not_end_a_proxy_process_that_starts() -> None:
+    """`systemctl kill -s HUP` sends the signal to every process of a service. The parent handles it."""
+    own, others = socket.socketpair()
+    own.close()  # a process without a parent ends well
+    with others:
+        ended = subprocess.run(
+            [sys.executable, "-c", COMMAND, "torchmoor.run.processes.__main__", str(others.fileno()), "20"],
+            pass_fds=(others.fileno(),),
+            capture_output=True,
+            timeout=60,
+        )
+
+    assert (ended.returncode, ended.stderr) == (0, b"")
