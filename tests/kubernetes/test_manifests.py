@@ -30,10 +30,7 @@ def is_selected(selector: Mapping[str, str], workload: Workload) -> bool:
 
 
 def endpoints_of(overlay: Overlay) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = yaml.safe_load(
-        overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"]
-    )["Endpoints"]
-    return found
+    return yaml.safe_load(overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"])["Endpoints"]
 
 
 def find_all(node: Any, key: str) -> Iterator[Any]:

@@ -32,8 +32,7 @@ def stage(make_stage: Callable[..., Stage], holders: FakeHolders) -> Stage:
 def get(stage: Stage, query: str = "") -> dict[str, Any]:
     answer = requests.get(f"{stage.proxy.admin_url}/sessions{query}", timeout=30)
     assert answer.status_code == 200, answer.text
-    content: dict[str, Any] = answer.json()
-    return content
+    return answer.json()
 
 
 def post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str, Any]]:

@@ -36,8 +36,7 @@ def stage(tmp_path: Path, make_stage: MakeStage) -> Stage:
 
 def submit(stage: Stage, **members: Any) -> dict[str, Any]:
     members.setdefault("EndpointName", "llava")
-    answer: dict[str, Any] = stage.client().invoke_endpoint_async(**members)
-    return answer
+    return stage.client().invoke_endpoint_async(**members)
 
 
 def path_of(url: str) -> Path:

@@ -56,7 +56,6 @@ def send(stage: Stage, token: str = TOKEN, path: str = PATH, body: bytes = b"{}"
 
 def until_in_flight(stage: Stage, caller: str, number: int) -> None:
     callers = stage.proxy.data.dispatchers.callers
-    assert callers is not None
     stage.until(lambda: callers.num_requests.get(caller, 0) == number, f"{number} requests of {caller} in flight")
 
 
@@ -245,8 +244,7 @@ def ask(client: Any, session: str, body: bytes = b"{}") -> str:
 def refused_opening(client: Any) -> dict[str, Any]:
     with pytest.raises(ClientError) as caught:
         ask(client, "NEW_SESSION", OPEN)
-    response: dict[str, Any] = caught.value.response
-    return response
+    return caught.value.response
 
 
 @pytest.fixture
@@ -315,7 +313,6 @@ def test_openings_that_fail_or_whose_clients_leave_give_their_shares_back(sessio
     holding = Holding(stage)
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}
     callers = stage.proxy.data.dispatchers.callers
-    assert callers is not None
     leaving = stage.http()
     leaving.request("POST", PATH, body=OPEN, headers=headers)
     holding.gate.wait_reached()

@@ -646,13 +646,12 @@ def test_sessions_that_the_user_keeps_go_on_after_a_reload(chat: FakeChat, tab: 
 
 def kept_turns(page: Page) -> list[str]:
     """Return the states of the turns of the only session that the browser keeps."""
-    turns: list[str] = page.evaluate(
+    return page.evaluate(
         """async () => {
           const { load } = await import(new URL("chat/history.js", document.baseURI));
           return (await load())[0].turns.filter((turn) => turn.state === "done").map((turn) => turn.text);
         }"""
     )
-    return turns
 
 
 @pytest.mark.browser
@@ -707,7 +706,6 @@ def test_a_picture_is_enlarged(chat: FakeChat, tab: Tab) -> None:
 
     dialog = page.get_by_role("dialog", name="Picture")
     box = dialog.get_by_role("img", name="one.png").bounding_box()
-    assert box is not None
     assert (box["width"], box["height"]) == (640, 480)
     tab.check_accessibility()
     page.keyboard.press("Escape")
@@ -1044,7 +1042,6 @@ def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], bro
     for name, can_see in (("a", True), ("b", False)):
         stage.instances[name].on_status = answering(body=status_with(can_see))
         found = stage.registry.find(name)
-        assert found is not None
         found.take_status(ReportedStatus(can_see=can_see))
     with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:
         page = tab.page
@@ -1233,14 +1230,13 @@ def test_tabs_with_one_kept_session_keep_the_turns_of_both(chat: FakeChat, tab: 
 
 def kept_values(page: Page, field: str) -> list[str]:
     """Return a field of all turns that the browser keeps."""
-    values: list[str] = page.evaluate(
+    return page.evaluate(
         """async (field) => {
           const { load } = await import(new URL("chat/history.js", document.baseURI));
           return (await load()).flatMap((record) => record.turns.map((turn) => turn[field]));
         }""",
         field,
     )
-    return values
 
 
 @pytest.mark.browser

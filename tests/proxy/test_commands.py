@@ -384,7 +384,6 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(stage: Stage) -> No
     """Ctrl-C keeps the partial answer and continues; between two answers it ends the command."""
     talk = FakeChat(stage, gate=Gate())
     gate = talk.gate
-    assert gate is not None
     terminal, its_end = os.openpty()
     program = [sys.executable, "-m", "torchmoor", "chat", "--url", stage.proxy.runtime_url]
     with subprocess.Popen(program, stdin=its_end, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

@@ -183,7 +183,6 @@ def test_longer_times_are_chosen_and_values_shown_on_hover(stage: Stage, browser
         spark = page.locator(".tile", has_text="Requests").locator("svg")
         expect(spark.locator("path")).to_have_attribute("d", re.compile("L"))
         box = spark.bounding_box()
-        assert box is not None
         page.mouse.move(box["x"] + box["width"] - 1, box["y"] + box["height"] / 2)
         expect(page.locator("#tip")).to_have_text(re.compile(r"^[\d.]+ · [0-2] s ago$"))
         page.mouse.move(0, 0)

@@ -23,8 +23,7 @@ from torchmoor.wire.session_ids import session_hash
 def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:
     answer = requests.get(f"{stage.proxy.admin_url}/decisions{query}", timeout=60)
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()["decisions"]
-    return found
+    return answer.json()["decisions"]
 
 
 def is_noted_twice(stage: Stage) -> bool:

@@ -20,8 +20,7 @@ def refusal(stage: Stage, operation: str = "invoke_endpoint", **arguments: objec
 
 
 def status_of(error: ClientError) -> int:
-    status: int = error.response["ResponseMetadata"]["HTTPStatusCode"]
-    return status
+    return error.response["ResponseMetadata"]["HTTPStatusCode"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

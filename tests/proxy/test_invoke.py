@@ -12,8 +12,7 @@ from torchmoor.config.limits import LimitSettings
 
 
 def invoke(stage: Stage, **arguments: object) -> dict[str, object]:
-    answer: dict[str, object] = stage.client().invoke_endpoint(**{"EndpointName": "llava", "Body": b"{}", **arguments})
-    return answer
+    return stage.client().invoke_endpoint(**{"EndpointName": "llava", "Body": b"{}", **arguments})
 
 
 def refusal(stage: Stage, **arguments: object) -> ClientError:

@@ -52,13 +52,11 @@ class Fleet:
 
     def is_held(self, model: str, name: str) -> bool:
         models = self.stage.registry.endpoints()[0].variants[0].models
-        assert models is not None
         return models.is_held(model, name)
 
     def until_loaded(self, name: str, number: int) -> None:
         """Wait until the instance has reported `number` models in memory."""
         models = self.stage.registry.endpoints()[0].variants[0].models
-        assert models is not None
         self.stage.until(lambda: models.num_loaded(name) == number, f"{number} models at {name}")
 
 

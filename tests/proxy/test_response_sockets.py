@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.proxy.conftest import LISTEN, Stage, read_answer
@@ -254,8 +254,6 @@ def test_long_and_binary_messages_end_the_connection(make_stage: MakeStage, open
         with suppress(ConnectionClosed):  # maybe before everything is sent
             connection.send(long)
         error = closed(connection)
-        assert isinstance(error, ConnectionClosedError)
-        assert error.rcvd is not None
         assert error.rcvd.code == code
     stage.check_clean()
 
@@ -593,7 +591,6 @@ def stop_and_look(stage: Stage, open_socket: OpenSocket) -> None:
         idle.recv(timeout=DEADLINE_S)
     responses.gate.open()
 
-    assert caught.value.rcvd is not None
     assert caught.value.rcvd.code == 1001
     assert [receive(busy)["type"] for _ in range(2)] == ["response.created", "response.completed"]
     assert closed(busy).rcvd.code == 1001
@@ -639,7 +636,6 @@ def test_callers_need_a_token_which_is_checked_for_each_message(make_stage: Make
     assert "authorization" not in responses.headers[0]
 
     async def change_tokens() -> None:
-        assert stage.proxy.data.gate is not None
         stage.proxy.data.gate.take(Credentials(tokens={"bob": "token-of-bob-0123456789"}))
 
     stage.run(change_tokens())

@@ -183,8 +183,7 @@ def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path
 def instances(fleet: Fleet) -> list[dict[str, Any]]:
     """Return the instances as the admin plane lists them to an operator with its token."""
     answer = requests.get(f"{fleet.admin}/instances", auth=("", ADMIN_TOKEN), timeout=60)
-    found: list[dict[str, Any]] = answer.json()["instances"]
-    return found
+    return answer.json()["instances"]
 
 
 def listening_hosts(ports: set[int]) -> set[str]:

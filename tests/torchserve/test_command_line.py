@@ -139,7 +139,6 @@ def test_an_unknown_endpoint_is_answered_with_the_known_ones(fleet: Fleet) -> No
 def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, before: int) -> None:
     """`torchmoor ask ... | head -c 1` ends early, and its session is closed, too."""
     with begin_unread(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
-        assert process.stderr is not None
         reader.shutdown(socket.SHUT_RD)  # closing it with unread bytes would be a reset
         errors = process.stderr.read()
         process.wait(60)
@@ -201,7 +200,6 @@ def test_a_second_fleet_in_the_same_directory_changes_nothing(fleet: Fleet, pict
     opened = run(fleet, "ask", "What color is the circle?", picture, "--keep", "--json")
     session = json.loads(opened.stdout)["session_id"]
     with begin(fleet, "up", "--port", "0", "--admin-port", "0", "--run-dir", str(fleet.run_dir)) as second:
-        assert second.stderr is not None
         assert "waiting for the earlier fleet to end" in second.stderr.readline()
         second.send_signal(signal.SIGINT)
         second.communicate(timeout=DEADLINE_S)

@@ -56,7 +56,6 @@ def test_other_ids_in_the_place_of_a_compaction_are_no_fault(attacked: Fleet, gp
     conversation = gpt.conversations.create(items=[{"type": "message", "role": "user", "content": "hello"}])
     file = gpt.files.create(file=draw("circle", "red"), purpose="vision")
     for place in (read_response_id(response.id), read_conversation_id(conversation.id), read_file_id(file.id)):
-        assert place is not None
         compaction = {"type": "compaction", "encrypted_content": compaction_id(place.session_id)}
         given = [compaction, {"role": "user", "content": "hello"}]
         body = {"model": "llava", "input": given, "max_output_tokens": 2}

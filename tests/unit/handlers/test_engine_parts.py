@@ -336,8 +336,7 @@ def pieces(ids: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) ->
 
 
 def encode(text: str) -> list[int]:
-    ids: list[int] = TOKENIZER(text, add_special_tokens=False)["input_ids"]
-    return ids
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
 
 
 def test_pieces_add_up_to_the_text() -> None:
@@ -732,8 +731,7 @@ def warp(row: torch.Tensor, context: list[int], params: SamplingParams) -> torch
     if params.typical_p is not None:
         processors.append(TypicalLogitsWarper(params.typical_p))
     ids: Any = torch.tensor([context])
-    warped: torch.Tensor = processors(ids, row[None].double()).softmax(dim=-1)[0]
-    return warped
+    return processors(ids, row[None].double()).softmax(dim=-1)[0]
 
 
 ROWS = st.lists(

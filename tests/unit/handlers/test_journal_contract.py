@@ -260,7 +260,6 @@ def test_what_has_expired_goes(store: Store) -> None:
     """An expired session, and the marker of a closed one, are deleted; others stay."""
     over, closed, open_ = new_id(lives_s=600), new_id(lives_s=600), new_id(lives_s=86_400)
     journal = open_journal(JournalSettings(url=store.url), tombstone_s=1)
-    assert journal is not None
     for sid in (over, closed, open_):
         journal.append(sid, 0, turn("a"), ANYONE)
         journal.put_image(sid, b"png", ANYONE)

@@ -69,7 +69,6 @@ async def served() -> AsyncIterator[Plane]:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     serve = runner.server
-    assert serve is not None
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: AdminConnection(plane.connections, serve()), "127.0.0.1", 0)
     plane.port = server.sockets[0].getsockname()[1]

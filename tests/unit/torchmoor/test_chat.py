@@ -348,8 +348,7 @@ def test_bytes_that_python_has_decoded_to_surrogates_are_told(runtime: Runtime, 
 
 def presigned(client: Any) -> str:
     """Return a URL that the client has signed. Fails without credentials."""
-    url: str = client.generate_presigned_url("invoke_endpoint", Params={"EndpointName": "llava", "Body": b""})
-    return url
+    return client.generate_presigned_url("invoke_endpoint", Params={"EndpointName": "llava", "Body": b""})
 
 
 def test_a_user_without_credentials_or_region_gets_a_client(runtime: Runtime) -> None:

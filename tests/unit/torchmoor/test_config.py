@@ -458,7 +458,6 @@ def test_predefined_metrics_of_variants_are_tracked(metric: TrackedMetric) -> No
         parse(scaled(MinCapacity=1, ScalingPolicies=[tracking(predefined(metric.value))])).proxy.endpoints[0].variants
     )
 
-    assert variant.scaling is not None
     assert variant.scaling.tracking == TargetTracking(metric=metric, target=70, scale_in_cooldown_s=300)
     assert variant.scaling.counts_invocations is (metric is TrackedMetric.INVOCATIONS)
 
@@ -470,7 +469,6 @@ def test_published_policy_alone_wakes_an_endpoint_at_zero(caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         (variant,) = parse(scaled(MinCapacity=0, ScalingPolicies=[policy])).proxy.endpoints[0].variants
 
-    assert variant.scaling is not None
     assert variant.scaling.step == StepScaling(num_instances=1)
     assert variant.scaling.tracking is not None
     assert len([record for record in caplog.records if "is assumed" in record.message]) == 1
@@ -485,7 +483,6 @@ def test_initial_instance_count_may_be_none(given: int | None, least: int, count
 
     scaling = parse(content).proxy.endpoints[0].variants[0].scaling
 
-    assert scaling is not None
     assert scaling.initial_count == count
 
 

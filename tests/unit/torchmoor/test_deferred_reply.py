@@ -1,12 +1,9 @@
 """Replies that wait for an operation, and their time."""
 
-from typing import Any, cast
-
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.api.replies import runtime_error
-from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.http.call import WAIT, Waiter
+from torchmoor.proxy.http.call import WAIT
 from torchmoor.proxy.http.head import Layout
 from torchmoor.proxy.http.message import Request, RequestLine
 
@@ -24,7 +21,7 @@ def test_the_time_of_an_operation_begins_with_it() -> None:
     """The time of an operation begins after its body has arrived, so that a slow upload does not use it up."""
     line = RequestLine(b"POST", b"/endpoints/llava/async-invocations", b"", is_http10=False)
     reply = DeferredReply(
-        cast(Dispatchers, None),
+        None,
         Request(line, [], Layout([]), received_at=0.0),
         b"1",
         lambda deferred, body: None,
@@ -34,6 +31,6 @@ def test_the_time_of_an_operation_begins_with_it() -> None:
         timeout_s=TIMEOUT_S,
     )
 
-    assert reply.route(b"", cast(Waiter, cast(Any, SlowUpload()))) is WAIT
+    assert reply.route(b"", SlowUpload()) is WAIT
 
     assert reply.wait_ends_at == BODY_S + TIMEOUT_S

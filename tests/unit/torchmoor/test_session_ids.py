@@ -72,7 +72,6 @@ def test_minted_id_is_verified(instance: str) -> None:
 
     session = verify(text, KEYS, endpoint="llava")
 
-    assert session is not None
     assert (text, instance, 0x6A000000, "k1") == (session.text, session.instance, session.expires_at, session.key_id)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -399,7 +399,7 @@ async def test_service_that_stops_while_it_claims_gives_the_claim_back(rig: Rig)
             return found
 
     async with rig:
-        rig.wrap_queue = lambda queue: cast(Queue, Slow(queue))
+        rig.wrap_queue = lambda queue: Slow(queue)
         async with rig.make_service(lease_s=3600.0) as first:
             await first.submit(rig.request("one"))
             await claimed.wait()
@@ -413,7 +413,6 @@ async def test_service_that_stops_while_it_claims_gives_the_claim_back(rig: Rig)
         record = await after.get("one")
         await after.close()
 
-        assert record is not None
         assert (record.state, record.attempts) == (AsyncState.WAITING, 0)
 
 

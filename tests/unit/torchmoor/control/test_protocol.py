@@ -39,8 +39,7 @@ def refused(body: bytes) -> str:
     assert reply.status == 400
     content = json.loads(reply.body)
     assert content["__type"] == "ValidationException"
-    message: str = content["message"]
-    return message
+    return content["message"]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ def ignored_by(pid: int) -> set[int]:
 
 
 def close_and_wait(process: subprocess.Popen[bytes]) -> int:
-    assert process.stdin is not None
     process.stdin.close()
     return process.wait(DEADLINE_S)
 
@@ -150,5 +149,4 @@ def test_a_jvm_that_dies_ends_the_supervisor_with_its_worker_and_leaves_the_logs
     assert status != 0
     wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
     assert log.read_text() == "why"
-    assert process.stdin is not None
     process.stdin.close()

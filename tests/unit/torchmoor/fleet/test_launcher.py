@@ -352,7 +352,6 @@ async def test_end_of_an_instance_is_reported_with_its_reason_and_log(host: Host
         await until(lambda: registry.instances()[0].is_ready)
 
         end = registry.instances()[0].last_end
-        assert end is not None
         assert end.reason.startswith("has ended")
         assert end.log[-2:] == ("line 4999", "the last words")
         assert len(end.log) == 15
@@ -372,7 +371,6 @@ async def test_reason_says_that_an_instance_did_not_answer(host: Host) -> None:
         await until(lambda: registry.instances()[0].last_end is not None)
 
         end = registry.instances()[0].last_end
-        assert end is not None
         assert re.fullmatch(r"did not answer for \d+ s and was stopped", end.reason)
 
 

@@ -74,7 +74,6 @@ def replay(
         pool = rng.choice(pools)
         key = Random(conversation).getrandbits(64)
         pick = choose(StrategyRequest(affinity=key, prefix=b"conversation %d" % conversation), pool)
-        assert pick is not None
         instance, server = pick.instance, servers[pick.instance.name]
         change(pool, instance, outstanding=instance.outstanding + 1)
         running[conversation, turn] = (pool, instance)
