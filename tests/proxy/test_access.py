@@ -456,7 +456,6 @@ def test_a_connection_knows_its_clients_address(guarded: Stage) -> None:
 
 
 def test_refusals_are_counted(guarded: Stage) -> None:
-    """The admin plane counts refusals by kind."""
     refused(guarded.client(secret="wrong"))
     requests.post(guarded.proxy.runtime_url + PATH, timeout=60)
 

@@ -269,7 +269,6 @@ def until_read(url: str) -> bytes:
 
 
 def test_metric_shows_the_bytes_in_flight(make_stage: MakeStage) -> None:
-    """The metric has the bytes in flight of each instance."""
     stage = limited(make_stage, names=("a",))
     held = Held(stage, stage.a)
     sock = send(stage, LONG)

@@ -161,7 +161,6 @@ def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage
 
 
 def test_time_out_is_as_on_the_endpoints_path(make_stage: Callable[..., Stage]) -> None:
-    """A time-out is answered with 504."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02), **TWO)
     behave(stage, silent)
 

@@ -327,7 +327,6 @@ def test_a_picture_that_is_still_being_read_belongs_to_the_question(chat: FakeCh
 
 @pytest.mark.browser
 def test_pictures_are_dropped_and_pasted(chat: FakeChat, tab: Tab) -> None:
-    """Pictures can be dropped anywhere on the page, and pasted."""
     page, data = tab.page, base64.b64encode(picture_file("x.png")["buffer"]).decode()
     for kind in ("drop", "paste"):
         page.evaluate(
@@ -767,7 +766,6 @@ def test_an_instance_lost_in_mid_stream_is_told_and_asked_again(chat: FakeChat, 
 
 @pytest.mark.browser
 def test_a_failed_turn_keeps_its_button_and_is_asked_last(chat: FakeChat, tab: Tab) -> None:
-    """A failed turn keeps its button after another question; asked again, it follows the later turns."""
     page = tab.page
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
     chat.instead = [breaking(2)]
@@ -802,7 +800,6 @@ def test_a_question_that_can_only_be_refused_is_edited(chat: FakeChat, browser: 
 
 @pytest.mark.browser
 def test_a_session_that_moved_says_so(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """The page says from which instance to which the session moved."""
     stage = make_stage(are_journaled=True)
     chat = FakeChat(stage)
     with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:

@@ -222,7 +222,6 @@ def test_an_adapter_of_an_endpoint_without_adapters_is_told(talking: Stage) -> N
 
 
 def test_models_are_listed_pinned_and_unloaded(make_stage: MakeStage) -> None:
-    """Models of an endpoint with many are listed, pinned and unloaded."""
     stage = make_stage(multi_model=MultiModelSettings())
     for fake in stage.instances.values():
         FakeMany(fake, source={"m1", "m2"})
@@ -344,7 +343,6 @@ def test_a_session_is_kept_if_asked_for_and_closed_by_the_next(talking: Stage) -
 
 
 def test_a_question_comes_from_standard_input(talking: Stage) -> None:
-    """A question is read from standard input in a pipe."""
     where = {"TORCHMOOR_URL": talking.proxy.runtime_url}
     result = CliRunner().invoke(main, ["ask", "-"], input="what is\nit?\n", env=where)
     empty = CliRunner().invoke(main, ["ask", "-"], input="\n", env=where)
@@ -523,8 +521,6 @@ def test_a_load_survives_a_failure_in_other_bytes_than_text(body: bytes) -> None
 
 
 def test_a_stream_that_breaks_off_is_a_failure_of_a_load(stage: Stage) -> None:
-    """An incomplete answer counts as a failure."""
-
     async def break_off(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/event-stream")
         await wire.chunk(SSE[1])

@@ -167,7 +167,6 @@ def test_mistake_of_the_client_is_not_a_fault(stage: Stage, status: int, faults:
 
 
 def test_trace_is_linked_if_it_was_exported(make_stage: Callable[..., Stage]) -> None:
-    """An exported trace is linked by observe.trace_link with its id."""
     link = "https://traces.example/trace/{trace_id}?from=torchmoor"
     observe = ObserveSettings(traces_url="http://127.0.0.1:9/v1/traces", trace_link=link)
     stage = make_stage(observe=observe)
@@ -185,7 +184,6 @@ def test_trace_is_linked_if_it_was_exported(make_stage: Callable[..., Stage]) ->
 
 
 def test_retry_is_told(stage: Stage) -> None:
-    """A retry is recorded with the instance that answered."""
     stage.instances["a"].behave = refusing(503, None, "no worker")
     stage.instances["b"].behave = answering()
     for _ in range(2):

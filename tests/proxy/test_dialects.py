@@ -226,7 +226,6 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
 
 
 def test_draining_instance_serves_its_sessions_and_nothing_new(stage: Stage) -> None:
-    """A draining instance serves the turns of its sessions and no new work."""
     stage.set_state(InstanceState.DRAINING, "a")
 
     for _ in range(2):
@@ -262,7 +261,6 @@ def test_admin_shows_health_instances_and_metrics(stage: Stage) -> None:
 
 
 def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
-    """/health is 503 and names the endpoint without an instance."""
     for name in ("a", "b"):
         stage.set_state(InstanceState.DOWN, name)
 

@@ -258,8 +258,6 @@ def test_findings_are_readable(stage: Stage) -> None:
 
 
 def test_one_problem_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum uses the singular for one problem."""
-
     def check_moon(plan: FleetPlan) -> Iterator[Finding]:
         yield problem("moon", "there is none", "")
 

@@ -249,8 +249,6 @@ def test_no_instance_is_service_unavailable(stage: Stage) -> None:
 
 
 def test_answer_that_is_not_http_is_a_lost_connection(stage: Stage) -> None:
-    """An answer that is not HTTP counts as a lost connection and is never forwarded."""
-
     async def garbage(request: Received, wire: Wire) -> None:
         await wire.send(b"\x00\x01 what is this\r\n\r\n")
         await wire.until_closed()

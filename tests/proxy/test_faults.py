@@ -340,7 +340,6 @@ def test_drained_instance_keeps_its_sessions_without_a_journal(stage: Stage) -> 
 
 
 def test_last_instance_serves_its_sessions_while_it_drains(make_stage: Callable[..., Stage]) -> None:
-    """The last instance serves its sessions while it drains, because no other can adopt them."""
     stage = make_stage(are_journaled=True, names=("a",))
     assert admin(stage, "POST", "/instances/a/drain")[0] == 200
 

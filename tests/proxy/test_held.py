@@ -199,7 +199,6 @@ def test_the_wait_is_bounded_and_ends_with_when_to_return(
 
 
 def test_boto3_raises_service_unavailable(make_stage: Callable[..., Stage]) -> None:
-    """boto3 raises the API's ServiceUnavailable."""
     zero = Zero(make_stage, SHORT)
     zero.begin(1)
 

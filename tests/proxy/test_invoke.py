@@ -119,7 +119,6 @@ def test_opening_tells_the_new_session_id(stage: Stage) -> None:
 
 
 def test_turns_of_a_session_go_to_its_instance(stage: Stage) -> None:
-    """A turn goes to the instance in its session's id, whatever the load."""
     for name in ("b", "b", "a", "b"):
         answer = invoke(stage, SessionId=make_session_id(name))
 

@@ -326,7 +326,6 @@ def test_instance_that_becomes_ready_takes_what_waits(make_stage: Callable[..., 
 
 
 def test_draining_instance_serves_its_turns_and_nothing_else(make_stage: Callable[..., Stage]) -> None:
-    """A draining instance serves turns of its sessions, including waiting ones, and nothing else."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
     send(stage, b"a1")

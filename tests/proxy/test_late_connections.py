@@ -128,7 +128,6 @@ def test_request_that_only_one_instance_can_answer_waits_for_it(
 def test_request_that_waits_is_refused_once_its_instance_is_gone(
     make_stage: Callable[..., Stage], full_port: int
 ) -> None:
-    """A waiting request is refused once probes find its instance down."""
     stage = make_stage(timeouts=SHORT, names=("a",))
     stage.instance("a").port = full_port
     sock = invoke(stage)

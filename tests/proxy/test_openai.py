@@ -82,7 +82,6 @@ def test_openais_client_reads_a_stream(stage: Stage, base: str) -> None:
 
 
 def test_stream_passes_untouched(stage: Stage) -> None:
-    """A stream is forwarded unchanged, as it arrives."""
     data = chunk({"content": "x"}) + b"data: [DONE]\n\n"
     behave(stage, streaming([data], "text/event-stream"))
     answer = stage.ask("POST", "/v1/chat/completions", BODY)
@@ -165,7 +164,6 @@ def test_param_of_a_handlers_error_is_kept(stage: Stage) -> None:
 
 @pytest.mark.parametrize(("status", "told"), [(503, 503), (507, 503), (413, 413), (404, 502), (500, 502)])
 def test_torchserves_own_error_is_openais_object(stage: Stage, status: int, told: int) -> None:
-    """TorchServe's own errors become OpenAI's error object."""
     behave(stage, refusing(status, None, "words"))
 
     found, _, answer = complete(stage)

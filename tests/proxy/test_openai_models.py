@@ -101,8 +101,6 @@ def test_an_adapter_that_is_not_loaded_is_not_said_to_be_unknown(make_stage: Mak
 
 
 def test_models_have_capabilities(stage: Stage, many: Stage) -> None:
-    """Models list their endpoints' capabilities."""
-
     def capabilities(of: Stage) -> Any:
         [model] = client(of).models.list()
         return (model.model_extra or {})["capabilities"]

@@ -306,5 +306,4 @@ def test_each_parameter_of_tgis_body_is_in_the_document() -> None:
     ("schema", "fields"), [(openai_schemas.EMBEDDINGS, EMBEDDING_FIELDS), (openai_schemas.RERANK, RERANK_FIELDS)]
 )
 def test_each_field_of_a_task_is_in_the_document(schema: dict[str, Any], fields: set[str]) -> None:
-    """The document has each field of a task and no other."""
     assert set(schema["properties"]) == fields

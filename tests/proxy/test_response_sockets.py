@@ -246,7 +246,6 @@ def test_held_bytes_are_limited(make_stage: MakeStage, open_socket: OpenSocket) 
 
 
 def test_long_and_binary_messages_end_the_connection(make_stage: MakeStage, open_socket: OpenSocket) -> None:
-    """A message that is too long or binary ends the connection, in one frame or several."""
     stage = make_stage(websocket=WebSocketSettings(max_message_bytes=1_000))
     long: Any
     for long, code in (("x" * 1_001, 1009), (iter(["x" * 600] * 2), 1009), (b"{}", 1003)):

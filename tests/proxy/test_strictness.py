@@ -251,7 +251,6 @@ def test_keep_alive_serves_many_requests_on_one_connection(stage: Stage) -> None
 
 
 def test_connection_close_is_honoured(stage: Stage) -> None:
-    """The answer has Connection: close, and the connection ends."""
     with stage.socket() as sock:
         sock.sendall(GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         answer = read_answer(sock, to_end=True)
@@ -327,7 +326,6 @@ def test_other_targets_are_refused(stage: Stage, line: bytes) -> None:
 
 
 def test_reset_in_every_phase_leaves_nothing_behind(stage: Stage) -> None:
-    """A reset after any number of bytes leaves nothing behind."""
     for cut in range(0, len(GOOD), 5):
         with stage.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -480,7 +480,6 @@ def test_size_is_judged_while_the_body_arrives(web: WebServer, framing: str) -> 
 
 
 def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
-    """The limit applies to the decompressed body."""
     body = zlib.compress(bytes(50_000_000))
     web.routes["/bomb"] = answer(body, "200 OK", "Content-Encoding: deflate")
 
@@ -879,7 +878,6 @@ def test_deep_greys_are_scaled(form: str, mode: str) -> None:
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
 @pytest.mark.parametrize("kept", [0.3, 0.6, 0.9])
 def test_truncated_images_are_broken(form: str, kept: float) -> None:
-    """A truncated image is an error."""
     data = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), form)
 
     with pytest.raises(NotAnImage):

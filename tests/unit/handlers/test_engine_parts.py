@@ -400,7 +400,6 @@ def test_half_a_character_at_the_end_is_shown_as_such() -> None:
 
 
 def test_special_tokens_have_no_text() -> None:
-    """End tokens are not shown."""
     shown, detokenizer = pieces([*encode("red"), TOKENIZER.eos_token_id])
 
     assert "".join(shown) == detokenizer.text == "red"

@@ -188,7 +188,6 @@ def test_lines_take_turns() -> None:
 
 
 def test_cancelled_requests_leave_their_line() -> None:
-    """A cancelled request leaves nothing in the pool."""
     held = Held()
     reply = make_reply()
     gone, stays = held.submit("a1", reply), held.submit("a2")

@@ -213,7 +213,6 @@ def test_a_large_image_is_refused(store: Store) -> None:
 
 
 def test_an_event_that_is_too_large_is_not_written(store: Store) -> None:
-    """An event that is too large is not written, and its number stays free."""
     sid, journal = new_id(), store.reopened(max_event_bytes=1000)
 
     with pytest.raises(EventTooLarge, match="over 1000"):

@@ -404,7 +404,6 @@ def test_a_model_on_the_host_comes_back_without_being_read_again() -> None:
 
 
 def test_a_leased_model_stays_and_the_next_load_waits_for_it() -> None:
-    """A leased model is not evicted, and its release lets a waiting load continue."""
     bench = Bench(40, 0)
     lease = bench.load("a")
 

@@ -553,7 +553,6 @@ def test_cancel_that_overtakes_its_request_still_counts(
 
 
 def test_remembered_cancellations_are_bounded(front: FrontEnd, service: FakeService) -> None:
-    """The number of remembered cancellations is limited."""
     for start in range(0, 5000, 500):
         front.cancel(*(str(number) for number in range(start, start + 500)))
 
@@ -648,7 +647,6 @@ def test_request_past_its_deadline_is_answered_though_nobody_works_on_it(
 def test_answer_that_is_ready_at_its_deadline_is_delivered(
     front: FrontEnd, service: FakeService, clock: FakeClock
 ) -> None:
-    """An answer that is complete at the deadline is sent."""
     front.send("a", {}, X_Torchmoor_Timeout_Ms="1000")
     front.step()
 
@@ -894,7 +892,6 @@ def test_compressed_body_is_refused_by_name() -> None:
 
 
 def test_repr_tells_the_load(front: FrontEnd, service: FakeService) -> None:
-    """The repr shows the load for logs."""
     front.send("a", {})
     front.step()
 

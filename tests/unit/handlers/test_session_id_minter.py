@@ -170,7 +170,6 @@ def test_malformed_keys_stop_the_worker(keys: str) -> None:
 
 
 def test_key_errors_do_not_tell_the_key() -> None:
-    """The error message does not contain the key."""
     with pytest.raises(SettingsError) as caught:
         SessionIdMinter.from_environment({"TORCHMOOR_SESSION_KEYS": "k1:5ec2e7"})
 

@@ -136,7 +136,6 @@ def test_questions_are_asked_in_one_session_that_is_closed(runtime: Runtime, pic
 
 
 def test_a_character_cut_in_two_is_put_together(runtime: Runtime, picture: Path) -> None:
-    """A character that is split between PayloadParts is put together."""
     whole = "größer 🟥".encode()
     runtime.parts = [whole[i : i + 1] for i in range(len(whole))]
 
@@ -262,7 +261,6 @@ def test_an_error_in_a_conversation_does_not_end_it(runtime: Runtime, picture: P
 
 
 def test_a_connection_lost_in_mid_stream_is_a_readable_error(runtime: Runtime, picture: Path) -> None:
-    """A proxy that ends in mid-stream gives a readable error."""
     runtime.breaks = True
 
     result = chat(runtime, picture, "--ask", "?")
@@ -272,7 +270,6 @@ def test_a_connection_lost_in_mid_stream_is_a_readable_error(runtime: Runtime, p
 
 
 def test_an_endpoint_url_that_is_none_is_a_readable_error(runtime: Runtime, picture: Path) -> None:
-    """An endpoint URL without http:// gives a readable error."""
     runtime.url = "localhost 8080"
 
     result = chat(runtime, picture, "--ask", "?")
@@ -352,7 +349,6 @@ def presigned(client: Any) -> str:
 
 
 def test_a_user_without_credentials_or_region_gets_a_client(runtime: Runtime) -> None:
-    """Without AWS credentials or region, the client works with a local proxy."""
     client = make_client(runtime.url, Login(), Config())
 
     assert client.meta.region_name == "us-east-1"

@@ -288,7 +288,6 @@ def test_hosts_that_would_never_match_are_refused(host: str) -> None:
 
 
 def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    """An unknown strategy is refused with the list of existing ones."""
     settings = parse(changed(f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "BEST"})).proxy
 
     with pytest.raises(ConfigError, match=r"RoutingStrategy must be one of LEAST_OUTSTANDING.* not 'BEST'"):
@@ -559,7 +558,6 @@ def test_initial_instance_count_may_be_none(given: int | None, least: int, count
     ],
 )
 def test_autoscaling_that_cannot_work_is_refused(entry: dict[str, object], message: str) -> None:
-    """Impossible autoscaling is refused with its place and value."""
     with pytest.raises(ConfigError, match=message):
         parse(scaled(**entry))
 

@@ -227,7 +227,6 @@ async def test_a_process_knows_what_an_operator_has_drained() -> None:
 
 
 def test_number_of_processes_is_a_setting() -> None:
-    """The number of processes is a checked setting of the file."""
     content = {
         "Endpoints": [
             {

@@ -315,7 +315,6 @@ async def test_a_name_that_is_not_known_is_a_reason_to_try_later(
 
 
 async def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A certificate for another name is refused, although the address was checked."""
     ok = answering(certificate, head("200 OK", "Content-Length: 0"))
     async with ok as port, opened(certificate, monkeypatch, https_hosts=("wrong.example",)) as store:
         with pytest.raises(ObjectUnavailable, match="certificate refused"):

@@ -243,7 +243,6 @@ async def test_time_out_is_final_and_the_instance_is_told(rig: Rig) -> None:
 
 
 async def test_late_error_in_a_text_is_a_failure(rig: Rig) -> None:
-    """A text whose end is marked as an error is a failure."""
     async with rig:
         mark = b'\x1e{"error": {"code": "OutOfMemory", "message": "no room"}}'
         rig.instance.behave = streaming([b"Once ", b"upon", mark])
@@ -266,7 +265,6 @@ async def test_late_error_with_half_a_surrogate_pair_is_a_failure(rig: Rig) -> N
 
 
 async def test_missing_input_is_a_failure(rig: Rig) -> None:
-    """A missing input is a failure without a retry."""
     async with rig:
         service = await rig.start()
         url = (rig.folder / "inputs/nothing").as_uri()
@@ -299,7 +297,6 @@ async def test_cancelled_request_stops_at_the_instance(rig: Rig) -> None:
 
 
 async def test_cancelled_while_waiting_never_runs(rig: Rig) -> None:
-    """A waiting request that is cancelled never reaches an instance."""
     async with rig:
         rig.places.instances = []
         service = await rig.start()

@@ -238,7 +238,6 @@ def test_a_word_for_no_number_is_no_number(command: tuple[str, ...], word: str) 
 
 
 def test_an_instance_that_refuses_is_in_the_exit_status() -> None:
-    """If one instance refuses, the warning names it and the exit status is 1."""
     rows = [{"instance": "a", "status": 200, "tier": "host"}, {"instance": "b", "status": 507, "error": "no room"}]
     with run_admin(200, {"model": "m", "instances": rows}) as url:
         result = CliRunner().invoke(main, ["models", "pin", "m", "--admin-url", url])
@@ -345,7 +344,6 @@ def test_what_boto3_cannot_use_is_told(name: str, value: str, said: str) -> None
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    """A key file that other users can read is refused, as at the fleet's start."""
     keys = tmp_path / "keys.txt"
     keys.write_text("admin 0123456789abcdef0123\n")
     keys.chmod(0o644)

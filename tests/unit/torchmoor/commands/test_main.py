@@ -44,7 +44,6 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     "arguments", [("--help",), ("-h",), ("up", "-h"), ("chat", "--help"), ("sessions", "list", "-h")]
 )
 def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
-    """Every command has help by -h and --help."""
     result = invoke(*arguments)
 
     assert result.exit_code == 0
@@ -69,7 +68,6 @@ def test_help_of_all_fits_a_terminal() -> None:
 
 
 def test_what_lists_can_give_json() -> None:
-    """Commands that list values can print JSON."""
     without = {
         path.split()[1]
         for path, command in commands()

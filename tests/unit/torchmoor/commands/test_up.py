@@ -240,7 +240,6 @@ def test_an_endpoint_named_twice_is_an_error() -> None:
 
 @pytest.mark.parametrize("arguments", [("--instances", "0"), ("--strategy", "BEST"), ("--log-level", "loud")])
 def test_a_wrong_option_is_a_usage_error(arguments: tuple[str, ...]) -> None:
-    """A wrong option is a usage error with status 2."""
     result = invoke("up", *arguments)
 
     assert result.exit_code == 2

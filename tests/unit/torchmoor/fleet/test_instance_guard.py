@@ -93,7 +93,6 @@ def test_the_folder_of_another_instance_is_not_touched(layout: Layout) -> None:
 
 
 def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) -> None:
-    """A JVM that ignores SIGTERM is killed after the configured grace time."""
     process = start_guard(layout, mode="ignore", grace_s=0.5)
     pids = layout.wait_for_pids()
 

@@ -274,7 +274,6 @@ def test_keys_of_the_environment_are_used(
 
 
 def test_allowed_image_hosts_reach_the_handlers(options: UpSettings, environments: dict[str, dict[str, str]]) -> None:
-    """--allow-image-host may be repeated, and its values reach the handlers."""
     serve(options.replace(allowed_image_hosts=("127.0.0.1", "10.0.0.0/8")))
 
     assert environments["llava-0"][ALLOWED_HOSTS] == "127.0.0.1,10.0.0.0/8"
