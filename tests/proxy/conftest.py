@@ -382,6 +382,9 @@ class Stage:
             return read_answer(sock)
 
 
+MakeStage = Callable[..., Stage]
+
+
 def asynchronous(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the groups of ProxySettings that keep a queue, inputs and results in a folder."""
     (folder / "inputs").mkdir(exist_ok=True)
@@ -432,7 +435,7 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture
-def make_stage() -> Iterator[Callable[..., Stage]]:
+def make_stage() -> Iterator[MakeStage]:
     """Return a function that makes stages with other settings; assert at teardown that each is clean."""
     stages: list[Stage] = []
 

@@ -7,7 +7,6 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http.server import ThreadingHTTPServer
@@ -25,7 +24,7 @@ from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
 from tests.http_servers import QuietHandler, run_http
-from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
+from tests.proxy.conftest import LISTEN, MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
 from tests.sagemaker_tokens import make_token
 from tests.tools import require
@@ -52,8 +51,6 @@ CREDENTIALS = Credentials(
 )
 PATH = "/endpoints/llava/invocations"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
-
-MakeStage = Callable[..., Stage]
 
 
 @pytest.fixture

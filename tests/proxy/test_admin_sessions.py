@@ -1,13 +1,12 @@
 """Sessions on the admin plane: listed, closed and pinned there, and not from outside."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import requests
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import answering
 from tests.proxy.fake_sessions import FakeHolders, make_session
 from torchmoor.proxy.instances.instance import InstanceState
@@ -21,7 +20,7 @@ def holders() -> FakeHolders:
 
 
 @pytest.fixture
-def stage(make_stage: Callable[..., Stage], holders: FakeHolders) -> Stage:
+def stage(make_stage: MakeStage, holders: FakeHolders) -> Stage:
     """Instance `a` holds the first four sessions, `b` the fourth and the others."""
     stage = make_stage(prepare=holders)
     holders.of["a"].hold(make_session(name) for name in NAMES[:4])
@@ -56,7 +55,7 @@ def test_pages_have_every_session_once_for_each_holder(stage: Stage, limit: int)
 
 
 def test_first_list_has_all_instances_of_a_large_fleet(
-    make_stage: Callable[..., Stage], holders: FakeHolders, monkeypatch: pytest.MonkeyPatch
+    make_stage: MakeStage, holders: FakeHolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Instances that are not asked at once follow later, and the first list is complete."""
     monkeypatch.setattr("torchmoor.admin.statuses.MAX_QUERIES", 1)
@@ -178,7 +177,7 @@ def test_drained_instance_is_asked_too(stage: Stage, holders: FakeHolders) -> No
     assert post(stage, f"{NAMES[0]}/close")[0] == 200
 
 
-def test_foreign_container_cannot_tell_and_is_never_invoked(make_stage: Callable[..., Stage]) -> None:
+def test_foreign_container_cannot_tell_and_is_never_invoked(make_stage: MakeStage) -> None:
     """A foreign container would treat an operation as a request for its model."""
     stage = make_stage()
     for fake in stage.instances.values():

@@ -5,7 +5,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 from click.testing import CliRunner, Result
 
-from tests.proxy.conftest import Stage, read_answer
+from tests.proxy.conftest import MakeStage, Stage, read_answer
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing, silent
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
@@ -24,8 +24,6 @@ from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Endpoint
-
-MakeStage = Callable[..., Stage]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.async_inference.request import background_request
@@ -19,7 +19,6 @@ from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.response_ids import conversation_id, response_id
 from torchmoor.wire.session_ids import session_hash
 
-MakeStage = Callable[..., Stage]
 BODY = {"model": "llava", "input": "hello", "background": True}
 
 

@@ -1,13 +1,12 @@
 """Bodies in flight: an instance gets at most the bytes that its JVM can hold, and their count returns to zero."""
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import requests
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import dying, refusing
 from tests.proxy.test_late_binding import LATE, Held, received, send, status, waiting
 from tests.waiting import wait_until
@@ -17,8 +16,6 @@ from torchmoor.proxy.instances.instance import Instance
 MAX_BYTES = 100
 LONG = b"x" * 60  # one fits, two do not
 SHORT = b"y" * 40  # fits beside a long one
-
-MakeStage = Callable[..., Stage]
 
 
 def limited(make_stage: MakeStage, **options: object) -> Stage:

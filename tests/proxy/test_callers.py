@@ -5,7 +5,6 @@ import json
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from time import gmtime, strftime
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import KEY, Stage
+from tests.proxy.conftest import KEY, MakeStage, Stage
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.callers import CallerSettings
@@ -31,8 +30,6 @@ CREDENTIALS = Credentials(
     tokens={"alice": TOKEN},
 )
 PATH = "/endpoints/llava/invocations"
-
-MakeStage = Callable[..., Stage]
 
 
 class Holding:

@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser import DESKTOP, Tab, give_files, open_tab, submit_question, wait_ready
-from tests.proxy.conftest import NO_PROBES, Stage
+from tests.proxy.conftest import NO_PROBES, MakeStage, Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.waiting import wait_until
@@ -127,7 +127,7 @@ def test_a_browser_is_led_to_the_page_and_a_client_is_not(stage: Stage) -> None:
     assert requests.get(url, headers={"Accept": "application/json"}, timeout=60).status_code == 404
 
 
-def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
+def test_page_can_be_switched_off(make_stage: MakeStage) -> None:
     """A page that is switched off gives the error of an unknown path."""
     url = make_stage(chat_page=ChatPageSettings(is_on=False)).proxy.runtime_url
 
@@ -136,7 +136,7 @@ def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
         assert (answer.status_code, answer.headers["x-amzn-errortype"]) == (404, "UnknownOperationException")
 
 
-def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: Callable[..., Stage]) -> None:
+def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: MakeStage) -> None:
     """The names of endpoints require credentials like everything else."""
     url = make_stage(credentials=Credentials(tokens={"alice": "a-token-of-alice"})).proxy.runtime_url
     mine = {"Authorization": "Bearer a-token-of-alice"}
@@ -220,7 +220,7 @@ def decode_as_botocore(data: bytes) -> list[list[Any]] | None:
 
 @pytest.mark.browser
 def test_a_new_number_of_receipts_is_shown_by_its_label(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, browser: Browser
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
     """A new number in wire/receipt.py is shown by its label; an answer without it has no such line."""
     new = receipt.ReceiptField("x-torchmoor-saved-tokens", "saved_tokens", True, "Saved")
@@ -799,7 +799,7 @@ def test_a_question_that_can_only_be_refused_is_edited(chat: FakeChat, browser: 
 
 
 @pytest.mark.browser
-def test_a_session_that_moved_says_so(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_a_session_that_moved_says_so(make_stage: MakeStage, browser: Browser) -> None:
     stage = make_stage(are_journaled=True)
     chat = FakeChat(stage)
     with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:
@@ -911,7 +911,7 @@ def test_expiry_is_counted_down_and_mended_by_one_press(chat: FakeChat, browser:
 
 
 @pytest.mark.browser
-def test_a_wrong_token_leads_to_a_field_for_the_right_one(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_a_wrong_token_leads_to_a_field_for_the_right_one(make_stage: MakeStage, browser: Browser) -> None:
     """The page asks for a token when it opens, and again if the token is wrong; it stores none in the browser."""
     stage = make_stage(credentials=Credentials(tokens={"alice": "a-token-of-alice", "bob": "a-token-of-bobby"}))
     chat = FakeChat(stage)
@@ -999,7 +999,7 @@ def test_any_light_a_small_phone_and_both_directions(
 
 
 @pytest.mark.browser
-def test_one_of_several_endpoints_is_chosen(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_one_of_several_endpoints_is_chosen(make_stage: MakeStage, browser: Browser) -> None:
     """A new session uses the selected model; existing sessions keep theirs."""
     stage = make_stage(endpoints={"a": "llava", "b": "llm"})
     chat = FakeChat(stage)
@@ -1015,9 +1015,7 @@ def test_one_of_several_endpoints_is_chosen(make_stage: Callable[..., Stage], br
 
 
 @pytest.mark.browser
-def test_a_phone_with_two_endpoints_does_not_scroll_sideways(
-    make_stage: Callable[..., Stage], browser: Browser
-) -> None:
+def test_a_phone_with_two_endpoints_does_not_scroll_sideways(make_stage: MakeStage, browser: Browser) -> None:
     """The page is not wider than the screen, however long an endpoint's name is."""
     long = "a-text-model-whose-name-has-fifty-eight-letters-and-digits"
     stage = make_stage(endpoints={"a": "llava", "b": long})
@@ -1032,7 +1030,7 @@ def test_a_phone_with_two_endpoints_does_not_scroll_sideways(
 
 
 @pytest.mark.browser
-def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_a_text_model_has_no_picture_parts(make_stage: MakeStage, browser: Browser) -> None:
     """Neither a button nor samples, and a dropped picture is refused with the reason; the other model has them."""
     stage = make_stage(endpoints={"a": "llava", "b": "llm"})
     FakeChat(stage)
@@ -1090,7 +1088,7 @@ def status_with(can_see: bool | None) -> bytes:
 
 
 @pytest.mark.browser
-def test_capabilities_that_are_reported_late_are_learnt(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_capabilities_that_are_reported_late_are_learnt(make_stage: MakeStage, browser: Browser) -> None:
     """The page is opened before an instance has reported; the next session knows."""
     stage = make_stage(health=NO_PROBES.replace(status_interval_s=0.05))
     FakeChat(stage)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.http_servers import QuietHandler, serve_http
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_chat import FakeChat
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeMany
@@ -26,8 +25,6 @@ from torchmoor.cli.running_fleets import recorded
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.proxy.instances.instance import InstanceState
-
-MakeStage = Callable[..., Stage]
 
 # boto3's client is never closed where a command ends with an error, so its connections are noticed when collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -1,7 +1,6 @@
 """Streams whose instance is lost go on at another one, with the real boto3 client or bytes on a socket."""
 
 import json
-from collections.abc import Callable
 from http.client import IncompleteRead
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import requests
 from botocore.exceptions import EventStreamError
 
-from tests.proxy.conftest import ProxyClock, Stage, make_session_id
+from tests.proxy.conftest import MakeStage, ProxyClock, Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, dying, refusing
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
@@ -23,7 +22,6 @@ BODY = json.dumps({"inputs": "größer", "stream": True}).encode()
 WORDS = ("ein ", "größer", "er ", "Satz")
 END = PieceKind.END
 FAILURE = b'\x1e{"error": {"code": "InternalError", "message": "the engine failed"}}'
-MakeStage = Callable[..., Stage]
 
 
 def marked(number: int) -> bytes:

@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import requests
 from playwright.sync_api import Browser, expect
 
 from tests.browser import DESKTOP, PHONE, open_tab
-from tests.proxy.conftest import LISTEN, Stage
+from tests.proxy.conftest import LISTEN, MakeStage, Stage
 from tests.proxy.fake_instance import Received, Wire, answering, silent, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.test_access import make_certificate
@@ -42,7 +41,7 @@ STATUS = {
 
 
 @pytest.fixture
-def stage(make_stage: Callable[..., Stage]) -> Stage:
+def stage(make_stage: MakeStage) -> Stage:
     """Return four instances that report their status, stream for the streaming operation, and answer the rest."""
     stage = make_stage(names=("llava-0", "llava-1", "llava-2", "llava-3"))
     for fake in stage.instances.values():
@@ -219,7 +218,7 @@ def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
 
 
 @pytest.mark.browser
-def test_no_link_to_a_chat_page_that_is_off(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_no_link_to_a_chat_page_that_is_off(make_stage: MakeStage, browser: Browser) -> None:
     stage = make_stage(chat_page=ChatPageSettings(is_on=False))
     with open_tab(browser, stage.proxy.admin_url) as tab:
         expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")
@@ -229,7 +228,7 @@ def test_no_link_to_a_chat_page_that_is_off(make_stage: Callable[..., Stage], br
 @pytest.mark.browser
 @pytest.mark.needs("openssl")
 def test_link_to_the_chat_page_has_the_data_planes_scheme(
-    make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path
+    make_stage: MakeStage, browser: Browser, tmp_path: Path
 ) -> None:
     """The data plane often has a certificate, and the admin plane, which listens on loopback, has none."""
     certificate, key = make_certificate(tmp_path, "tls")
@@ -286,7 +285,7 @@ def test_keyboard_alone_drains_an_instance(stage: Stage, browser: Browser) -> No
 
 
 @pytest.mark.browser
-def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_models_are_shown_and_acted_on(make_stage: MakeStage, browser: Browser) -> None:
     """Models have location, size, last use and order of eviction; each button asks first and shows its result."""
     fleet = FakeFleet({"bert-small", "vit-tiny", "llama-nano"})
     stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)
@@ -342,7 +341,7 @@ def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser
 
 
 @pytest.mark.browser
-def test_page_asks_for_the_token_that_the_admin_plane_has(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_page_asks_for_the_token_that_the_admin_plane_has(make_stage: MakeStage, browser: Browser) -> None:
     """The browser asks for the token as a password and sends it with the page's requests."""
     token = "a-token-that-nobody-guesses"
     stage = make_stage(credentials=Credentials(admin_token=token))
@@ -353,7 +352,7 @@ def test_page_asks_for_the_token_that_the_admin_plane_has(make_stage: Callable[.
 
 
 @pytest.mark.browser
-def test_page_says_when_the_proxy_is_gone(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_page_says_when_the_proxy_is_gone(make_stage: MakeStage, browser: Browser) -> None:
     """When the proxy is gone, the page says that its data are old."""
     stage = make_stage()
     with open_tab(browser, stage.proxy.admin_url) as tab:

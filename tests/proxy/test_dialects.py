@@ -4,13 +4,12 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent, streaming
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.limits import LimitSettings
@@ -181,7 +180,7 @@ def test_unknown_model_is_not_found(stage: Stage, path: str) -> None:
     assert stage.a.received + stage.b.received == []
 
 
-def test_body_limit_is_its_own(make_stage: Callable[..., Stage]) -> None:
+def test_body_limit_is_its_own(make_stage: MakeStage) -> None:
     """A body beyond the limit gets 413, with or without a declared length."""
     stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=1000))
 
@@ -203,7 +202,7 @@ def test_refused_request_is_counted(stage: Stage, path: str) -> None:
     assert (status, metrics.invocations, metrics.client_errors) == (400, 1, 1)
 
 
-def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
+def test_time_out_is_a_gateway_time_out(make_stage: MakeStage) -> None:
     """A time-out is 504 in the handlers' error form."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 
@@ -304,7 +303,7 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
     assert (status, json.loads(body)["waits_for_dns"]) == (200, ["_i._tcp.more"])
 
 
-def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage]) -> None:
+def test_one_unanswered_probe_costs_no_session(make_stage: MakeStage) -> None:
     """An instance goes DOWN only after several consecutive unanswered probes."""
     patient = HealthSettings(
         starting_interval_s=0.02, ready_interval_s=0.02, probe_timeout_s=0.05, unanswered_before_down=10**9
@@ -320,7 +319,7 @@ def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage])
     stage.instance("a").management_port = None
 
 
-def test_probes_bring_an_instance_back(make_stage: Callable[..., Stage]) -> None:
+def test_probes_bring_an_instance_back(make_stage: MakeStage) -> None:
     """An instance goes DOWN when a probe's connection is refused, and READY at the next good one."""
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
     stage.run(stage.a.die())
@@ -336,7 +335,7 @@ def test_probes_bring_an_instance_back(make_stage: Callable[..., Stage]) -> None
     ("workers", "state"), [([{"status": "READY"}], InstanceState.READY), ([{"status": "LOADING"}], InstanceState.DOWN)]
 )
 def test_readiness_is_a_ready_worker(
-    make_stage: Callable[..., Stage], workers: list[dict[str, str]], state: InstanceState
+    make_stage: MakeStage, workers: list[dict[str, str]], state: InstanceState
 ) -> None:
     """Readiness is the model's state on the management port; /ping would be healthy too early."""
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))

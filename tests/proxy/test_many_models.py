@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import NO_PROBES, Stage
+from tests.proxy.conftest import NO_PROBES, MakeStage, Stage
 from tests.proxy.fake_instance import Gate, streaming
 from tests.proxy.fake_many import FakeFleet, FakeMany
 from torchmoor.config.routing import MultiModelSettings
@@ -19,8 +19,6 @@ from torchmoor.proxy.instances.instance import InstanceState
 MODELS = {f"m{number}.tar.gz" for number in range(20)}
 # Polled often, also while a model is loading, so that tests need not wait.
 ASKING = NO_PROBES.replace(status_interval_s=0.02, busy_status_interval_s=0.02, max_status_per_s=1000)
-
-MakeStage = Callable[..., Stage]
 
 
 class Fleet:

@@ -2,13 +2,12 @@
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent, streaming
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -234,7 +233,7 @@ def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
     )
 
 
-def test_body_limit(make_stage: Callable[..., Stage]) -> None:
+def test_body_limit(make_stage: MakeStage) -> None:
     """A body beyond the limit gets 413, with or without a declared length."""
     stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=10))
 
@@ -258,7 +257,7 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
     assert (status, headers["retry-after"], answer["error"]["type"]) == (503, "5", "server_error")
 
 
-def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
+def test_time_out_is_a_gateway_time_out(make_stage: MakeStage) -> None:
     """A time-out is 504, for which OpenAI's client has an exception."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 

@@ -1,18 +1,16 @@
 """OpenAI's paths on endpoints with many models: the body's `model` is the target."""
 
-from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import MakeStage, Stage
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.test_openai import call, client
 from tests.waiting import wait_until
 from torchmoor.config.routing import MultiModelSettings
 
-MakeStage = Callable[..., Stage]
 TASKS = ("embeddings", "rerank", "chat/completions")
 
 

@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from handlers.chat.parameters import OPENAI_NAMES, RULES
 from handlers.many.openai_bodies import EMBEDDING_FIELDS, RERANK_FIELDS
 from scripts.make_api_reference import PAGE, render
 from tests.openapi_cases import find_violations, with_values
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import MakeStage, Stage
 from tests.proxy.fake_many import FakeFleet
 from torchmoor.admin.models import ACTIONS
 from torchmoor.admin.server import ADMIN_PLANE
@@ -30,7 +30,6 @@ from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 
-MakeStage = Callable[..., Stage]
 PARAMETERS = {"endpoint": "llava", "model": "m1.tar.gz", "name": "a", "action": "pin"}
 ODD_VALUES = ("", "x" * 2000, "a,b;c=d", "-1", "%00", "é".encode().decode("latin-1"))
 BODIES = (b"", b"null", b"[]", b"{", b'{"model": 7}', b"\xff", b'{"a": ' * 2000)

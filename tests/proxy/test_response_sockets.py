@@ -15,7 +15,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.proxy.conftest import LISTEN, Stage, read_answer
+from tests.proxy.conftest import LISTEN, MakeStage, Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, make_certificate
 from tests.proxy.test_metrics import scrape, value
@@ -25,7 +25,6 @@ from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.config.websocket import WebSocketSettings
 
-MakeStage = Callable[..., Stage]
 OpenSocket = Callable[..., ClientConnection]
 PATH = "/v1/responses"
 HANDSHAKE = (

@@ -4,14 +4,13 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import requests
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import FakeInstance, Received, refusing
 from tests.proxy.test_access import CREDENTIALS, SECRET
 from tests.proxy.test_bodies_in_flight import arriving, ask, begin_chunked, chunk
@@ -22,8 +21,6 @@ from torchmoor.proxy.http.spool import PIECE_BYTES, Spool
 KEPT = 64 << 10  # longer bodies are spooled
 BODY = bytes(range(256)) * (6 << 10)  # 1.5 MiB: several pieces
 LIMITS = LimitSettings(max_replay_body_bytes=KEPT)
-
-MakeStage = Callable[..., Stage]
 
 
 def spooling(make_stage: MakeStage, **options: object) -> Stage:

@@ -1,12 +1,11 @@
 """InvokeEndpointWithResponseStream with the real boto3 client, whose decoder checks every frame."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from botocore.exceptions import BotoCoreError, ConnectionClosedError, EventStreamError
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery
@@ -199,7 +198,7 @@ def test_death_in_mid_stream_is_a_model_stream_error(stage: Stage) -> None:
     assert stage.proxy.data.dispatchers.all()[0].metrics.mid_stream_errors == 1
 
 
-def test_silence_in_mid_stream_is_a_model_stream_error(make_stage: Callable[..., Stage]) -> None:
+def test_silence_in_mid_stream_is_a_model_stream_error(make_stage: MakeStage) -> None:
     """The idle time-out ends the stream with ModelInvocationTimeExceeded."""
     stage = make_stage(timeouts=TimeoutSettings(stream_idle_timeout_s=0.1, sweep_interval_s=0.02))
 

@@ -1,17 +1,15 @@
 """Web pages in a browser of this machine: those of other sites reach nothing on a loopback listener."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import requests
 
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import MakeStage, Stage
 from tests.proxy.fake_instance import answering
 from torchmoor.config.listen import ListenSettings
 
-MakeStage = Callable[..., Stage]
 PATHS = (
     ("POST", "/endpoints/llava/invocations"),
     ("POST", "/invocations"),
