@@ -112,7 +112,6 @@ class Stage:
         websocket: WebSocketSettings | None = None,
         wall: Callable[[], float] = time.time,
         async_folder: Path | None = None,  # of inputs, results and the queue; None: the endpoints are not asynchronous
-        async_settings: Mapping[str, Any] | None = None,  # of AsyncInferenceSettings
         async_config: AsyncEndpointSettings | None = None,
         path: str = os.environ.get(PATH, ""),
     ) -> None:
@@ -143,7 +142,7 @@ class Stage:
             access=access or AccessSettings(),
             credentials=credentials or Credentials(),
             container=container or ContainerSettings(),
-            **({} if async_folder is None else asynchronous(async_folder, async_settings or {})),
+            **({} if async_folder is None else asynchronous(async_folder)),
             observe=observe or ObserveSettings(),
             chat_page=chat_page or ChatPageSettings(),
             websocket=websocket or WebSocketSettings(),
@@ -385,14 +384,15 @@ class Stage:
 MakeStage = Callable[..., Stage]
 
 
-def asynchronous(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def asynchronous(folder: Path) -> dict[str, Any]:
     """Return the groups of ProxySettings that keep a queue, inputs and results in a folder."""
     (folder / "inputs").mkdir(exist_ok=True)
     return {
         "async_inference": AsyncInferenceSettings(
             queue=f"sqlite://{folder}/queue.db",
             output_root=(folder / "results").as_uri(),
-            **{"poll_interval_s": 0.02, "min_backoff_s": 0.02, **settings},
+            poll_interval_s=0.02,
+            min_backoff_s=0.02,
         ),
         "objects": ObjectSettings(
             input_directories=(str(folder / "inputs"),), output_directories=(str(folder / "results"),)

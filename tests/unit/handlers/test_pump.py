@@ -131,12 +131,12 @@ class FrontEnd:
             assert time.monotonic() < deadline, f"never answered: {list(self.active)}"
             self.step()
 
-    def cancel(self, *request_ids: str, row: str = "cancel") -> int:
+    def cancel(self, *request_ids: str) -> int:
         """Send the proxy's cancellation of these requests; return how many were cancelled."""
-        self.send(row, json.dumps({"request_ids": request_ids}).encode(), x_torchmoor_operation="cancel")
+        self.send("cancel", json.dumps({"request_ids": request_ids}).encode(), x_torchmoor_operation="cancel")
         self.step()
-        assert self.over[row].status == 200
-        return int(json.loads(self.over[row].body)["cancelled"])
+        assert self.over["cancel"].status == 200
+        return int(json.loads(self.over["cancel"].body)["cancelled"])
 
     def error(self, request_id: str) -> str:
         return str(json.loads(self.over[request_id].body)["error"]["code"])

@@ -25,9 +25,9 @@ def prefix_aware(threshold: int = 2) -> PrefixAware:
     return PrefixAware(prefix_length=1024, concurrency_threshold=threshold)
 
 
-def kv_aware(*, max_blocks: int = 100) -> KvAware:
+def kv_aware() -> KvAware:
     """Return a strategy with blocks of 4 bytes, two of which outweigh one outstanding request."""
-    return KvAware(max_prompt_bytes=64, block_bytes=4, bytes_per_request=8, max_blocks_per_instance=max_blocks)
+    return KvAware(max_prompt_bytes=64, block_bytes=4, bytes_per_request=8, max_blocks_per_instance=100)
 
 
 # All strategies
