@@ -43,12 +43,16 @@ def say(role: str, text: str, num_images: int = 0) -> dict[str, Any]:
     [
         (
             "llama",
-            [say("system", "Be brief."), say("user", "Hello")],
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
             "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHello [/INST]",
         ),
         (
             "llama",
-            [say("user", " One? "), say("assistant", " Two. "), say("user", "Three?")],
+            [
+                {"role": "user", "content": " One? "},
+                {"role": "assistant", "content": " Two. "},
+                {"role": "user", "content": "Three?"},
+            ],
             "<s>[INST] One? [/INST] Two. </s><s>[INST] Three? [/INST]",
         ),
         ("llava", [say("user", "What is this?", 1)], "USER: <image>\nWhat is this? ASSISTANT:"),
