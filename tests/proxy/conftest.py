@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import boto3
 import pytest
+import requests
 import uvloop
 from botocore.config import Config
 
@@ -371,8 +372,19 @@ class Stage:
         connection.request(method, path, body, headers)
         return connection.getresponse()
 
+    def admin(self, path: str, method: str = "GET", **options: Any) -> requests.Response:
+        """Send a request to the admin plane. options: of requests."""
+        return requests.request(method, self.proxy.admin_url + path, timeout=DEADLINE_S, **options)
+
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.proxy.port), timeout=DEADLINE_S)
+
+    def send(self, data: bytes) -> socket.socket:
+        """Send bytes on a connection of its own, which the stage closes; return the connection."""
+        sock = self.socket()
+        self._closables.append(sock)
+        sock.sendall(data)
+        return sock
 
     def raw(self, data: bytes) -> bytes:
         """Send bytes, and read until the proxy closes or a complete answer with Content-Length has arrived."""

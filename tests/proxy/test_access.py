@@ -440,7 +440,7 @@ def test_bodies_that_stall_make_room_for_one_that_arrives(make_stage: MakeStage,
         assert read_answer(good).startswith(b"HTTP/1.1 200")
         until_held(stage, 800)
 
-    metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    metrics = stage.admin("/metrics").text
     assert 'CallerLimited_total{setting="max_arriving_bytes"} 1.0' in metrics
 
 
@@ -456,7 +456,7 @@ def test_refusals_are_counted(guarded: Stage) -> None:
     refused(guarded.client(secret="wrong"))
     requests.post(guarded.proxy.runtime_url + PATH, timeout=60)
 
-    metrics = requests.get(f"{guarded.proxy.admin_url}/metrics", timeout=60).text
+    metrics = guarded.admin("/metrics").text
 
     assert 'AccessDenied_total{error="InvalidSignatureException"} 1.0' in metrics
     assert 'AccessDenied_total{error="MissingAuthenticationTokenException"} 1.0' in metrics
@@ -468,7 +468,7 @@ def test_a_refusal_for_another_cause_is_not_counted_as_denied(make_stage: MakeSt
     stage = make_stage(access=access, credentials=CREDENTIALS)
     assert send(signed(stage, b"x" * 1001))[0] == 400
 
-    metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    metrics = stage.admin("/metrics").text
 
     assert "AccessDenied_total{" not in metrics
 
@@ -620,7 +620,7 @@ def test_the_admin_plane_speaks_tls_with_a_certificate_of_its_own(
     bearer = {"Authorization": "Bearer admin-token-0123456789"}
 
     assert stage.proxy.admin_url.startswith("https://")
-    answer = requests.get(f"{stage.proxy.admin_url}/instances", headers=bearer, verify=certificate, timeout=60)
+    answer = stage.admin("/instances", headers=bearer, verify=certificate)
     assert answer.status_code == 200
 
 
@@ -668,11 +668,11 @@ def test_handshakes_with_the_admin_plane_are_limited(
     port = urlsplit(stage.proxy.admin_url).port
 
     with socket.create_connection(("127.0.0.1", port), timeout=60), pytest.raises(requests.ConnectionError):
-        requests.get(f"{stage.proxy.admin_url}/livez", verify=certificate, timeout=60)
+        stage.admin("/livez", verify=certificate)
 
     def is_alive() -> bool:
         with suppress(requests.ConnectionError):
-            return requests.get(f"{stage.proxy.admin_url}/livez", verify=certificate, timeout=60).status_code == 200
+            return stage.admin("/livez", verify=certificate).status_code == 200
         return False
 
     wait_until(is_alive, "the first has left")
@@ -786,7 +786,7 @@ def test_a_client_that_leaves_within_a_body_to_the_admin_plane_is_no_fault(
 
     def is_free() -> bool:
         with suppress(requests.ConnectionError):
-            return requests.get(f"{stage.proxy.admin_url}/livez", timeout=60).status_code == 200
+            return stage.admin("/livez").status_code == 200
         return False
 
     wait_until(is_free, "the client has left")

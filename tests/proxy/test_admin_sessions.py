@@ -29,13 +29,13 @@ def stage(make_stage: MakeStage, holders: FakeHolders) -> Stage:
 
 
 def get(stage: Stage, query: str = "") -> dict[str, Any]:
-    answer = requests.get(f"{stage.proxy.admin_url}/sessions{query}", timeout=30)
+    answer = stage.admin(f"/sessions{query}")
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str, Any]]:
-    answer = requests.post(f"{stage.proxy.admin_url}/sessions/{path}", headers=headers, timeout=60)
+    answer = stage.admin(f"/sessions/{path}", "POST", headers=headers)
     return answer.status_code, answer.json()
 
 
@@ -87,7 +87,7 @@ def test_sessions_of_one_instance_or_of_a_beginning(stage: Stage) -> None:
 )
 def test_question_that_makes_no_sense_is_refused(stage: Stage, query: str) -> None:
     """The error says which values are allowed."""
-    answer = requests.get(f"{stage.proxy.admin_url}/sessions?{query}", timeout=60)
+    answer = stage.admin(f"/sessions?{query}")
 
     assert answer.status_code == 400
     assert answer.json()["error"]
@@ -218,7 +218,7 @@ def test_hash_is_that_of_the_decisions(stage: Stage) -> None:
     session_id = make_session_id("a")
     stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session_id)
 
-    [decision] = requests.get(f"{stage.proxy.admin_url}/decisions", timeout=60).json()["decisions"]
+    [decision] = stage.admin("/decisions").json()["decisions"]
 
     assert len(decision["session"]) == 16
     assert session_id not in json.dumps(decision)

@@ -4,7 +4,6 @@ import socket
 from pathlib import Path
 
 import pytest
-import requests
 
 from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import dying, refusing
@@ -111,9 +110,7 @@ def test_long_bodies_wait_for_room(make_stage: MakeStage) -> None:
 
 
 def begin_chunked(stage: Stage, first: bytes) -> socket.socket:
-    sock = stage.socket()
-    stage.close_later(sock)
-    sock.sendall(
+    sock = stage.send(
         b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(first)
     )
     return sock
@@ -270,7 +267,7 @@ def test_metric_shows_the_bytes_in_flight(make_stage: MakeStage) -> None:
     held = Held(stage, stage.a)
     sock = send(stage, LONG)
 
-    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    page = stage.admin("/metrics").text
 
     assert 'InflightBodyBytes{endpoint="llava",instance="a"} 120.0' in page
     held.let_go(LONG)

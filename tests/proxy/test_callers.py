@@ -4,7 +4,6 @@ import http.client
 import json
 import threading
 import time
-import urllib.request
 from contextlib import closing
 from pathlib import Path
 from time import gmtime, strftime
@@ -16,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import KEY, MakeStage, Stage
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 from torchmoor.config.callers import CallerSettings
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.proxy.access.gate import principal_of
@@ -63,8 +62,7 @@ def read(connection: http.client.HTTPConnection) -> tuple[int, Any]:
 
 def limited(stage: Stage) -> dict[str, float]:
     """Return the refusals on the metrics page, by setting."""
-    with urllib.request.urlopen(f"{stage.proxy.admin_url}/metrics", timeout=DEADLINE_S) as page:
-        lines = [line for line in page.read().decode().splitlines() if line.startswith("CallerLimited_total{")]
+    lines = [line for line in stage.admin("/metrics").text.splitlines() if line.startswith("CallerLimited_total{")]
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 

@@ -27,9 +27,7 @@ def post(
 def ask(stage: Stage, request: bytes, target: FakeInstance) -> socket.socket:
     """Send a request and return once the instance has received it completely."""
     before = len(target.received)
-    sock = stage.socket()
-    stage.close_later(sock)
-    sock.sendall(request)
+    sock = stage.send(request)
     stage.until(lambda: len(target.received) > before, "the request reached the instance")
     return sock
 

@@ -274,11 +274,11 @@ def test_endpoints_come_change_and_go_while_requests_are_served(stage: Stage) ->
     stage.run(end(first))
     assert invoke() == ("b", "other-2")
     assert stage.b.received[-1].path == "/predictions/model2"
-    assert 'endpoint="other"' in requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    assert 'endpoint="other"' in stage.admin("/metrics").text
     stage.run(end(second))
     with pytest.raises(ClientError, match="not found"):
         invoke()
-    assert 'endpoint="other"' not in requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    assert 'endpoint="other"' not in stage.admin("/metrics").text
 
 
 def test_the_cbor_protocol_has_the_same_errors_and_the_same_guard(stage: Stage) -> None:

@@ -68,14 +68,14 @@ def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
         "/dashboard/dashboard.css",
         "/dashboard.json",
     ):
-        answer = requests.get(stage.proxy.admin_url + path, timeout=60)
+        answer = stage.admin(path)
 
         assert answer.status_code == 200, path
         assert "default-src 'none'; script-src 'self'" in answer.headers["Content-Security-Policy"]
         assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert "Access-Control-Allow-Origin" not in answer.headers
-    assert "<script>" not in requests.get(stage.proxy.admin_url, timeout=60).text
+    assert "<script>" not in stage.admin("").text
 
 
 def test_name_of_elsewhere_that_leads_here_is_refused(stage: Stage) -> None:
@@ -104,7 +104,7 @@ def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
     pages: list[str] = []
 
     def is_complete() -> bool:
-        pages.append(requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=60).text)
+        pages.append(stage.admin("/dashboard.json").text)
         told = json.loads(pages[-1])
         is_sampled = sum(told["variants"][0]["latency"]["counts"]) == 11
         return is_sampled and all(instance["status"] is not None for instance in told["instances"])
@@ -193,7 +193,7 @@ def test_longer_times_are_chosen_and_values_shown_on_hover(stage: Stage, browser
         tab.check_accessibility()
         page.get_by_role("link", name="Chat").click()
         expect(page).to_have_url(f"http://127.0.0.1:{stage.proxy.port}/chat")
-    assert requests.get(f"{stage.proxy.admin_url}/dashboard.json?range=7d", timeout=60).status_code == 400
+    assert stage.admin("/dashboard.json?range=7d").status_code == 400
 
 
 @pytest.mark.browser
@@ -202,7 +202,7 @@ def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
     url = f"{stage.proxy.admin_url}/instances/llava-1/history"
     wait_until(lambda: requests.get(url, timeout=60).status_code == 200, "a sample")
     assert requests.get(f"{url}?range=week", timeout=60).status_code == 400
-    assert requests.get(f"{stage.proxy.admin_url}/instances/other/history", timeout=60).status_code == 404
+    assert stage.admin("/instances/other/history").status_code == 404
     for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
         with open_tab(browser, stage.proxy.admin_url, scheme=scheme, size=size) as tab:
             page = tab.page
@@ -345,7 +345,7 @@ def test_page_asks_for_the_token_that_the_admin_plane_has(make_stage: MakeStage,
     """The browser asks for the token as a password and sends it with the page's requests."""
     token = "a-token-that-nobody-guesses"
     stage = make_stage(credentials=Credentials(admin_token=token))
-    assert requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=60).status_code == 401
+    assert stage.admin("/dashboard.json").status_code == 401
 
     with open_tab(browser, stage.proxy.admin_url, token=token) as tab:
         expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")

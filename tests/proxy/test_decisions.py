@@ -20,7 +20,7 @@ from torchmoor.wire.session_ids import session_hash
 
 
 def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:
-    answer = requests.get(f"{stage.proxy.admin_url}/decisions{query}", timeout=60)
+    answer = stage.admin(f"/decisions{query}")
     assert answer.status_code == 200, answer.text
     return answer.json()["decisions"]
 
@@ -158,7 +158,7 @@ def test_mistake_of_the_client_is_not_a_fault(stage: Stage, status: int, faults:
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
 
     def variant() -> dict[str, Any]:
-        [found] = requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=60).json()["variants"]
+        [found] = stage.admin("/dashboard.json").json()["variants"]
         return dict(found)
 
     wait_until(lambda: variant()["client_errors"] == 1, "it is over")
@@ -206,7 +206,7 @@ def test_filters_and_pages(make_stage: MakeStage) -> None:
     newest = decisions(stage)[0]["time"]
     assert decisions(stage, f"?since={newest + 1}") == []
     for query in ("limit=0", "limit=5000", f"limit={'9' * 5000}", "since=nan", "since=now"):
-        assert requests.get(f"{stage.proxy.admin_url}/decisions?{query}", timeout=60).status_code == 400
+        assert stage.admin(f"/decisions?{query}").status_code == 400
 
 
 def test_decisions_of_one_variant_are_found(make_stage: MakeStage) -> None:
@@ -228,7 +228,7 @@ def test_so_many_are_kept_and_no_more(make_stage: MakeStage) -> None:
     client = stage.client()
     for _ in range(30):
         client.invoke_endpoint(EndpointName="llava", Body=b"{}")
-    told = requests.get(f"{stage.proxy.admin_url}/decisions", timeout=60).json()
+    told = stage.admin("/decisions").json()
     assert 1 <= len(told["decisions"]) <= 6
     assert told["left_out"] > 0
 

@@ -5,7 +5,6 @@ import os
 import resource
 
 import pytest
-import requests
 
 from tests.descriptors import without_free_descriptors
 from tests.proxy.conftest import CHUNKS_END, MakeStage, make_session_id, read_answer, read_until
@@ -37,7 +36,7 @@ def test_a_shortage_is_the_proxys_own(make_stage: MakeStage) -> None:
         client.sendall(POST)
         assert read_answer(client).startswith(b"HTTP/1.1 200")
 
-    metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    metrics = stage.admin("/metrics").text
     assert 'DescriptorShortages_total{endpoint="llava",variant="AllTraffic"} 1.0' in metrics
     assert 'NoCapacityInvocationFailures_total{endpoint="llava",variant="AllTraffic"} 0.0' in metrics
 

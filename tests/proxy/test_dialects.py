@@ -2,10 +2,7 @@
 
 import json
 import time
-import urllib.error
-import urllib.request
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 import pytest
 
@@ -23,15 +20,6 @@ PATHS = ("/invocations", "/predictions/llava")
 def post(stage: Stage, path: str, body: bytes = b"{}", **headers: str) -> tuple[int, dict[str, str], bytes]:
     answer = stage.ask("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
-
-
-def admin(stage: Stage, path: str) -> tuple[int, bytes]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}{path}", timeout=60) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
 
 
 def test_ping_is_healthy_while_an_instance_is_ready(stage: Stage) -> None:
@@ -244,13 +232,13 @@ def test_admin_shows_health_instances_and_metrics(stage: Stage) -> None:
     post(stage, "/endpoints/llava/invocations")
     post(stage, "/endpoints/llava/invocations", X_Amzn_SageMaker_Session_Id="forged")
 
-    health, instances, metrics = (admin(stage, path) for path in ("/healthz", "/instances", "/metrics"))
+    health, instances, metrics = (stage.admin(path) for path in ("/healthz", "/instances", "/metrics"))
 
-    assert health[0] == 200
-    rows: list[dict[str, Any]] = json.loads(instances[1])["instances"]
+    assert health.status_code == 200
+    rows = instances.json()["instances"]
     assert [(row["name"], row["state"], row["outstanding"]) for row in rows] == [("a", "ready", 0), ("b", "ready", 0)]
     labels = '{endpoint="llava",variant="AllTraffic"}'
-    lines = metrics[1].decode().splitlines()
+    lines = metrics.text.splitlines()
     assert f"Invocations_total{labels} 4.0" in lines
     assert f"Invocation4XXErrors_total{labels} 2.0" in lines
     assert f"InvocationModelErrors_total{labels} 1.0" in lines
@@ -263,9 +251,9 @@ def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
     for name in ("a", "b"):
         stage.set_state(InstanceState.DOWN, name)
 
-    status, body = admin(stage, "/healthz")
+    answer = stage.admin("/healthz")
 
-    assert (status, json.loads(body)["endpoints_without_instance"]) == (503, ["llava"])
+    assert (answer.status_code, answer.json()["endpoints_without_instance"]) == (503, ["llava"])
 
 
 def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage) -> None:
@@ -277,11 +265,11 @@ def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage
 
     stage.proxy.registry.sources[source.dns_name] = source
 
-    status, body = admin(stage, "/readyz")
-    assert (status, json.loads(body)["waits_for_dns"]) == (503, ["_inference._tcp.llava"])
-    assert admin(stage, "/livez")[0] == 200
+    answer = stage.admin("/readyz")
+    assert (answer.status_code, answer.json()["waits_for_dns"]) == (503, ["_inference._tcp.llava"])
+    assert stage.admin("/livez").status_code == 200
     source.answered_at = 1.0
-    assert admin(stage, "/readyz")[0] == 200
+    assert stage.admin("/readyz").status_code == 200
 
 
 def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage) -> None:
@@ -290,7 +278,7 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
     All learn of it at once, and no proxy would be left.
     """
     stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
-    assert admin(stage, "/readyz")[0] == 200
+    assert stage.admin("/readyz").status_code == 200
 
     async def join() -> None:
         stage.registry.add(Instance(name="c", endpoint="llava", model="llava", port=9))
@@ -299,8 +287,8 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
     stage.proxy.registry.sources["_i._tcp.more"] = DnsSource("_i._tcp.more", "llava", "AllTraffic")
 
     assert not stage.proxy.health.has_asked_all()
-    status, body = admin(stage, "/readyz")
-    assert (status, json.loads(body)["waits_for_dns"]) == (200, ["_i._tcp.more"])
+    answer = stage.admin("/readyz")
+    assert (answer.status_code, answer.json()["waits_for_dns"]) == (200, ["_i._tcp.more"])
 
 
 def test_one_unanswered_probe_costs_no_session(make_stage: MakeStage) -> None:

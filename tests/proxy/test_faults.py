@@ -1,7 +1,6 @@
 """Instances that die, hang, fail or are drained: the outcome for their requests and sessions, over real sockets."""
 
 import asyncio
-import http.client
 import json
 import socket
 
@@ -37,14 +36,6 @@ def invoke(stage: Stage, *, session: str | None = None, stream: bool = False) ->
     path = "invocations-response-stream" if stream else "invocations"
     sock.sendall(f"POST /endpoints/llava/{path} HTTP/1.1\r\nHost: x\r\n{line}Content-Length: 2\r\n\r\n{{}}".encode())
     return sock
-
-
-def admin(stage: Stage, method: str, path: str, **headers: str) -> tuple[int, dict[str, object]]:
-    connection = http.client.HTTPConnection("127.0.0.1", stage.proxy.admin_port, timeout=60)
-    stage.close_later(connection)
-    connection.request(method, path, headers={"Connection": "close", **headers})
-    answer = connection.getresponse()
-    return answer.status, json.load(answer)
 
 
 def instance_of(answer: bytes) -> str:
@@ -190,7 +181,7 @@ def test_instance_that_fails_requests_gets_no_more(make_stage: MakeStage) -> Non
     for _ in range(2):
         assert instance_of(read_answer(invoke(stage, session=session))) == "b"
     assert stage.instance("a").breaker.state is BreakerState.OPEN
-    row = admin(stage, "GET", "/instances")[1]["instances"][0]
+    row = stage.admin("/instances").json()["instances"][0]
     assert (row["breaker"], row["failures_in_a_row"]) == ("open", 2)
     num_tried = len(stage.a.received)
 
@@ -318,13 +309,13 @@ def test_drained_instance_hands_its_sessions_over(make_stage: MakeStage) -> None
     running = invoke(stage, session=session)
     gate.wait_reached()
 
-    assert admin(stage, "POST", "/instances/a/drain") == (200, {"name": "a", "state": "draining", "outstanding": 1})
+    assert stage.admin("/instances/a/drain", "POST").json() == {"name": "a", "state": "draining", "outstanding": 1}
 
     assert instance_of(read_answer(invoke(stage, session=session))) == "b"
     assert instance_of(read_answer(invoke(stage))) == "b"
     gate.open()
     assert instance_of(read_answer(running)) == "a"
-    assert admin(stage, "POST", "/instances/a/resume")[0] == 200
+    assert stage.admin("/instances/a/resume", "POST").status_code == 200
     stage.pass_time(30)
     stage.until(lambda: stage.instance("a").is_ready and stage.instance("a").share == 1.0, "its return")
     assert instance_of(read_answer(invoke(stage, session=session))) == "a"
@@ -332,7 +323,7 @@ def test_drained_instance_hands_its_sessions_over(make_stage: MakeStage) -> None
 
 def test_drained_instance_keeps_its_sessions_without_a_journal(stage: Stage) -> None:
     """Without a journal a drained instance keeps its sessions, because no other instance knows them."""
-    assert admin(stage, "POST", "/instances/a/drain")[0] == 200
+    assert stage.admin("/instances/a/drain", "POST").status_code == 200
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "a"
     assert instance_of(read_answer(invoke(stage))) == "b"
@@ -340,7 +331,7 @@ def test_drained_instance_keeps_its_sessions_without_a_journal(stage: Stage) -> 
 
 def test_last_instance_serves_its_sessions_while_it_drains(make_stage: MakeStage) -> None:
     stage = make_stage(are_journaled=True, names=("a",))
-    assert admin(stage, "POST", "/instances/a/drain")[0] == 200
+    assert stage.admin("/instances/a/drain", "POST").status_code == 200
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "a"
     assert b"\r\nretry-after: 5\r\n" in read_answer(invoke(stage)).lower()
@@ -348,9 +339,9 @@ def test_last_instance_serves_its_sessions_while_it_drains(make_stage: MakeStage
 
 def test_drains_that_make_no_sense_are_refused(stage: Stage) -> None:
     """The proxy refuses to drain an unknown instance, and to resume one that does not drain."""
-    assert admin(stage, "POST", "/instances/x/drain")[0] == 404
-    assert admin(stage, "POST", "/instances/x/resume")[0] == 404
-    assert admin(stage, "POST", "/instances/a/resume")[0] == 409
+    assert stage.admin("/instances/x/drain", "POST").status_code == 404
+    assert stage.admin("/instances/x/resume", "POST").status_code == 404
+    assert stage.admin("/instances/a/resume", "POST").status_code == 409
 
 
 def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: MakeStage) -> None:
@@ -362,14 +353,14 @@ def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: MakeStage
         old = stage.instance("a")
         stage.registry.add(Instance(name="a", endpoint="llava", model="llava", port=old.port))
 
-    assert admin(stage, "POST", "/instances/a/drain")[0] == 200
+    assert stage.admin("/instances/a/drain", "POST").status_code == 200
     stage.run(stage.a.die())
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")
     stage.run(start_again())
     stage.until(lambda: stage.instance("a").state is InstanceState.DRAINING, "its return")
 
     assert instance_of(read_answer(invoke(stage))) == "b"
-    assert admin(stage, "POST", "/instances/a/resume") == (200, {"name": "a", "state": "ready", "outstanding": 0})
+    assert stage.admin("/instances/a/resume", "POST").json() == {"name": "a", "state": "ready", "outstanding": 0}
     assert stage.instance("a").is_ready
 
 
@@ -378,7 +369,7 @@ def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: M
     stage.run(stage.a.die())
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")
 
-    assert admin(stage, "POST", "/instances/a/drain") == (200, {"name": "a", "state": "down", "outstanding": 0})
+    assert stage.admin("/instances/a/drain", "POST").json() == {"name": "a", "state": "down", "outstanding": 0}
 
     stage.run(stage.a.start())
     stage.until(lambda: stage.instance("a").state is InstanceState.DRAINING, "its return")
@@ -441,9 +432,9 @@ def test_model_that_knows_no_status_is_asked_a_few_times_only(make_stage: MakeSt
 
 def test_page_of_elsewhere_cannot_drain(stage: Stage) -> None:
     """A page of another site cannot drain, although a browser would send the operator's password with its request."""
-    assert admin(stage, "POST", "/instances/a/drain", Origin="http://elsewhere.example")[0] == 403
+    assert stage.admin("/instances/a/drain", "POST", headers={"Origin": "http://elsewhere.example"}).status_code == 403
     own = f"http://127.0.0.1:{stage.proxy.admin_port}"
-    assert admin(stage, "POST", "/instances/a/drain", Origin=own)[0] == 200
+    assert stage.admin("/instances/a/drain", "POST", headers={"Origin": own}).status_code == 200
 
 
 def test_sessions_return_by_and_by(make_stage: MakeStage) -> None:

@@ -150,9 +150,7 @@ def test_hold_begins_when_the_body_is_whole(make_stage: MakeStage) -> None:
 
 def send_raw(stage: Stage, body: bytes) -> socket.socket:
     """Send a request that may be answered at once."""
-    sock = stage.socket()
-    stage.close_later(sock)
-    sock.sendall(
+    sock = stage.send(
         b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     )
     return sock

@@ -32,7 +32,7 @@ NAMES = {
 
 def scrape(stage: Stage) -> dict[str, list[Sample]]:
     """Return the page's samples by metric."""
-    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    page = stage.admin("/metrics").text
     return {family.name: family.samples for family in text_string_to_metric_families(page)}
 
 

@@ -1,7 +1,6 @@
 """Strategies that look at the body, variants, and new sessions, over real sockets."""
 
 import json
-import urllib.request
 from collections import Counter
 from typing import Any
 
@@ -80,9 +79,7 @@ def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage
     owner.behave = gate.behave
     waiting = []
     for _ in range(2):
-        sock = stage.socket()
-        stage.close_later(sock)
-        sock.sendall(f"{INVOKE}Content-Length: 6\r\n\r\nprompt".encode())
+        sock = stage.send(f"{INVOKE}Content-Length: 6\r\n\r\nprompt".encode())
         waiting.append(sock)
     stage.until(lambda: stage.instance(owner.name).outstanding == 2, "both in flight")
 
@@ -363,10 +360,7 @@ def test_metrics_name_the_variant(make_stage: MakeStage) -> None:
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     ask(stage.client(), b"{}", TargetVariant="green")
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
-    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/instances", timeout=60) as answer:
-        rows = json.load(answer)["instances"]
+    text, rows = stage.admin("/metrics").text, stage.admin("/instances").json()["instances"]
 
     assert 'Invocations_total{endpoint="llava",variant="green"} 1.0' in text
     assert 'Invocations_total{endpoint="llava",variant="blue"} 0.0' in text
