@@ -67,6 +67,10 @@ class Fleet:
             timeout=60,
         ).json()
 
+    def count(self, group: str, name: str) -> int:
+        """Return the sum of a count of all instances."""
+        return sum(self.status(each["name"])[group][name] for each in self.instances())
+
     def holders(self, session_id: str) -> list[str]:
         """Return the instances that report a session as theirs."""
         return [i["name"] for i in self.instances() if session_id in self.status(i["name"])["session_ids"]]

@@ -110,9 +110,7 @@ def test_a_cancelled_response_stops_its_row(fleet: Fleet, gpt: openai.OpenAI) ->
     assert (cancelled.status, cancelled.output) == ("cancelled", [])
     assert (last["type"], last["response"]["status"]) == ("response.failed", "cancelled")
     assert gpt.responses.cancel(queued.id).model_dump() == cancelled.model_dump()
-    wait_until(
-        lambda: not sum(fleet.status(i["name"])["turns"]["running"] for i in fleet.instances()), "the row has stopped"
-    )
+    wait_until(lambda: not fleet.count("turns", "running"), "the row has stopped")
     with pytest.raises(openai.BadRequestError, match="cancelled"):
         gpt.responses.create(model="llava", input="x", previous_response_id=queued.id)
 
@@ -151,9 +149,7 @@ def test_a_cancelled_response_leaves_its_conversation_as_it_was(fleet: Fleet, gp
         queued = begin(gpt, conversation=talk.id, **{**LONG, "max_output_tokens": 1500})
         wait_for(gpt, queued.id, lambda each: each.status == "in_progress")
         waiting = pool.submit(gpt.responses.create, model="llava", input="hi", conversation=talk.id)
-        wait_until(
-            lambda: sum(fleet.status(i["name"])["turns"]["waiting"] for i in fleet.instances()), "the request waits"
-        )
+        wait_until(lambda: fleet.count("turns", "waiting"), "the request waits")
         assert gpt.responses.cancel(queued.id).status == "cancelled"
         assert waiting.result(90).status in ("completed", "incomplete")
 

@@ -67,16 +67,12 @@ def begin_unread(fleet: Fleet, *arguments: str) -> Iterator[tuple[subprocess.Pop
             process.kill()
 
 
-def num_open(fleet: Fleet) -> int:
-    return sum(int(fleet.status(each["name"])["sessions"]["open"]) for each in fleet.instances())
-
-
 @pytest.fixture
 def before(fleet: Fleet) -> Iterator[int]:
     """Return the sessions open before the test, and check that no others remain afterwards."""
-    number = num_open(fleet)
+    number = fleet.count("sessions", "open")
     yield number
-    wait_until(lambda: num_open(fleet) <= number, "every session of the test is closed")
+    wait_until(lambda: fleet.count("sessions", "open") <= number, "every session of the test is closed")
 
 
 def test_a_question_is_answered_on_standard_output(fleet: Fleet, picture: str, before: int) -> None:
@@ -167,7 +163,7 @@ def test_a_load_that_is_ended_leaves_no_session_open(fleet: Fleet, picture: str,
     """After `timeout` or a service manager stops a load test, it closes its sessions and reports results."""
     load = ("bench", "--image", picture, "--users", "2", "--turns", "100", "--duration", "600", "--json")
     with begin(fleet, *load) as process:
-        wait_until(lambda: num_open(fleet) > before, "a conversation has begun")
+        wait_until(lambda: fleet.count("sessions", "open") > before, "a conversation has begun")
 
         for _ in range(2):  # to the process and to its group
             process.send_signal(signal.SIGTERM)

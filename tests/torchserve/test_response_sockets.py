@@ -235,9 +235,7 @@ def test_a_cut_connection_ends_its_answer(fleet: Fleet) -> None:
                 assert "response.completed" not in str(client.recv(timeout=60))
 
     wait_until(lambda: num_open(fleet) == 0, "the connection is forgotten")
-    wait_until(
-        lambda: not any(fleet.status(name)["turns"]["running"] for name in ("llava-0", "llava-1")), "no turn is left"
-    )
+    wait_until(lambda: not fleet.count("turns", "running"), "no turn is left")
 
 
 def test_many_messages_at_once_are_answered_in_order(fleet: Fleet) -> None:
