@@ -4,7 +4,6 @@ import hashlib
 import json
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -23,11 +22,11 @@ from botocore.credentials import Credentials as Signer
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
+from tests.certificates import make_certificate
 from tests.http_servers import QuietHandler, run_http
 from tests.proxy.conftest import LISTEN, MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
 from tests.sagemaker_tokens import make_token
-from tests.tools import require
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.cli.main import main
 from torchmoor.cli.waiting_notice import EndpointWatch
@@ -503,27 +502,6 @@ def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
     assert requests.get(f"{url}/metrics", headers=bearer, timeout=60).status_code == 200
 
 
-ECDSA = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
-
-
-def make_certificate(folder: Path, name: str, key_kind: tuple[str, ...] = ECDSA) -> tuple[Path, Path]:
-    """Make a self-signed certificate for 127.0.0.1."""
-    require("openssl")
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", *key_kind, "-nodes"),
-            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:TRUE"),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    key.chmod(0o600)
-    return certificate, key
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
     folder = tmp_path_factory.mktemp("tls")
@@ -709,7 +687,7 @@ def test_a_renewed_certificate_may_have_another_kind_of_key(
 ) -> None:
     """New connections no longer get the old one, which OpenSSL would prefer."""
     certificate, key = certificates[0]
-    rsa_certificate, rsa_key = make_certificate(tmp_path, "rsa", ("rsa:2048",))
+    rsa_certificate, rsa_key = make_certificate(tmp_path, "rsa", key_kind=("rsa:2048",))
     used_certificate, used_key = tmp_path / "tls.pem", tmp_path / "tls.key"
     used_certificate.write_bytes(certificate.read_bytes())
     used_key.touch(0o600)

@@ -20,6 +20,7 @@ from tests.browser import DESKTOP, Tab, give_files, open_tab, submit_question, w
 from tests.proxy.conftest import NO_PROBES, MakeStage, Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
+from tests.torchserve.drawings import encoded
 from tests.waiting import wait_until
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.credentials import Credentials
@@ -58,10 +59,17 @@ def tab(chat: FakeChat, browser: Browser) -> Iterator[Tab]:
 
 def picture_file(name: str, size: tuple[int, int] = (64, 48), form: str = "PNG") -> dict[str, Any]:
     """Return a file as Playwright takes it, with a picture that compresses badly."""
-    encoded = io.BytesIO()
     noise = Image.frombytes("RGB", size, random.Random(7).randbytes(size[0] * size[1] * 3))
-    noise.save(encoded, form)
-    return {"name": name, "mimeType": f"image/{form.lower()}", "buffer": encoded.getvalue()}
+    return {"name": name, "mimeType": f"image/{form.lower()}", "buffer": encoded(noise, form)}
+
+
+def open_second(first: Page, question: str) -> Page:
+    """Open another tab of the same browser, and show the session that begins with this question."""
+    second = first.context.new_page()
+    second.goto(first.url)
+    wait_ready(second)
+    second.locator(".switch", has_text=question).click()
+    return second
 
 
 def ask(page: Page, question: str) -> Locator:
@@ -73,6 +81,24 @@ def ask(page: Page, question: str) -> Locator:
     turn = page.locator(".turn").nth(turns)
     expect(turn).to_be_visible()
     return turn
+
+
+def keep_sessions(page: Page) -> None:
+    """Let the browser keep sessions."""
+    page.locator("#settings summary").click()
+    page.get_by_label("Keep sessions in this browser").check()
+    expect(page.locator("#announcer")).to_contain_text("Sessions are kept")
+
+
+def kept_values(page: Page, field: str) -> list[str]:
+    """Return a field of all turns that the browser keeps."""
+    return page.evaluate(
+        """async (field) => {
+          const { load } = await import(new URL("chat/history.js", document.baseURI));
+          return (await load()).flatMap((record) => record.turns.map((turn) => turn[field]));
+        }""",
+        field,
+    )
 
 
 def images_of(body: dict[str, Any]) -> list[Image.Image]:
@@ -614,11 +640,9 @@ def test_sessions_that_the_user_keeps_go_on_after_a_reload(chat: FakeChat, tab: 
     give_files(page, picture_file("x.png"))
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
     assert page.evaluate("indexedDB.databases()") == []
-    page.locator("#settings summary").click()
-    page.get_by_label("Keep sessions in this browser").check()
-    expect(page.locator("#announcer")).to_contain_text("Sessions are kept")
+    keep_sessions(page)
     expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(page)) == 2, "the second turn is kept")
+    wait_until(lambda: kept_values(page, "state").count("done") == 2, "the second turn is kept")
     session = chat.received[-1].headers["x-amzn-sagemaker-session-id"]
 
     page.reload()
@@ -641,16 +665,6 @@ def test_sessions_that_the_user_keeps_go_on_after_a_reload(chat: FakeChat, tab: 
     page.reload()
     expect(page.locator(".switch")).to_have_count(1)
     expect(page.locator(".switch")).to_contain_text("New session")
-
-
-def kept_turns(page: Page) -> list[str]:
-    """Return the states of the turns of the only session that the browser keeps."""
-    return page.evaluate(
-        """async () => {
-          const { load } = await import(new URL("chat/history.js", document.baseURI));
-          return (await load())[0].turns.filter((turn) => turn.state === "done").map((turn) => turn.text);
-        }"""
-    )
 
 
 @pytest.mark.browser
@@ -732,6 +746,15 @@ def test_colours_are_switched(chat: FakeChat, browser: Browser, scheme: str, oth
 
 
 # What goes wrong
+
+
+def waiting_at(gate: Gate) -> Any:
+    """Return a behaviour that answers nothing before the gate opens."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+
+    return behave
 
 
 def breaking(at: int) -> Callable[[Received, Wire], Any]:
@@ -1104,13 +1127,6 @@ def test_capabilities_that_are_reported_late_are_learnt(make_stage: MakeStage, b
         expect(page.get_by_role("button", name="Add pictures")).to_be_hidden()
 
 
-def keep_sessions(page: Page) -> None:
-    """Let the browser keep sessions."""
-    page.locator("#settings summary").click()
-    page.get_by_label("Keep sessions in this browser").check()
-    expect(page.locator("#announcer")).to_contain_text("Sessions are kept")
-
-
 @pytest.mark.browser
 def test_a_kept_question_is_asked_again_with_its_picture(chat: FakeChat, browser: Browser) -> None:
     """A picture that the server did not get is sent after a reload, before its question is asked again."""
@@ -1176,11 +1192,7 @@ def test_an_opening_that_a_reload_interrupts_is_sent_again_as_the_same_request(
         give_files(page, picture_file("x.png"))
         expect(page.get_by_role("button", name="Remove x.png")).to_be_visible()
     gate = Gate()
-
-    async def open_late(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-
-    chat.instead = [open_late]
+    chat.instead = [waiting_at(gate)]
     ask(page, "one")
     wait_until(lambda: len(chat.received) == 1, "the session is being opened")
     wait_until(lambda: kept_values(page, "state") == ["stopped"], "the turn is kept")
@@ -1203,11 +1215,8 @@ def test_tabs_with_one_kept_session_keep_the_turns_of_both(chat: FakeChat, tab: 
     first = tab.page
     keep_sessions(first)
     expect(ask(first, "one").locator(".text")).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(first)) == 1, "the first turn is kept")
-    second = first.context.new_page()
-    second.goto(first.url)
-    wait_ready(second)
-    second.locator(".switch", has_text="one").click()
+    wait_until(lambda: kept_values(first, "state").count("done") == 1, "the first turn is kept")
+    second = open_second(first, "one")
     chat.gate = Gate()
     running = ask(first, "two")
     expect(running.locator(".text")).to_have_text("The")
@@ -1215,23 +1224,12 @@ def test_tabs_with_one_kept_session_keep_the_turns_of_both(chat: FakeChat, tab: 
     chat.gate.open()
     expect(running.locator(".text")).to_have_text("The circle is red.")
     expect(second.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
-    wait_until(lambda: len(kept_turns(first)) == 3, "the turns of both tabs are kept")
+    wait_until(lambda: kept_values(first, "state").count("done") == 3, "the turns of both tabs are kept")
 
     for page in (first, second):
         page.evaluate("dispatchEvent(new Event('focus'))")
         expect(page.locator(".turn .question")).to_contain_text(["one", "two", "three"])
         expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 3)
-
-
-def kept_values(page: Page, field: str) -> list[str]:
-    """Return a field of all turns that the browser keeps."""
-    return page.evaluate(
-        """async (field) => {
-          const { load } = await import(new URL("chat/history.js", document.baseURI));
-          return (await load()).flatMap((record) => record.turns.map((turn) => turn[field]));
-        }""",
-        field,
-    )
 
 
 @pytest.mark.browser
@@ -1276,7 +1274,7 @@ def test_sessions_are_kept_again_once_the_browser_can(chat: FakeChat, tab: Tab) 
 
     expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
 
-    wait_until(lambda: len(kept_turns(page)) == 2, "both turns are kept")
+    wait_until(lambda: kept_values(page, "state").count("done") == 2, "both turns are kept")
 
 
 @pytest.mark.browser
@@ -1285,13 +1283,13 @@ def test_sessions_are_kept_again_after_the_browsers_storage_was_cleared(chat: Fa
     page = tab.page
     keep_sessions(page)
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(page)) == 1, "the turn is kept")
+    wait_until(lambda: kept_values(page, "state").count("done") == 1, "the turn is kept")
     origin = {"origin": page.evaluate("location.origin"), "storageTypes": "indexeddb"}
     page.context.new_cdp_session(page).send("Storage.clearDataForOrigin", origin)
 
     expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
 
-    wait_until(lambda: len(kept_turns(page)) == 2, "both turns are kept again")
+    wait_until(lambda: kept_values(page, "state").count("done") == 2, "both turns are kept again")
 
 
 @pytest.mark.browser
@@ -1315,15 +1313,6 @@ def test_a_session_that_is_closed_while_it_opens_again_stays_closed(chat: FakeCh
 
         gate.open()
         assert (chat.num_opened, chat.asked()) == (2, ["one", "two", "four"])
-
-
-def waiting_at(gate: Gate) -> Any:
-    """Return a behaviour that answers nothing before the gate opens."""
-
-    async def behave(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-
-    return behave
 
 
 @pytest.mark.browser
@@ -1403,10 +1392,7 @@ def test_a_session_that_is_closed_in_one_tab_closes_in_the_others(chat: FakeChat
         first.locator("#new-session").click()
         expect(ask(first, question).locator(".text")).to_have_text("The circle is red.")
     wait_until(lambda: len(kept_values(first, "state")) == 2, "both sessions are kept")
-    second = first.context.new_page()
-    second.goto(first.url)
-    wait_ready(second)
-    second.locator(".switch", has_text="one").click()
+    second = open_second(first, "one")
     second.get_by_role("textbox", name="Your question").fill("half a que")
 
     first.get_by_role("button", name="Close session: one").click()
@@ -1431,10 +1417,7 @@ def test_a_turn_that_another_tab_is_answering_is_not_shown_as_stopped(chat: Fake
     chat.gate = gate = Gate()
     expect(ask(first, "one").locator(".text")).to_have_text("The")
     wait_until(lambda: kept_values(first, "state") == ["stopped"], "the turn is kept")
-    second = first.context.new_page()
-    second.goto(first.url)
-    wait_ready(second)
-    second.locator(".switch", has_text="one").click()
+    second = open_second(first, "one")
     turn = second.locator(".turn").first
 
     expect(turn.locator("[data-is=state]")).to_contain_text("Another tab may show the rest")
@@ -1454,11 +1437,8 @@ def test_a_picture_that_another_tab_is_sending_is_not_kept_as_sent(chat: FakeCha
     first = tab.page
     keep_sessions(first)
     expect(ask(first, "one").locator(".text")).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(first)) == 1, "the first turn is kept")
-    second = first.context.new_page()
-    second.goto(first.url)
-    wait_ready(second)
-    second.locator(".switch", has_text="one").click()
+    wait_until(lambda: kept_values(first, "state").count("done") == 1, "the first turn is kept")
+    second = open_second(first, "one")
     chat.gate = gate = Gate()
     expect(ask(second, "two").locator(".text")).to_have_text("The")
     late = Gate()
@@ -1470,7 +1450,7 @@ def test_a_picture_that_another_tab_is_sending_is_not_kept_as_sent(chat: FakeCha
     wait_until(lambda: "three" in kept_values(first, "question"), "the question is kept")
     gate.open()
     expect(second.locator(".turn .text").nth(1)).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(first)) == 2, "the turn of the second tab is kept")
+    wait_until(lambda: kept_values(first, "state").count("done") == 2, "the turn of the second tab is kept")
 
     first.reload()
     late.open()

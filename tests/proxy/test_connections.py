@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.certificates import make_certificate
 from tests.proxy.conftest import LISTEN, MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, silent
-from tests.proxy.test_access import make_certificate
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings

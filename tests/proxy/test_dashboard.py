@@ -10,10 +10,10 @@ import requests
 from playwright.sync_api import Browser, expect
 
 from tests.browser import DESKTOP, PHONE, open_tab
+from tests.certificates import make_certificate
 from tests.proxy.conftest import LISTEN, MakeStage, Stage
 from tests.proxy.fake_instance import Received, Wire, answering, silent, streaming
 from tests.proxy.fake_many import FakeFleet
-from tests.proxy.test_access import make_certificate
 from tests.waiting import wait_until
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.credentials import Credentials

@@ -15,9 +15,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from tests.certificates import make_certificate
 from tests.proxy.conftest import LISTEN, MakeStage, Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
-from tests.proxy.test_access import CREDENTIALS, TOKEN, make_certificate
+from tests.proxy.test_access import CREDENTIALS, TOKEN
 from tests.proxy.test_metrics import scrape, value
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.credentials import Credentials

@@ -22,7 +22,7 @@ from botocore.exceptions import ClientError
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as socket_connect
 
-from tests.proxy.test_access import make_certificate
+from tests.certificates import make_certificate
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_faults import ask_until_answered, worker_pids

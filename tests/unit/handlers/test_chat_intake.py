@@ -5,7 +5,6 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-import subprocess
 import threading
 import tracemalloc
 import zlib
@@ -33,7 +32,7 @@ from handlers.errors import (
 )
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings
-from tests.tools import require
+from tests.certificates import make_one_file
 from tests.torchserve.drawings import encoded
 from tests.waiting import wait_until
 
@@ -325,15 +324,7 @@ def test_environment_proxies_are_ignored(web: WebServer, monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a self-signed certificate for images.example, with its key, in one file."""
-    require("openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    key, both = folder / "key.pem", folder / "both.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", both]
-    command += ["-subj", "/CN=images.example", "-addext", "subjectAltName=DNS:images.example"]
-    subprocess.run(command, check=True, capture_output=True)
-    both.write_bytes(both.read_bytes() + key.read_bytes())
-    return both
+    return make_one_file(tmp_path_factory.mktemp("tls"), "images.example")
 
 
 def serve_tls(web: WebServer, certificate: Path) -> list[str | None]:

@@ -39,6 +39,7 @@ from handlers.settings.model import ModelSettings
 from handlers.settings.pump import PumpSettings
 from handlers.settings.tasks import TaskSettings
 from tests.servers import BUCKET, S3Server
+from tests.torchserve.drawings import encoded
 from tests.unit.handlers.many.tiny import VOCABULARY, make_tokenizer, save_checkpoint
 from tests.waiting import wait_until
 
@@ -440,9 +441,7 @@ def test_answers_that_are_too_long_are_refused_before_they_are_computed(
 def picture(seed: int) -> bytes:
     torch.manual_seed(seed)
     pixels = torch.randint(0, 255, (20, 30, 3), dtype=torch.uint8).numpy()
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.fromarray(pixels))
 
 
 @pytest.mark.parametrize("architecture", ["ViTForImageClassification", "SwinForImageClassification"])
@@ -523,9 +522,8 @@ def test_an_image_that_cannot_be_decoded_beside_the_pixels_before_it(tmp_path: P
         save_checkpoint(tmp_path, "ViTForImageClassification"),
         intake=IntakeSettings(decoding_bytes=2 * 3 * 32 * 32 * 4),
     )
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(file, "PNG")
-    small, large = (base64.b64encode(each).decode() for each in (picture(1), file.getvalue()))
+    files = picture(1), encoded(Image.new("RGB", (32, 32)))
+    small, large = (base64.b64encode(each).decode() for each in files)
 
     assert ask(model, [large, small])
     status, message = error(model, {"inputs": [small, large]})
@@ -568,10 +566,9 @@ def test_a_large_image_from_s3_does_not_wait_for_the_pixels_of_its_own_request(
 ) -> None:
     """It is scaled down before a larger image that waits for the memory which its request holds."""
     s3_server.use_in(monkeypatch)
-    file = io.BytesIO()
-    Image.new("RGB", (400, 200)).save(file, "TIFF")
     with closing(s3_server.client()) as client:
-        client.put_object(Bucket=BUCKET, Key="tasks/large.tif", Body=file.getvalue())
+        large = encoded(Image.new("RGB", (400, 200)), "TIFF")
+        client.put_object(Bucket=BUCKET, Key="tasks/large.tif", Body=large)
     model = load(
         save_checkpoint(tmp_path, "ViTForImageClassification"),
         intake=IntakeSettings(

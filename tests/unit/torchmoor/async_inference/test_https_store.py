@@ -15,8 +15,8 @@ from typing import Any
 import boto3
 import pytest
 
+from tests.certificates import make_one_file
 from tests.servers import BUCKET, S3Server
-from tests.tools import require
 from tests.unit.torchmoor.async_inference.objects import MIB, closing, read_all
 from tests.unit.torchmoor.async_inference.rig import until
 from tests.unit.torchmoor.stream_server import Serve, stream_server
@@ -58,20 +58,7 @@ class Names:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a self-signed certificate for NAME, with the key in the same file."""
-    require("openssl")
-    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", str(path), "-out", str(path), "-days", "2", "-subj", f"/CN={NAME}"),
-            *("-addext", f"subjectAltName=DNS:{NAME}", "-addext", "basicConstraints=critical,CA:TRUE"),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    return path
+    return make_one_file(tmp_path_factory.mktemp("tls"), NAME)
 
 
 def opened(
