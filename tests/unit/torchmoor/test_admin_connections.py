@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.waiting import until
 from torchmoor.admin.collectors import FleetCollector
 from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.config.limits import LimitSettings
@@ -78,12 +79,6 @@ async def served() -> AsyncIterator[Plane]:
     server.close()
     await runner.cleanup()
     await until(lambda: not plane.connections.open)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until a condition holds; the test's time-out ends it otherwise."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0)
 
 
 async def until_open(plane: Plane, number: int) -> None:
