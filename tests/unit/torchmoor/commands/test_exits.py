@@ -161,7 +161,7 @@ def test_a_refusal_says_what_to_do(status: int, body: object, exit_status: int, 
         (("package", "x" * 300), 1, "Error: there is no directory xxx"),
         (("instances", "--admin-url", "127.0.0.1:9080"), 2, "must begin with http"),
     ],
-    ids=["nobody there", "not text", "a long name", "no address"],
+    ids=["no server", "not text", "a long name", "no address"],
 )
 def test_a_mistake_has_its_status_and_its_words(arguments: tuple[str, ...], status: int, said: str) -> None:
     """An address without a server has a status of its own."""
