@@ -61,8 +61,6 @@ class Tab:
             return
         self.page.evaluate("scrollTo(0, 0)")
         top, end = self.page.locator(first).first.bounding_box(), self.page.locator(last).first.bounding_box()
-        assert top is not None
-        assert end is not None
         y = max(0, top["y"] - 10)
         clip = {"x": 0, "y": y, "width": DESKTOP[0], "height": end["y"] + end["height"] + 10 - y}
         taken = self.page.screenshot(full_page=True, clip=clip)

@@ -95,7 +95,6 @@ class RedisServer:
 
     def kill(self) -> None:
         """End the server as a crash does."""
-        assert self.process is not None
         self.process.kill()
         self.process.wait(timeout=60)
 

@@ -1,5 +1,6 @@
 """Wait in tests for the effect of another thread or process: until a condition holds, never for a fixed time."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,3 +25,9 @@ def wait_until(
         waited = time.monotonic() - started
         assert waited < deadline_s, f"waited {deadline_s:.0f} s until {what}"
         time.sleep(max(interval_s, min(waited / 10, MAX_PAUSE_S)))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until a condition holds; the test's time-out ends what hangs."""
+    while not condition():  # noqa: ASYNC110  (no event tells of it)
+        await asyncio.sleep(0.01)

@@ -41,8 +41,9 @@ class Aws:
         role = self.ask("iam", "create_role", RoleName=name, AssumeRolePolicyDocument=json.dumps(trust))
         return str(role["Role"]["Arn"])
 
-    def push_image(self, repository: str = "torchmoor", tag: str = "1", content: str = "one") -> str:
+    def push_image(self, content: str = "one") -> str:
         """Push an image; the same tag with other content is another image."""
+        repository, tag = "torchmoor", "1"
         ecr = self.client("ecr")
         if repository not in [each["repositoryName"] for each in ecr.describe_repositories()["repositories"]]:
             ecr.create_repository(repositoryName=repository)

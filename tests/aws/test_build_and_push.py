@@ -62,7 +62,6 @@ def registry(tmp_path: Path) -> Iterator[str]:
 
 
 def test_shell_scripts_are_sound() -> None:
-    """All shell scripts pass shellcheck."""
     scripts = sorted((ROOT / "scripts").glob("*.sh"))
     shellcheck = Path(sys.executable).with_name("shellcheck")
 
@@ -129,7 +128,6 @@ def test_pushes_to_the_accounts_ecr(aws: Aws, tmp_path: Path) -> None:
 
 
 def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
-    """A dry run prints exactly the commands of a real run and does not call AWS."""
     done = run(
         *("--dry-run", "--engine", "docker", "--region", "eu-west-1", "--profile", "work", "--tag", "v1"),
         *("--file", str(ROOT / "README.md"), "--build-arg", "A=b c"),
@@ -152,7 +150,6 @@ def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
 
 
 def test_every_torch_of_the_dockerfile_can_be_built() -> None:
-    """--torch accepts exactly the versions of the Dockerfile."""
     dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
     [known] = re.findall(r"TORCH must be (.+), not", dockerfile)
 

@@ -59,7 +59,6 @@ def test_deploys_what_a_file_says_and_takes_it_away(operator: Operator, aws: Aws
 def test_deploying_the_same_again_changes_nothing(
     operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
 ) -> None:
-    """Deploying unchanged settings again changes nothing."""
     assert operator.run("deploy", *flags) == 0, operator.err
     before = aws.left()
 

@@ -55,12 +55,12 @@ class FakeRuntime:
         return {"Body": io.BytesIO(b"{}"), **self._next(arguments)}
 
 
-def openai_stream(*texts: str, prompt_tokens: int = 7, is_whole: bool = True, **options: Any) -> Body:
+def openai_stream(*texts: str, is_whole: bool = True, **options: Any) -> Body:
     """Return a streamed answer of these tokens, cut every 11 bytes."""
     values: list[Any] = [{"choices": [{"delta": {"content": text}}]} for text in texts]
     if is_whole:
         values.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-        values.append({"choices": [], "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": len(texts)}})
+        values.append({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(texts)}})
     data = b"".join(b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n" for value in values)
     return Body([data[at : at + 11] for at in range(0, len(data), 11)], **options)
 

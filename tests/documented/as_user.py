@@ -19,12 +19,12 @@ def environment(**variables: str) -> dict[str, str]:
     return {**inherited, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **variables}
 
 
-def run(*command: str | Path, timeout_s: float = PROGRAM_S, variables: Mapping[str, str] | None = None) -> str:
+def run(*command: str | Path, timeout_s: float = PROGRAM_S) -> str:
     """Run a command in the checkout and return its standard output. Fails with its errors unless it exits with 0."""
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=environment(**(variables or {})),
+        env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -31,7 +31,6 @@ def start(script: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize("script", PROGRAMS)
 def test_script_explains_itself(script: str) -> None:
-    """--help prints the usage."""
     assert start(script, "--help").lower().startswith("usage: ")
 
 

@@ -44,8 +44,7 @@ class Pod:
 
     @property
     def probe(self) -> Mapping[str, Any]:
-        probe: Mapping[str, Any] = self.workload.containers[0]["readinessProbe"]
-        return probe
+        return self.workload.containers[0]["readinessProbe"]
 
     @property
     def container(self) -> str:

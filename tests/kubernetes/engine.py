@@ -37,7 +37,6 @@ class LastingPodman(Podman):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._holder is not None
         self._holder.kill()
         self._holder.wait(timeout=60)
         self._holder = None

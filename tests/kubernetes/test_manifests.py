@@ -30,10 +30,7 @@ def is_selected(selector: Mapping[str, str], workload: Workload) -> bool:
 
 
 def endpoints_of(overlay: Overlay) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = yaml.safe_load(
-        overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"]
-    )["Endpoints"]
-    return found
+    return yaml.safe_load(overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"])["Endpoints"]
 
 
 def find_all(node: Any, key: str) -> Iterator[Any]:
@@ -192,7 +189,6 @@ def test_the_documented_command_makes_a_rule_of_the_alerts() -> None:
 
 
 def test_every_configmap_and_secret_that_is_named_exists(overlay: Overlay) -> None:
-    """Every ConfigMap and Secret that a pod refers to exists and has the key."""
     keys = {
         (each["kind"], each["metadata"]["name"]): set(each["data"])
         for each in overlay.objects

@@ -170,7 +170,6 @@ def test_a_journal_works_with_its_user_s_rights(demo: Overlay, valkey: int) -> N
     """A user without administrative rights can run all operations of a session."""
     url = local(Secrets(demo)["valkey-urls"]["journal"], valkey)
     journal = open_journal(JournalSettings(url=url), 60)
-    assert journal is not None
     event = Event(kind="open")
 
     journal.append(SESSION, 0, event, ANYONE)

@@ -46,7 +46,6 @@ class Proxy:
             env={"TORCHMOOR_SESSION_KEYS": f"k1:{KEY.hex()}"},
             stdout=subprocess.PIPE,
         )
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.log.read_text()[-3000:]
         where = json.loads(line)
@@ -121,14 +120,11 @@ class Load:
 
     def report(self) -> dict[str, Any]:
         """Return the report so far."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         self.last = self.process.stdout.readline()
         assert self.last, "the clients have ended; see load.log"
-        found: dict[str, Any] = json.loads(self.last)
-        return found
+        return json.loads(self.last)
 
     def _wait(self, condition: Callable[[dict[str, Any]], bool], what: str) -> None:
         try:
@@ -157,8 +153,7 @@ class Load:
 
     def wrong(self, kind: str) -> list[str]:
         """Return the failures since then: sessions `lost`, requests `failed`, streams `broken`."""
-        found: list[str] = self.report()[kind][self._before[kind] :]
-        return found
+        return self.report()[kind][self._before[kind] :]
 
     def check(self, *, may_break: bool = False) -> None:
         """Check that no request failed and no session was lost.
@@ -185,7 +180,6 @@ class Stage:
         self.addresses = {f"llava-{number}": network.add(f"llava-{number}", 10 + number) for number in range(3)}
         starting = [self.start_instance(name, name) for name in self.addresses]
         for process in starting:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
 
     def start_instance(self, host: str, name: str) -> subprocess.Popen[str]:

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import boto3
 import pytest
+import requests
 import uvloop
 from botocore.config import Config
 
@@ -112,7 +113,6 @@ class Stage:
         websocket: WebSocketSettings | None = None,
         wall: Callable[[], float] = time.time,
         async_folder: Path | None = None,  # of inputs, results and the queue; None: the endpoints are not asynchronous
-        async_settings: Mapping[str, Any] | None = None,  # of AsyncInferenceSettings
         async_config: AsyncEndpointSettings | None = None,
         path: str = os.environ.get(PATH, ""),
     ) -> None:
@@ -143,7 +143,7 @@ class Stage:
             access=access or AccessSettings(),
             credentials=credentials or Credentials(),
             container=container or ContainerSettings(),
-            **({} if async_folder is None else asynchronous(async_folder, async_settings or {})),
+            **({} if async_folder is None else asynchronous(async_folder)),
             observe=observe or ObserveSettings(),
             chat_page=chat_page or ChatPageSettings(),
             websocket=websocket or WebSocketSettings(),
@@ -372,8 +372,19 @@ class Stage:
         connection.request(method, path, body, headers)
         return connection.getresponse()
 
+    def admin(self, path: str, method: str = "GET", **options: Any) -> requests.Response:
+        """Send a request to the admin plane. options: of requests."""
+        return requests.request(method, self.proxy.admin_url + path, timeout=DEADLINE_S, **options)
+
     def socket(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.proxy.port), timeout=DEADLINE_S)
+
+    def send(self, data: bytes) -> socket.socket:
+        """Send bytes on a connection of its own, which the stage closes; return the connection."""
+        sock = self.socket()
+        self._closables.append(sock)
+        sock.sendall(data)
+        return sock
 
     def raw(self, data: bytes) -> bytes:
         """Send bytes, and read until the proxy closes or a complete answer with Content-Length has arrived."""
@@ -382,14 +393,18 @@ class Stage:
             return read_answer(sock)
 
 
-def asynchronous(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+MakeStage = Callable[..., Stage]
+
+
+def asynchronous(folder: Path) -> dict[str, Any]:
     """Return the groups of ProxySettings that keep a queue, inputs and results in a folder."""
     (folder / "inputs").mkdir(exist_ok=True)
     return {
         "async_inference": AsyncInferenceSettings(
             queue=f"sqlite://{folder}/queue.db",
             output_root=(folder / "results").as_uri(),
-            **{"poll_interval_s": 0.02, "min_backoff_s": 0.02, **settings},
+            poll_interval_s=0.02,
+            min_backoff_s=0.02,
         ),
         "objects": ObjectSettings(
             input_directories=(str(folder / "inputs"),), output_directories=(str(folder / "results"),)
@@ -432,7 +447,7 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture
-def make_stage() -> Iterator[Callable[..., Stage]]:
+def make_stage() -> Iterator[MakeStage]:
     """Return a function that makes stages with other settings; assert at teardown that each is clean."""
     stages: list[Stage] = []
 

@@ -187,7 +187,6 @@ def serving(path: Path, processes: int, *, keys: str = f"k1:{KEY.hex()}") -> Ite
         served: Served | None = None
         children: list[int] = []
         try:
-            assert process.stdout is not None
             served = Served(process, json.loads(process.stdout.readline()))
             wait_until(served.is_healthy, "every endpoint has a ready instance")
             yield served

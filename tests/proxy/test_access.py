@@ -4,10 +4,8 @@ import hashlib
 import json
 import socket
 import ssl
-import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http.server import ThreadingHTTPServer
@@ -24,11 +22,11 @@ from botocore.credentials import Credentials as Signer
 from botocore.exceptions import ClientError
 from click.testing import CliRunner
 
+from tests.certificates import make_certificate
 from tests.http_servers import QuietHandler, run_http
-from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
+from tests.proxy.conftest import LISTEN, MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
 from tests.sagemaker_tokens import make_token
-from tests.tools import require
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.cli.main import main
 from torchmoor.cli.waiting_notice import EndpointWatch
@@ -52,8 +50,6 @@ CREDENTIALS = Credentials(
 )
 PATH = "/endpoints/llava/invocations"
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
-
-MakeStage = Callable[..., Stage]
 
 
 @pytest.fixture
@@ -443,7 +439,7 @@ def test_bodies_that_stall_make_room_for_one_that_arrives(make_stage: MakeStage,
         assert read_answer(good).startswith(b"HTTP/1.1 200")
         until_held(stage, 800)
 
-    metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    metrics = stage.admin("/metrics").text
     assert 'CallerLimited_total{setting="max_arriving_bytes"} 1.0' in metrics
 
 
@@ -456,11 +452,10 @@ def test_a_connection_knows_its_clients_address(guarded: Stage) -> None:
 
 
 def test_refusals_are_counted(guarded: Stage) -> None:
-    """The admin plane counts refusals by kind."""
     refused(guarded.client(secret="wrong"))
     requests.post(guarded.proxy.runtime_url + PATH, timeout=60)
 
-    metrics = requests.get(f"{guarded.proxy.admin_url}/metrics", timeout=60).text
+    metrics = guarded.admin("/metrics").text
 
     assert 'AccessDenied_total{error="InvalidSignatureException"} 1.0' in metrics
     assert 'AccessDenied_total{error="MissingAuthenticationTokenException"} 1.0' in metrics
@@ -472,7 +467,7 @@ def test_a_refusal_for_another_cause_is_not_counted_as_denied(make_stage: MakeSt
     stage = make_stage(access=access, credentials=CREDENTIALS)
     assert send(signed(stage, b"x" * 1001))[0] == 400
 
-    metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    metrics = stage.admin("/metrics").text
 
     assert "AccessDenied_total{" not in metrics
 
@@ -505,27 +500,6 @@ def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
     assert requests.get(f"{url}/instances", auth=("me", "admin-token-0123456789"), timeout=60).status_code == 200
     bearer = {"Authorization": "Bearer admin-token-0123456789"}
     assert requests.get(f"{url}/metrics", headers=bearer, timeout=60).status_code == 200
-
-
-ECDSA = ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
-
-
-def make_certificate(folder: Path, name: str, key_kind: tuple[str, ...] = ECDSA) -> tuple[Path, Path]:
-    """Make a self-signed certificate for 127.0.0.1."""
-    require("openssl")
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", *key_kind, "-nodes"),
-            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:TRUE"),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    key.chmod(0o600)
-    return certificate, key
 
 
 @pytest.fixture(scope="module")
@@ -609,7 +583,6 @@ def test_tls_clients_receive_only_answers(make_stage: MakeStage, certificates: l
         sock.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
         assert sock.version() == "TLSv1.3"
-        assert sock.session is not None
         assert not sock.session.has_ticket
 
 
@@ -625,7 +598,7 @@ def test_the_admin_plane_speaks_tls_with_a_certificate_of_its_own(
     bearer = {"Authorization": "Bearer admin-token-0123456789"}
 
     assert stage.proxy.admin_url.startswith("https://")
-    answer = requests.get(f"{stage.proxy.admin_url}/instances", headers=bearer, verify=certificate, timeout=60)
+    answer = stage.admin("/instances", headers=bearer, verify=certificate)
     assert answer.status_code == 200
 
 
@@ -673,11 +646,11 @@ def test_handshakes_with_the_admin_plane_are_limited(
     port = urlsplit(stage.proxy.admin_url).port
 
     with socket.create_connection(("127.0.0.1", port), timeout=60), pytest.raises(requests.ConnectionError):
-        requests.get(f"{stage.proxy.admin_url}/livez", verify=certificate, timeout=60)
+        stage.admin("/livez", verify=certificate)
 
     def is_alive() -> bool:
         with suppress(requests.ConnectionError):
-            return requests.get(f"{stage.proxy.admin_url}/livez", verify=certificate, timeout=60).status_code == 200
+            return stage.admin("/livez", verify=certificate).status_code == 200
         return False
 
     wait_until(is_alive, "the first has left")
@@ -714,7 +687,7 @@ def test_a_renewed_certificate_may_have_another_kind_of_key(
 ) -> None:
     """New connections no longer get the old one, which OpenSSL would prefer."""
     certificate, key = certificates[0]
-    rsa_certificate, rsa_key = make_certificate(tmp_path, "rsa", ("rsa:2048",))
+    rsa_certificate, rsa_key = make_certificate(tmp_path, "rsa", key_kind=("rsa:2048",))
     used_certificate, used_key = tmp_path / "tls.pem", tmp_path / "tls.key"
     used_certificate.write_bytes(certificate.read_bytes())
     used_key.touch(0o600)
@@ -791,7 +764,7 @@ def test_a_client_that_leaves_within_a_body_to_the_admin_plane_is_no_fault(
 
     def is_free() -> bool:
         with suppress(requests.ConnectionError):
-            return requests.get(f"{stage.proxy.admin_url}/livez", timeout=60).status_code == 200
+            return stage.admin("/livez").status_code == 200
         return False
 
     wait_until(is_free, "the client has left")

@@ -1,14 +1,13 @@
 """The access log of a running proxy: one line of JSON per request."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
@@ -30,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def stage(make_stage: Callable[..., Stage], path: Path) -> Stage:
+def stage(make_stage: MakeStage, path: Path) -> Stage:
     return make_stage(observe=logging_to(path))
 
 
@@ -112,9 +111,7 @@ def test_number_that_cannot_be_read_harms_no_record(stage: Stage, path: Path, ca
     assert "request not recorded" not in caplog.text
 
 
-def test_an_accepted_asynchronous_request_has_a_line(
-    make_stage: Callable[..., Stage], path: Path, tmp_path: Path
-) -> None:
+def test_an_accepted_asynchronous_request_has_a_line(make_stage: MakeStage, path: Path, tmp_path: Path) -> None:
     """The line belongs to the answer 202; the request's own end is in the list of asynchronous requests."""
     stage = make_stage(observe=logging_to(path), async_folder=tmp_path)
 
@@ -174,7 +171,7 @@ def test_errors_are_named(stage: Stage, path: Path) -> None:
     assert unknown["path"] == "/endpoints/nobody/invocations"
 
 
-def test_answers_without_an_invocation_have_lines(make_stage: Callable[..., Stage], path: Path) -> None:
+def test_answers_without_an_invocation_have_lines(make_stage: MakeStage, path: Path) -> None:
     """This includes requests that wait for a body or an operation and requests that no endpoint received."""
     settings = ContainerSettings(serves_models=True)
     stage = make_stage(
@@ -195,7 +192,7 @@ def test_answers_without_an_invocation_have_lines(make_stage: Callable[..., Stag
     assert (refused["path"], refused["status"]) == ("/models", 400)
 
 
-def test_line_names_the_model_wherever_the_request_does(make_stage: Callable[..., Stage], path: Path) -> None:
+def test_line_names_the_model_wherever_the_request_does(make_stage: MakeStage, path: Path) -> None:
     """A header, the body of OpenAI's requests, or the path of the open inference protocol, which ignores the header."""
     stage = make_stage(observe=logging_to(path), multi_model=MultiModelSettings(), prepare=FakeFleet(("m1", "m2")))
     requests = (
@@ -212,7 +209,7 @@ def test_line_names_the_model_wherever_the_request_does(make_stage: Callable[...
     assert [(line["status"], line["target_model"]) for line in found] == [(200, "m1")] * len(requests)
 
 
-def test_line_names_the_adapter_that_only_the_body_names(make_stage: Callable[..., Stage], path: Path) -> None:
+def test_line_names_the_adapter_that_only_the_body_names(make_stage: MakeStage, path: Path) -> None:
     """The adapter is logged if only the body names it; a request for the base model has no such field."""
     stage = make_stage(observe=logging_to(path), multi_model=MultiModelSettings(are_adapters=True))
     for model in ("llava/red", "llava"):
@@ -253,7 +250,7 @@ def test_broken_stream_and_gone_client_are_told_apart(stage: Stage, path: Path) 
     assert (gone["outcome"], gone["status"]) == ("client gone", None)
 
 
-def test_refused_for_its_size_while_it_is_sent(make_stage: Callable[..., Stage], path: Path) -> None:
+def test_refused_for_its_size_while_it_is_sent(make_stage: MakeStage, path: Path) -> None:
     """The log includes answers that are sent before an instance is chosen."""
     stage = make_stage(observe=logging_to(path), limits=LimitSettings(max_body_bytes=100))
     with pytest.raises(ClientError):
@@ -268,7 +265,7 @@ def test_refused_for_its_size_while_it_is_sent(make_stage: Callable[..., Stage],
     assert (chunked["status"], chunked["error_type"], chunked["bytes_in"]) == (400, "ValidationError", 101)
 
 
-def test_credentials_are_never_logged(make_stage: Callable[..., Stage], path: Path) -> None:
+def test_credentials_are_never_logged(make_stage: MakeStage, path: Path) -> None:
     """The hash that instances receive identifies the caller; a refusal has its reason."""
     token = "a-token-that-nobody-guesses"
     stage = make_stage(observe=logging_to(path), credentials=Credentials(tokens={"app": token}))

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import openai
 import pytest
 
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import MakeStage, Stage
 from tests.proxy.fake_instance import answering
 from tests.proxy.test_access import TOKEN
 from tests.proxy.test_openai import MESSAGES, behave, client
@@ -20,7 +20,6 @@ NAMES = ("a", "b", "c", "d")
 KEYS = [f"conversation-{number}" for number in range(12)]
 
 CLIENTS: WeakKeyDictionary[Stage, openai.OpenAI] = WeakKeyDictionary()  # one for each proxy
-MakeStage = Callable[..., Stage]
 
 
 def stages(make_stage: MakeStage, number: int = 1, **options: Any) -> list[Stage]:

@@ -3,9 +3,7 @@
 import json
 import socket
 import threading
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 from click.testing import CliRunner, Result
 
-from tests.proxy.conftest import Stage, read_answer
+from tests.proxy.conftest import MakeStage, Stage, read_answer
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing, silent
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
@@ -25,8 +23,6 @@ from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Endpoint
 
-MakeStage = Callable[..., Stage]
-
 
 @pytest.fixture
 def stage(tmp_path: Path, make_stage: MakeStage) -> Stage:
@@ -36,8 +32,7 @@ def stage(tmp_path: Path, make_stage: MakeStage) -> Stage:
 
 def submit(stage: Stage, **members: Any) -> dict[str, Any]:
     members.setdefault("EndpointName", "llava")
-    answer: dict[str, Any] = stage.client().invoke_endpoint_async(**members)
-    return answer
+    return stage.client().invoke_endpoint_async(**members)
 
 
 def path_of(url: str) -> Path:
@@ -47,15 +42,6 @@ def path_of(url: str) -> Path:
 def until_there(url: str) -> bytes:
     wait_until(path_of(url).is_file, f"{url} is there")
     return path_of(url).read_bytes()
-
-
-def admin(stage: Stage, path: str, *, method: str = "GET") -> tuple[int, Any]:
-    request = urllib.request.Request(f"{stage.proxy.admin_url}{path}", method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
 
 
 def refusal(stage: Stage, **members: Any) -> tuple[str, str]:
@@ -195,7 +181,7 @@ def test_wrong_request_is_refused_and_nothing_is_queued(stage: Stage, members: A
 
     assert code == "ValidationError"
     assert words in message
-    assert admin(stage, "/async-requests")[1]["requests"] == []
+    assert stage.admin("/async-requests").json()["requests"] == []
 
 
 @pytest.mark.parametrize("key", ["my file.json", "\u00e9.json", "\u65e5  \u672c/100%.json"])
@@ -204,12 +190,12 @@ def test_a_key_in_s3_has_any_printable_characters(tmp_path: Path, make_stage: Ma
     keys = {"AKIDEXAMPLE": AccessKey(secret="secret" * 4)}
     stage = make_stage(async_folder=tmp_path, credentials=Credentials(keys=keys))
     for name in stage.instances:  # nothing is read from S3
-        assert admin(stage, f"/instances/{name}/drain", method="POST")[0] == 200
+        assert stage.admin(f"/instances/{name}/drain", "POST").status_code == 200
     client = stage.client(key_id="AKIDEXAMPLE", secret="secret" * 4)
 
     client.invoke_endpoint_async(EndpointName="llava", InputLocation=f"s3://inp/{key}")
 
-    [request] = admin(stage, "/async-requests")[1]["requests"]
+    [request] = stage.admin("/async-requests").json()["requests"]
     assert request["input_location"] == f"s3://inp/{key}"
 
 
@@ -330,7 +316,7 @@ def test_head_of_a_result_has_no_body(stage: Stage) -> None:
     """The answer to HEAD has no body, whose bytes would be read as the connection's next answer."""
     stage.a.behave = stage.b.behave = answering(body=b"result")
     submit(stage, Body=b"{}", InferenceId="one")
-    wait_until(lambda: admin(stage, "/async-requests/one")[1]["state"] == "COMPLETED", "it has ended")
+    wait_until(lambda: stage.admin("/async-requests/one").json()["state"] == "COMPLETED", "it has ended")
     head = b"%b HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
 
     with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=60) as sock:
@@ -347,7 +333,7 @@ def test_client_that_leaves_within_a_result_is_no_fault(stage: Stage, caplog: py
     """A client that disconnects in mid-result, as in `torchmoor async get ID | head`, causes no traceback."""
     stage.a.behave = stage.b.behave = answering(body=b"x" * 20_000_000)
     submit(stage, Body=b"{}", InferenceId="one")
-    wait_until(lambda: admin(stage, "/async-requests/one")[1]["state"] == "COMPLETED", "it has ended")
+    wait_until(lambda: stage.admin("/async-requests/one").json()["state"] == "COMPLETED", "it has ended")
 
     with socket.create_connection(("127.0.0.1", stage.proxy.admin_port), timeout=60) as sock:
         sock.sendall(b"GET /async-requests/one/result HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -374,51 +360,38 @@ def test_admin_plane_lists_shows_cancels_and_fetches(stage: Stage) -> None:
     slow = submit(stage, Body=b"slow", InferenceId="slow")
     gate.wait_reached()
 
-    wait_until(lambda: admin(stage, "/async-requests/a%2Fb%20c")[1]["state"] == "COMPLETED", "it has ended")
-    with urllib.request.urlopen(f"{stage.proxy.admin_url}/async-requests/a%2Fb%20c/result", timeout=60) as answer:
-        assert (answer.read(), answer.headers["Content-Type"]) == (b"result", "text/x-result")
-        assert "sandbox" in answer.headers["Content-Security-Policy"], "a model's page is none of the admin plane's"
-        assert (answer.headers["Content-Disposition"], answer.headers["X-Content-Type-Options"]) == (
-            "attachment",
-            "nosniff",
-        )
-    status, body = admin(stage, "/async-requests/slow/cancel", method="POST")
-    assert (status, body) == (200, {"inference_id": "slow", "state": "CANCELLED"})
+    wait_until(lambda: stage.admin("/async-requests/a%2Fb%20c").json()["state"] == "COMPLETED", "it has ended")
+    result = stage.admin("/async-requests/a%2Fb%20c/result")
+    assert (result.content, result.headers["Content-Type"]) == (b"result", "text/x-result")
+    assert "sandbox" in result.headers["Content-Security-Policy"], "a model's page is none of the admin plane's"
+    assert result.headers["Content-Disposition"] == "attachment"
+    assert result.headers["X-Content-Type-Options"] == "nosniff"
+    cancelled = stage.admin("/async-requests/slow/cancel", "POST")
+    assert (cancelled.status_code, cancelled.json()) == (200, {"inference_id": "slow", "state": "CANCELLED"})
     assert until_there(slow["FailureLocation"])
-    wait_until(lambda: admin(stage, "/async-requests/slow")[1]["state"] == "CANCELLED", "it has ended")
+    wait_until(lambda: stage.admin("/async-requests/slow").json()["state"] == "CANCELLED", "it has ended")
     wait_until(lambda: stage.a.cancels + stage.b.cancels, "a cancellation")
 
-    _, listed = admin(stage, "/async-requests")
-    assert [(each["inference_id"], each["state"]) for each in listed["requests"]] == [
-        ("a/b c", "COMPLETED"),
-        ("slow", "CANCELLED"),
-    ]
-    assert [each["inference_id"] for each in admin(stage, "/async-requests?state=cancelled")[1]["requests"]] == ["slow"]
-    assert [each["inference_id"] for each in admin(stage, "/async-requests?after=a/b%20c")[1]["requests"]] == ["slow"]
-    assert admin(stage, "/async-requests/nobody")[0] == 404
-    assert admin(stage, "/async-requests/slow/result")[0] == 409
-    assert admin(stage, "/async-requests/a%2Fb%20c/cancel", method="POST") == (
-        409,
-        {"inference_id": "a/b c", "state": "COMPLETED"},
-    )
-    assert admin(stage, "/async-requests?state=ODD")[0] == 400
-    assert admin(stage, "/async-requests?limit=0")[0] == 400
-    assert admin(stage, f"/async-requests?limit={'9' * 5000}")[0] == 400
-    assert admin(stage, "/async-requests?endpoint=odd")[0] == 400
+    listed = stage.admin("/async-requests").json()["requests"]
+    assert [(each["inference_id"], each["state"]) for each in listed] == [("a/b c", "COMPLETED"), ("slow", "CANCELLED")]
+    for query in ("state=cancelled", "after=a/b%20c"):
+        [found] = stage.admin(f"/async-requests?{query}").json()["requests"]
+        assert found["inference_id"] == "slow"
+    assert stage.admin("/async-requests/nobody").status_code == 404
+    assert stage.admin("/async-requests/slow/result").status_code == 409
+    late = stage.admin("/async-requests/a%2Fb%20c/cancel", "POST")
+    assert (late.status_code, late.json()) == (409, {"inference_id": "a/b c", "state": "COMPLETED"})
+    for query in ("state=ODD", "limit=0", f"limit={'9' * 5000}", "endpoint=odd"):
+        assert stage.admin(f"/async-requests?{query}").status_code == 400
 
 
 def test_metrics_are_cloudwatchs(stage: Stage) -> None:
     """The metrics have the names that dashboards and policies of SageMaker use."""
     answer = submit(stage, Body=b"{}")
     until_there(answer["OutputLocation"])
-    url = f"{stage.proxy.admin_url}/metrics"
-
-    def shown() -> str:
-        with urllib.request.urlopen(url, timeout=60) as page:
-            return str(page.read().decode())
-
-    wait_until(lambda: 'InvocationsProcesssed_total{endpoint="llava",variant="AllTraffic"} 1.0' in shown(), "counted")
-    text = shown()
+    counted = 'InvocationsProcesssed_total{endpoint="llava",variant="AllTraffic"} 1.0'
+    wait_until(lambda: counted in stage.admin("/metrics").text, "counted")
+    text = stage.admin("/metrics").text
     for name in (
         *("ApproximateBacklogSize", "ApproximateBacklogSizePerInstance", "ApproximateAgeOfOldestRequest"),
         *("HasBacklogWithoutCapacity", "InvocationFailures_total", "ExpiredRequests_total", "TimeInBacklog_sum"),
@@ -536,7 +509,7 @@ def test_an_update_waits_for_running_requests(stage: Stage) -> None:
     third = submit(stage, Body=b"{}")
     cancelled.wait_reached()
     last = stage.run(replace(2, stage.a))
-    assert admin(stage, f"/async-requests/{third['InferenceId']}/cancel", method="POST")[0] == 200
+    assert stage.admin(f"/async-requests/{third['InferenceId']}/cancel", "POST").status_code == 200
     stage.until(lambda: stage.instance("new-1").outstanding == 0, "the cancelled request has left")
     stage.call(stage.registry.retire, last)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.async_inference.request import background_request
@@ -19,7 +19,6 @@ from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.response_ids import conversation_id, response_id
 from torchmoor.wire.session_ids import session_hash
 
-MakeStage = Callable[..., Stage]
 BODY = {"model": "llava", "input": "hello", "background": True}
 
 
@@ -97,7 +96,6 @@ def post(stage: Stage, body: dict[str, Any] = BODY, **headers: str) -> tuple[int
 def states(stage: Stage) -> list[str]:
     """Return the states of the asynchronous requests."""
     service = stage.proxy.data.async_inference
-    assert service is not None
     return [record.state.value for record in stage.run(service.queue.list("llava"))]
 
 
@@ -166,7 +164,6 @@ def test_a_full_share_closes_what_was_opened(make_stage: MakeStage, tmp_path: Pa
     wait_until(lambda: set(fake.closed) == opened, "both sessions are closed")
     assert len(fake.closed) == 2
     counted = stage.proxy.data.dispatchers.callers
-    assert counted is not None
     assert counted.sessions.count("127.0.0.1") == 1
     gate.open()
     wait_until(lambda: states(stage) == ["COMPLETED"], "the first response was generated")
@@ -220,7 +217,6 @@ def test_a_response_whose_session_key_is_gone_has_failed(make_stage: MakeStage, 
         response_id(session, 1), endpoint="llava", principal="", source="", ttl_s=3600.0, timeout_s=3600.0
     )
     service = stage.proxy.data.async_inference
-    assert service is not None
 
     stage.run(service.submit(asked))
 
@@ -266,7 +262,6 @@ class SlowQueue:
 
     def __init__(self, stage: Stage) -> None:
         service = stage.proxy.data.async_inference
-        assert service is not None
         self._submit = service.queue.submit
         self.gates: list[Gate] = []
         self.error: ApiError | None = None  # the queue's answer
@@ -297,7 +292,6 @@ def test_a_session_counts_for_its_caller_although_the_client_leaves(make_stage: 
     wait_until(lambda: states(stage) == ["COMPLETED"], "the response was generated")
 
     callers = stage.proxy.data.dispatchers.callers
-    assert callers is not None
     assert callers.sessions.count("127.0.0.1") == len(fake.sessions) == 1
 
 
@@ -307,8 +301,6 @@ def test_a_session_that_the_queue_refuses_does_not_count(make_stage: MakeStage, 
     stage = make_stage(async_folder=tmp_path, callers=CallerSettings(limited="always"))
     fake, queue = FakeResponses(stage), SlowQueue(stage)
     callers, asynchronous = stage.proxy.data.dispatchers.callers, stage.proxy.data.async_inference
-    assert callers is not None
-    assert asynchronous is not None
     queue.error = QueueUnavailable("The queue has gone.")
     if service == "refuses at once":
         asynchronous.try_submit = leaving(stage, lambda *_: False)

@@ -1,13 +1,11 @@
 """Bodies in flight: an instance gets at most the bytes that its JVM can hold, and their count returns to zero."""
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import requests
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import dying, refusing
 from tests.proxy.test_late_binding import LATE, Held, received, send, status, waiting
 from tests.waiting import wait_until
@@ -17,8 +15,6 @@ from torchmoor.proxy.instances.instance import Instance
 MAX_BYTES = 100
 LONG = b"x" * 60  # one fits, two do not
 SHORT = b"y" * 40  # fits beside a long one
-
-MakeStage = Callable[..., Stage]
 
 
 def limited(make_stage: MakeStage, **options: object) -> Stage:
@@ -114,9 +110,7 @@ def test_long_bodies_wait_for_room(make_stage: MakeStage) -> None:
 
 
 def begin_chunked(stage: Stage, first: bytes) -> socket.socket:
-    sock = stage.socket()
-    stage.close_later(sock)
-    sock.sendall(
+    sock = stage.send(
         b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(first)
     )
     return sock
@@ -269,12 +263,11 @@ def until_read(url: str) -> bytes:
 
 
 def test_metric_shows_the_bytes_in_flight(make_stage: MakeStage) -> None:
-    """The metric has the bytes in flight of each instance."""
     stage = limited(make_stage, names=("a",))
     held = Held(stage, stage.a)
     sock = send(stage, LONG)
 
-    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    page = stage.admin("/metrics").text
 
     assert 'InflightBodyBytes{endpoint="llava",instance="a"} 120.0' in page
     held.let_go(LONG)

@@ -1,14 +1,13 @@
 """OpenAI's paths without an endpoint in front of several: the body's `model` selects the endpoint."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 import requests
 
-from tests.proxy.conftest import Stage, read_answer
+from tests.proxy.conftest import MakeStage, Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, dying, silent, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, signed
 from tests.proxy.test_openai import MESSAGES, behave, call, chunk, client
@@ -22,7 +21,7 @@ TWO: Any = {"endpoints": {"a": "sees", "b": "talks"}}
 
 
 @pytest.fixture
-def stage(make_stage: Callable[..., Stage]) -> Stage:
+def stage(make_stage: MakeStage) -> Stage:
     """Two endpoints with one instance each."""
     return make_stage(**TWO)
 
@@ -110,7 +109,7 @@ def test_bad_header_is_told_before_the_instance_is_chosen(stage: Stage) -> None:
     assert (status, "Variant other not found for endpoint sees" in answer["error"]["message"]) == (400, True)
 
 
-def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stage]) -> None:
+def test_model_beyond_the_limit_is_not_looked_for(make_stage: MakeStage) -> None:
     """A model beyond the limit is not searched for, and the error says where to name it."""
     stage = make_stage(limits=LimitSettings(max_unrouted_body_bytes=1000, max_replay_body_bytes=1000), **TWO)
     pad = "x" * 3_000_000
@@ -125,7 +124,7 @@ def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stag
     assert "/endpoints/NAME/openai/v1" in answer["error"]["message"]
 
 
-def test_adapter_beyond_the_limit_is_not_the_base_model(make_stage: Callable[..., Stage]) -> None:
+def test_adapter_beyond_the_limit_is_not_the_base_model(make_stage: MakeStage) -> None:
     """A model beyond the limit may be an adapter, so the request is refused instead of using the base model."""
     limits = LimitSettings(max_unrouted_body_bytes=1000)
     stage = make_stage(limits=limits, endpoints={"a": "sees"}, multi_model=MultiModelSettings(are_adapters=True))
@@ -139,7 +138,7 @@ def test_adapter_beyond_the_limit_is_not_the_base_model(make_stage: Callable[...
     assert "first 1000 bytes" in answer["error"]["message"]
 
 
-def test_adapter_behind_too_many_values_is_not_the_base_model(make_stage: Callable[..., Stage]) -> None:
+def test_adapter_behind_too_many_values_is_not_the_base_model(make_stage: MakeStage) -> None:
     """The search ends after too many values, and the request is refused instead of using the base model."""
     stage = make_stage(endpoints={"a": "sees"}, multi_model=MultiModelSettings(are_adapters=True))
 
@@ -149,7 +148,7 @@ def test_adapter_behind_too_many_values_is_not_the_base_model(make_stage: Callab
     assert "before the first 20000 brackets and strings" in answer["error"]["message"]
 
 
-def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
+def test_body_over_the_dialects_limit_is_refused(make_stage: MakeStage) -> None:
     """The answer is 413, with or without Content-Length, before and after the endpoint is known."""
     stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=40), **TWO)
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -160,8 +159,7 @@ def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage
     assert (announced, unannounced[:12]) == (413, b"HTTP/1.1 413")
 
 
-def test_time_out_is_as_on_the_endpoints_path(make_stage: Callable[..., Stage]) -> None:
-    """A time-out is answered with 504."""
+def test_time_out_is_as_on_the_endpoints_path(make_stage: MakeStage) -> None:
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02), **TWO)
     behave(stage, silent)
 
@@ -183,7 +181,7 @@ def test_client_that_leaves_is_as_on_the_endpoints_path(stage: Stage) -> None:
     stage.until(lambda: stage.outstanding() == 0, "the lease released")
 
 
-def test_dead_instance_is_replaced_by_another_of_the_endpoint(make_stage: Callable[..., Stage]) -> None:
+def test_dead_instance_is_replaced_by_another_of_the_endpoint(make_stage: MakeStage) -> None:
     """The request is repeated with its whole body, which the proxy has kept."""
     stage = make_stage(names=("a", "b", "c"), endpoints={"a": "sees", "b": "sees", "c": "talks"})
 
@@ -193,7 +191,7 @@ def test_dead_instance_is_replaced_by_another_of_the_endpoint(make_stage: Callab
         assert (status, headers["x-torchmoor-instance"]) == (200, "b")
 
 
-def test_request_waits_for_its_endpoints_instance(make_stage: Callable[..., Stage]) -> None:
+def test_request_waits_for_its_endpoints_instance(make_stage: MakeStage) -> None:
     """With late binding a request waits in its endpoint's queue, and the other endpoint is not delayed."""
     stage = make_stage(capacity=1, late_binding=LateBindingSettings(), **TWO)
     gate = Gate()
@@ -210,7 +208,7 @@ def test_request_waits_for_its_endpoints_instance(make_stage: Callable[..., Stag
     assert [first.getresponse().status, second.getresponse().status, other] == [200, 200, 200]
 
 
-def test_signature_is_checked_before_the_model_is_looked_for(make_stage: Callable[..., Stage]) -> None:
+def test_signature_is_checked_before_the_model_is_looked_for(make_stage: MakeStage) -> None:
     """A caller without the secret learns nothing about the models; other callers are served."""
     stage = make_stage(credentials=CREDENTIALS, **TWO)
 
@@ -244,7 +242,7 @@ def test_a_model_that_is_no_text_in_utf_8_is_unknown(stage: Stage) -> None:
     ],
 )
 def test_an_endpoint_deleted_while_its_request_arrives_is_unknown(
-    make_stage: Callable[..., Stage], path: str, body: bytes
+    make_stage: MakeStage, path: str, body: bytes
 ) -> None:
     """An endpoint that is deleted between a request's head and body is unknown."""
     stage = make_stage(names=("a", "b", "c"), endpoints={"a": "sees", "b": "talks", "c": "hears"})

@@ -4,8 +4,6 @@ import http.client
 import json
 import threading
 import time
-import urllib.request
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from time import gmtime, strftime
@@ -15,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import KEY, Stage
+from tests.proxy.conftest import KEY, MakeStage, Stage
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 from torchmoor.config.callers import CallerSettings
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.proxy.access.gate import principal_of
@@ -31,8 +29,6 @@ CREDENTIALS = Credentials(
     tokens={"alice": TOKEN},
 )
 PATH = "/endpoints/llava/invocations"
-
-MakeStage = Callable[..., Stage]
 
 
 class Holding:
@@ -56,7 +52,6 @@ def send(stage: Stage, token: str = TOKEN, path: str = PATH, body: bytes = b"{}"
 
 def until_in_flight(stage: Stage, caller: str, number: int) -> None:
     callers = stage.proxy.data.dispatchers.callers
-    assert callers is not None
     stage.until(lambda: callers.num_requests.get(caller, 0) == number, f"{number} requests of {caller} in flight")
 
 
@@ -67,8 +62,7 @@ def read(connection: http.client.HTTPConnection) -> tuple[int, Any]:
 
 def limited(stage: Stage) -> dict[str, float]:
     """Return the refusals on the metrics page, by setting."""
-    with urllib.request.urlopen(f"{stage.proxy.admin_url}/metrics", timeout=DEADLINE_S) as page:
-        lines = [line for line in page.read().decode().splitlines() if line.startswith("CallerLimited_total{")]
+    lines = [line for line in stage.admin("/metrics").text.splitlines() if line.startswith("CallerLimited_total{")]
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 
@@ -245,8 +239,7 @@ def ask(client: Any, session: str, body: bytes = b"{}") -> str:
 def refused_opening(client: Any) -> dict[str, Any]:
     with pytest.raises(ClientError) as caught:
         ask(client, "NEW_SESSION", OPEN)
-    response: dict[str, Any] = caught.value.response
-    return response
+    return caught.value.response
 
 
 @pytest.fixture
@@ -315,7 +308,6 @@ def test_openings_that_fail_or_whose_clients_leave_give_their_shares_back(sessio
     holding = Holding(stage)
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}
     callers = stage.proxy.data.dispatchers.callers
-    assert callers is not None
     leaving = stage.http()
     leaving.request("POST", PATH, body=OPEN, headers=headers)
     holding.gate.wait_reached()

@@ -3,14 +3,13 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer, read_until
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, dying, refusing, silent, streaming
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -28,9 +27,7 @@ def post(
 def ask(stage: Stage, request: bytes, target: FakeInstance) -> socket.socket:
     """Send a request and return once the instance has received it completely."""
     before = len(target.received)
-    sock = stage.socket()
-    stage.close_later(sock)
-    sock.sendall(request)
+    sock = stage.send(request)
     stage.until(lambda: len(target.received) > before, "the request reached the instance")
     return sock
 
@@ -106,7 +103,7 @@ def test_many_clients_that_leave_at_once_cost_few_operations(stage: Stage) -> No
     assert len(stage.a.cancels) == 2
 
 
-def test_request_given_up_at_its_deadline_is_cancelled(make_stage: Callable[..., Stage]) -> None:
+def test_request_given_up_at_its_deadline_is_cancelled(make_stage: MakeStage) -> None:
     """The client gets a model time-out, and the model gets a cancellation."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02))
     stage.a.behave = silent
@@ -163,7 +160,7 @@ def test_answered_request_is_never_cancelled(stage: Stage) -> None:
     assert stage.a.cancels == stage.b.cancels == []
 
 
-def test_request_that_was_not_sent_whole_is_not_cancelled(make_stage: Callable[..., Stage]) -> None:
+def test_request_that_was_not_sent_whole_is_not_cancelled(make_stage: MakeStage) -> None:
     """A request whose body has not arrived whole is at no instance, so nothing is cancelled."""
     stage = make_stage(limits=LimitSettings(max_body_bytes=1 << 20))
     with stage.socket() as sock:
@@ -190,7 +187,7 @@ def test_dead_instance_costs_no_more_than_one_attempt(stage: Stage) -> None:
     assert stage.a.cancels == []
 
 
-def test_operation_that_is_not_answered_ends_in_time(make_stage: Callable[..., Stage]) -> None:
+def test_operation_that_is_not_answered_ends_in_time(make_stage: MakeStage) -> None:
     """A hanging instance does not keep a connection, and the ids collected meanwhile are tried."""
     stage = make_stage(timeouts=TimeoutSettings(cancel_timeout_s=0.2, sweep_interval_s=0.02))
     stage.a.behave = stage.a.on_cancel = silent
@@ -223,9 +220,7 @@ def test_client_cannot_cancel_through_the_proxy(stage: Stage) -> None:
     assert stage.a.cancels == stage.b.cancels == []
 
 
-def test_request_says_how_long_the_proxy_waits(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_says_how_long_the_proxy_waits(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header carries the operation's limit plus a margin; a second attempt gets the time that is left."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=50, stream_total_timeout_s=500))
     told: list[int] = []  # in milliseconds

@@ -17,9 +17,10 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser import DESKTOP, Tab, give_files, open_tab, submit_question, wait_ready
-from tests.proxy.conftest import NO_PROBES, Stage
+from tests.proxy.conftest import NO_PROBES, MakeStage, Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
+from tests.torchserve.drawings import encoded
 from tests.waiting import wait_until
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.credentials import Credentials
@@ -58,10 +59,17 @@ def tab(chat: FakeChat, browser: Browser) -> Iterator[Tab]:
 
 def picture_file(name: str, size: tuple[int, int] = (64, 48), form: str = "PNG") -> dict[str, Any]:
     """Return a file as Playwright takes it, with a picture that compresses badly."""
-    encoded = io.BytesIO()
     noise = Image.frombytes("RGB", size, random.Random(7).randbytes(size[0] * size[1] * 3))
-    noise.save(encoded, form)
-    return {"name": name, "mimeType": f"image/{form.lower()}", "buffer": encoded.getvalue()}
+    return {"name": name, "mimeType": f"image/{form.lower()}", "buffer": encoded(noise, form)}
+
+
+def open_second(first: Page, question: str) -> Page:
+    """Open another tab of the same browser, and show the session that begins with this question."""
+    second = first.context.new_page()
+    second.goto(first.url)
+    wait_ready(second)
+    second.locator(".switch", has_text=question).click()
+    return second
 
 
 def ask(page: Page, question: str) -> Locator:
@@ -73,6 +81,24 @@ def ask(page: Page, question: str) -> Locator:
     turn = page.locator(".turn").nth(turns)
     expect(turn).to_be_visible()
     return turn
+
+
+def keep_sessions(page: Page) -> None:
+    """Let the browser keep sessions."""
+    page.locator("#settings summary").click()
+    page.get_by_label("Keep sessions in this browser").check()
+    expect(page.locator("#announcer")).to_contain_text("Sessions are kept")
+
+
+def kept_values(page: Page, field: str) -> list[str]:
+    """Return a field of all turns that the browser keeps."""
+    return page.evaluate(
+        """async (field) => {
+          const { load } = await import(new URL("chat/history.js", document.baseURI));
+          return (await load()).flatMap((record) => record.turns.map((turn) => turn[field]));
+        }""",
+        field,
+    )
 
 
 def images_of(body: dict[str, Any]) -> list[Image.Image]:
@@ -127,7 +153,7 @@ def test_a_browser_is_led_to_the_page_and_a_client_is_not(stage: Stage) -> None:
     assert requests.get(url, headers={"Accept": "application/json"}, timeout=60).status_code == 404
 
 
-def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
+def test_page_can_be_switched_off(make_stage: MakeStage) -> None:
     """A page that is switched off gives the error of an unknown path."""
     url = make_stage(chat_page=ChatPageSettings(is_on=False)).proxy.runtime_url
 
@@ -136,7 +162,7 @@ def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
         assert (answer.status_code, answer.headers["x-amzn-errortype"]) == (404, "UnknownOperationException")
 
 
-def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: Callable[..., Stage]) -> None:
+def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: MakeStage) -> None:
     """The names of endpoints require credentials like everything else."""
     url = make_stage(credentials=Credentials(tokens={"alice": "a-token-of-alice"})).proxy.runtime_url
     mine = {"Authorization": "Bearer a-token-of-alice"}
@@ -220,7 +246,7 @@ def decode_as_botocore(data: bytes) -> list[list[Any]] | None:
 
 @pytest.mark.browser
 def test_a_new_number_of_receipts_is_shown_by_its_label(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, browser: Browser
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
     """A new number in wire/receipt.py is shown by its label; an answer without it has no such line."""
     new = receipt.ReceiptField("x-torchmoor-saved-tokens", "saved_tokens", True, "Saved")
@@ -327,7 +353,6 @@ def test_a_picture_that_is_still_being_read_belongs_to_the_question(chat: FakeCh
 
 @pytest.mark.browser
 def test_pictures_are_dropped_and_pasted(chat: FakeChat, tab: Tab) -> None:
-    """Pictures can be dropped anywhere on the page, and pasted."""
     page, data = tab.page, base64.b64encode(picture_file("x.png")["buffer"]).decode()
     for kind in ("drop", "paste"):
         page.evaluate(
@@ -615,11 +640,9 @@ def test_sessions_that_the_user_keeps_go_on_after_a_reload(chat: FakeChat, tab: 
     give_files(page, picture_file("x.png"))
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
     assert page.evaluate("indexedDB.databases()") == []
-    page.locator("#settings summary").click()
-    page.get_by_label("Keep sessions in this browser").check()
-    expect(page.locator("#announcer")).to_contain_text("Sessions are kept")
+    keep_sessions(page)
     expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(page)) == 2, "the second turn is kept")
+    wait_until(lambda: kept_values(page, "state").count("done") == 2, "the second turn is kept")
     session = chat.received[-1].headers["x-amzn-sagemaker-session-id"]
 
     page.reload()
@@ -642,17 +665,6 @@ def test_sessions_that_the_user_keeps_go_on_after_a_reload(chat: FakeChat, tab: 
     page.reload()
     expect(page.locator(".switch")).to_have_count(1)
     expect(page.locator(".switch")).to_contain_text("New session")
-
-
-def kept_turns(page: Page) -> list[str]:
-    """Return the states of the turns of the only session that the browser keeps."""
-    turns: list[str] = page.evaluate(
-        """async () => {
-          const { load } = await import(new URL("chat/history.js", document.baseURI));
-          return (await load())[0].turns.filter((turn) => turn.state === "done").map((turn) => turn.text);
-        }"""
-    )
-    return turns
 
 
 @pytest.mark.browser
@@ -707,7 +719,6 @@ def test_a_picture_is_enlarged(chat: FakeChat, tab: Tab) -> None:
 
     dialog = page.get_by_role("dialog", name="Picture")
     box = dialog.get_by_role("img", name="one.png").bounding_box()
-    assert box is not None
     assert (box["width"], box["height"]) == (640, 480)
     tab.check_accessibility()
     page.keyboard.press("Escape")
@@ -735,6 +746,15 @@ def test_colours_are_switched(chat: FakeChat, browser: Browser, scheme: str, oth
 
 
 # What goes wrong
+
+
+def waiting_at(gate: Gate) -> Any:
+    """Return a behaviour that answers nothing before the gate opens."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+
+    return behave
 
 
 def breaking(at: int) -> Callable[[Received, Wire], Any]:
@@ -769,7 +789,6 @@ def test_an_instance_lost_in_mid_stream_is_told_and_asked_again(chat: FakeChat, 
 
 @pytest.mark.browser
 def test_a_failed_turn_keeps_its_button_and_is_asked_last(chat: FakeChat, tab: Tab) -> None:
-    """A failed turn keeps its button after another question; asked again, it follows the later turns."""
     page = tab.page
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
     chat.instead = [breaking(2)]
@@ -803,8 +822,7 @@ def test_a_question_that_can_only_be_refused_is_edited(chat: FakeChat, browser: 
 
 
 @pytest.mark.browser
-def test_a_session_that_moved_says_so(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """The page says from which instance to which the session moved."""
+def test_a_session_that_moved_says_so(make_stage: MakeStage, browser: Browser) -> None:
     stage = make_stage(are_journaled=True)
     chat = FakeChat(stage)
     with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:
@@ -916,7 +934,7 @@ def test_expiry_is_counted_down_and_mended_by_one_press(chat: FakeChat, browser:
 
 
 @pytest.mark.browser
-def test_a_wrong_token_leads_to_a_field_for_the_right_one(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_a_wrong_token_leads_to_a_field_for_the_right_one(make_stage: MakeStage, browser: Browser) -> None:
     """The page asks for a token when it opens, and again if the token is wrong; it stores none in the browser."""
     stage = make_stage(credentials=Credentials(tokens={"alice": "a-token-of-alice", "bob": "a-token-of-bobby"}))
     chat = FakeChat(stage)
@@ -1004,7 +1022,7 @@ def test_any_light_a_small_phone_and_both_directions(
 
 
 @pytest.mark.browser
-def test_one_of_several_endpoints_is_chosen(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_one_of_several_endpoints_is_chosen(make_stage: MakeStage, browser: Browser) -> None:
     """A new session uses the selected model; existing sessions keep theirs."""
     stage = make_stage(endpoints={"a": "llava", "b": "llm"})
     chat = FakeChat(stage)
@@ -1020,9 +1038,7 @@ def test_one_of_several_endpoints_is_chosen(make_stage: Callable[..., Stage], br
 
 
 @pytest.mark.browser
-def test_a_phone_with_two_endpoints_does_not_scroll_sideways(
-    make_stage: Callable[..., Stage], browser: Browser
-) -> None:
+def test_a_phone_with_two_endpoints_does_not_scroll_sideways(make_stage: MakeStage, browser: Browser) -> None:
     """The page is not wider than the screen, however long an endpoint's name is."""
     long = "a-text-model-whose-name-has-fifty-eight-letters-and-digits"
     stage = make_stage(endpoints={"a": "llava", "b": long})
@@ -1037,14 +1053,13 @@ def test_a_phone_with_two_endpoints_does_not_scroll_sideways(
 
 
 @pytest.mark.browser
-def test_a_text_model_has_no_picture_parts(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_a_text_model_has_no_picture_parts(make_stage: MakeStage, browser: Browser) -> None:
     """Neither a button nor samples, and a dropped picture is refused with the reason; the other model has them."""
     stage = make_stage(endpoints={"a": "llava", "b": "llm"})
     FakeChat(stage)
     for name, can_see in (("a", True), ("b", False)):
         stage.instances[name].on_status = answering(body=status_with(can_see))
         found = stage.registry.find(name)
-        assert found is not None
         found.take_status(ReportedStatus(can_see=can_see))
     with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:
         page = tab.page
@@ -1096,7 +1111,7 @@ def status_with(can_see: bool | None) -> bytes:
 
 
 @pytest.mark.browser
-def test_capabilities_that_are_reported_late_are_learnt(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_capabilities_that_are_reported_late_are_learnt(make_stage: MakeStage, browser: Browser) -> None:
     """The page is opened before an instance has reported; the next session knows."""
     stage = make_stage(health=NO_PROBES.replace(status_interval_s=0.05))
     FakeChat(stage)
@@ -1110,13 +1125,6 @@ def test_capabilities_that_are_reported_late_are_learnt(make_stage: Callable[...
             fake.on_status = answering(body=status_with(False))
         page.get_by_role("button", name="New session").click()
         expect(page.get_by_role("button", name="Add pictures")).to_be_hidden()
-
-
-def keep_sessions(page: Page) -> None:
-    """Let the browser keep sessions."""
-    page.locator("#settings summary").click()
-    page.get_by_label("Keep sessions in this browser").check()
-    expect(page.locator("#announcer")).to_contain_text("Sessions are kept")
 
 
 @pytest.mark.browser
@@ -1184,11 +1192,7 @@ def test_an_opening_that_a_reload_interrupts_is_sent_again_as_the_same_request(
         give_files(page, picture_file("x.png"))
         expect(page.get_by_role("button", name="Remove x.png")).to_be_visible()
     gate = Gate()
-
-    async def open_late(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-
-    chat.instead = [open_late]
+    chat.instead = [waiting_at(gate)]
     ask(page, "one")
     wait_until(lambda: len(chat.received) == 1, "the session is being opened")
     wait_until(lambda: kept_values(page, "state") == ["stopped"], "the turn is kept")
@@ -1211,11 +1215,8 @@ def test_tabs_with_one_kept_session_keep_the_turns_of_both(chat: FakeChat, tab: 
     first = tab.page
     keep_sessions(first)
     expect(ask(first, "one").locator(".text")).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(first)) == 1, "the first turn is kept")
-    second = first.context.new_page()
-    second.goto(first.url)
-    wait_ready(second)
-    second.locator(".switch", has_text="one").click()
+    wait_until(lambda: kept_values(first, "state").count("done") == 1, "the first turn is kept")
+    second = open_second(first, "one")
     chat.gate = Gate()
     running = ask(first, "two")
     expect(running.locator(".text")).to_have_text("The")
@@ -1223,24 +1224,12 @@ def test_tabs_with_one_kept_session_keep_the_turns_of_both(chat: FakeChat, tab: 
     chat.gate.open()
     expect(running.locator(".text")).to_have_text("The circle is red.")
     expect(second.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
-    wait_until(lambda: len(kept_turns(first)) == 3, "the turns of both tabs are kept")
+    wait_until(lambda: kept_values(first, "state").count("done") == 3, "the turns of both tabs are kept")
 
     for page in (first, second):
         page.evaluate("dispatchEvent(new Event('focus'))")
         expect(page.locator(".turn .question")).to_contain_text(["one", "two", "three"])
         expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 3)
-
-
-def kept_values(page: Page, field: str) -> list[str]:
-    """Return a field of all turns that the browser keeps."""
-    values: list[str] = page.evaluate(
-        """async (field) => {
-          const { load } = await import(new URL("chat/history.js", document.baseURI));
-          return (await load()).flatMap((record) => record.turns.map((turn) => turn[field]));
-        }""",
-        field,
-    )
-    return values
 
 
 @pytest.mark.browser
@@ -1285,7 +1274,7 @@ def test_sessions_are_kept_again_once_the_browser_can(chat: FakeChat, tab: Tab) 
 
     expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
 
-    wait_until(lambda: len(kept_turns(page)) == 2, "both turns are kept")
+    wait_until(lambda: kept_values(page, "state").count("done") == 2, "both turns are kept")
 
 
 @pytest.mark.browser
@@ -1294,13 +1283,13 @@ def test_sessions_are_kept_again_after_the_browsers_storage_was_cleared(chat: Fa
     page = tab.page
     keep_sessions(page)
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(page)) == 1, "the turn is kept")
+    wait_until(lambda: kept_values(page, "state").count("done") == 1, "the turn is kept")
     origin = {"origin": page.evaluate("location.origin"), "storageTypes": "indexeddb"}
     page.context.new_cdp_session(page).send("Storage.clearDataForOrigin", origin)
 
     expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
 
-    wait_until(lambda: len(kept_turns(page)) == 2, "both turns are kept again")
+    wait_until(lambda: kept_values(page, "state").count("done") == 2, "both turns are kept again")
 
 
 @pytest.mark.browser
@@ -1324,15 +1313,6 @@ def test_a_session_that_is_closed_while_it_opens_again_stays_closed(chat: FakeCh
 
         gate.open()
         assert (chat.num_opened, chat.asked()) == (2, ["one", "two", "four"])
-
-
-def waiting_at(gate: Gate) -> Any:
-    """Return a behaviour that answers nothing before the gate opens."""
-
-    async def behave(request: Received, wire: Wire) -> None:
-        await gate.pass_through()
-
-    return behave
 
 
 @pytest.mark.browser
@@ -1412,10 +1392,7 @@ def test_a_session_that_is_closed_in_one_tab_closes_in_the_others(chat: FakeChat
         first.locator("#new-session").click()
         expect(ask(first, question).locator(".text")).to_have_text("The circle is red.")
     wait_until(lambda: len(kept_values(first, "state")) == 2, "both sessions are kept")
-    second = first.context.new_page()
-    second.goto(first.url)
-    wait_ready(second)
-    second.locator(".switch", has_text="one").click()
+    second = open_second(first, "one")
     second.get_by_role("textbox", name="Your question").fill("half a que")
 
     first.get_by_role("button", name="Close session: one").click()
@@ -1440,10 +1417,7 @@ def test_a_turn_that_another_tab_is_answering_is_not_shown_as_stopped(chat: Fake
     chat.gate = gate = Gate()
     expect(ask(first, "one").locator(".text")).to_have_text("The")
     wait_until(lambda: kept_values(first, "state") == ["stopped"], "the turn is kept")
-    second = first.context.new_page()
-    second.goto(first.url)
-    wait_ready(second)
-    second.locator(".switch", has_text="one").click()
+    second = open_second(first, "one")
     turn = second.locator(".turn").first
 
     expect(turn.locator("[data-is=state]")).to_contain_text("Another tab may show the rest")
@@ -1463,11 +1437,8 @@ def test_a_picture_that_another_tab_is_sending_is_not_kept_as_sent(chat: FakeCha
     first = tab.page
     keep_sessions(first)
     expect(ask(first, "one").locator(".text")).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(first)) == 1, "the first turn is kept")
-    second = first.context.new_page()
-    second.goto(first.url)
-    wait_ready(second)
-    second.locator(".switch", has_text="one").click()
+    wait_until(lambda: kept_values(first, "state").count("done") == 1, "the first turn is kept")
+    second = open_second(first, "one")
     chat.gate = gate = Gate()
     expect(ask(second, "two").locator(".text")).to_have_text("The")
     late = Gate()
@@ -1479,7 +1450,7 @@ def test_a_picture_that_another_tab_is_sending_is_not_kept_as_sent(chat: FakeCha
     wait_until(lambda: "three" in kept_values(first, "question"), "the question is kept")
     gate.open()
     expect(second.locator(".turn .text").nth(1)).to_have_text("The circle is red.")
-    wait_until(lambda: len(kept_turns(first)) == 2, "the turn of the second tab is kept")
+    wait_until(lambda: kept_values(first, "state").count("done") == 2, "the turn of the second tab is kept")
 
     first.reload()
     late.open()

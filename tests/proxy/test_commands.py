@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.http_servers import QuietHandler, serve_http
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_chat import FakeChat
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeMany
@@ -26,8 +25,6 @@ from torchmoor.cli.running_fleets import recorded
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.proxy.instances.instance import InstanceState
-
-MakeStage = Callable[..., Stage]
 
 # boto3's client is never closed where a command ends with an error, so its connections are noticed when collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -222,7 +219,6 @@ def test_an_adapter_of_an_endpoint_without_adapters_is_told(talking: Stage) -> N
 
 
 def test_models_are_listed_pinned_and_unloaded(make_stage: MakeStage) -> None:
-    """Models of an endpoint with many are listed, pinned and unloaded."""
     stage = make_stage(multi_model=MultiModelSettings())
     for fake in stage.instances.values():
         FakeMany(fake, source={"m1", "m2"})
@@ -344,7 +340,6 @@ def test_a_session_is_kept_if_asked_for_and_closed_by_the_next(talking: Stage) -
 
 
 def test_a_question_comes_from_standard_input(talking: Stage) -> None:
-    """A question is read from standard input in a pipe."""
     where = {"TORCHMOOR_URL": talking.proxy.runtime_url}
     result = CliRunner().invoke(main, ["ask", "-"], input="what is\nit?\n", env=where)
     empty = CliRunner().invoke(main, ["ask", "-"], input="\n", env=where)
@@ -384,7 +379,6 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(stage: Stage) -> No
     """Ctrl-C keeps the partial answer and continues; between two answers it ends the command."""
     talk = FakeChat(stage, gate=Gate())
     gate = talk.gate
-    assert gate is not None
     terminal, its_end = os.openpty()
     program = [sys.executable, "-m", "torchmoor", "chat", "--url", stage.proxy.runtime_url]
     with subprocess.Popen(program, stdin=its_end, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -524,8 +518,6 @@ def test_a_load_survives_a_failure_in_other_bytes_than_text(body: bytes) -> None
 
 
 def test_a_stream_that_breaks_off_is_a_failure_of_a_load(stage: Stage) -> None:
-    """An incomplete answer counts as a failure."""
-
     async def break_off(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/event-stream")
         await wire.chunk(SSE[1])

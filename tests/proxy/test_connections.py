@@ -6,7 +6,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
+from tests.certificates import make_certificate
+from tests.proxy.conftest import LISTEN, MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, silent
-from tests.proxy.test_access import make_certificate
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -122,7 +122,7 @@ def test_client_that_leaves_in_mid_stream_is_passed_on(stage: Stage) -> None:
     closed_upstream(stage)
 
 
-def test_client_that_leaves_while_connecting_costs_nothing(make_stage: Callable[..., Stage]) -> None:
+def test_client_that_leaves_while_connecting_costs_nothing(make_stage: MakeStage) -> None:
     """A client's disconnect cancels a connection attempt to the instance."""
     stage = make_stage(timeouts=TimeoutSettings(connect_timeout_s=30, sweep_interval_s=0.02))
     # An address of the documentation range: packets go nowhere, or are refused at once.
@@ -182,7 +182,7 @@ def test_slow_reader_of_a_broken_answer_is_cut_off(stage: Stage) -> None:
     assert stage.faults == []
 
 
-def test_reader_that_stops_for_good_is_cut_off(make_stage: Callable[..., Stage]) -> None:
+def test_reader_that_stops_for_good_is_cut_off(make_stage: MakeStage) -> None:
     """The idle time-out closes the connection of a client that has stopped reading."""
     stage = make_stage(timeouts=TimeoutSettings(stream_idle_timeout_s=0.2, sweep_interval_s=0.02))
 
@@ -306,7 +306,7 @@ def test_idle_connection_that_the_instance_closes_leaves_the_pool(stage: Stage) 
     stage.until(lambda: not stage.instance("a").idle and not stage.instance("b").idle, "the pool empty")
 
 
-def test_unused_connection_is_closed_after_a_while(make_stage: Callable[..., Stage]) -> None:
+def test_unused_connection_is_closed_after_a_while(make_stage: MakeStage) -> None:
     """An idle connection is closed after pool_idle_timeout_s."""
     stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
     stage.ask("POST", "/endpoints/llava/invocations", b"{}").read()
@@ -314,7 +314,7 @@ def test_unused_connection_is_closed_after_a_while(make_stage: Callable[..., Sta
     stage.until(lambda: stage.a.num_open + stage.b.num_open == 0, "the pooled connection closed")
 
 
-def test_connection_that_nobody_takes_is_closed(make_stage: Callable[..., Stage]) -> None:
+def test_connection_that_nobody_takes_is_closed(make_stage: MakeStage) -> None:
     """A connection that is established just after its client has left is closed."""
     stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
 
@@ -424,7 +424,7 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
     assert answer.startswith(b"HTTP/1.1 413")
 
 
-def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> None:
+def test_too_many_connections_are_refused(make_stage: MakeStage) -> None:
     """A connection beyond the limit gets a 503, with a Retry-After as every 503 has, and is closed."""
     stage = make_stage(limits=LimitSettings(max_connections=1))
 
@@ -437,7 +437,7 @@ def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> N
         assert read_answer(first).startswith(b"HTTP/1.1 200")
 
 
-def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -> None:
+def test_stopping_lets_running_exchanges_end(make_stage: MakeStage) -> None:
     """A stop finishes running answers and closes idle connections at once."""
     gate = Gate()
     with Stage(names=("a",)) as stage:
@@ -478,7 +478,7 @@ def test_stopping_cuts_no_answer_that_is_written() -> None:
 class SlowClients:
     """Clients of a stage whose answers wait in the proxy, because neither side's system buffers much."""
 
-    def __init__(self, make_stage: Callable[..., Stage], folder: Path, *, has_tls: bool, **settings: object) -> None:
+    def __init__(self, make_stage: MakeStage, folder: Path, *, has_tls: bool, **settings: object) -> None:
         listen, self._context = LISTEN, None
         if has_tls:
             certificate, key = make_certificate(folder, "tls")
@@ -524,7 +524,7 @@ class SlowClients:
 
 @pytest.mark.parametrize("has_tls", [False, True])
 def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
-    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool
+    make_stage: MakeStage, tmp_path: Path, has_tls: bool
 ) -> None:
     """A slow client gets its whole answer; one that reads nothing is cut off by the keep-alive time-out.
 
@@ -551,7 +551,7 @@ def test_a_closed_connection_has_as_long_as_an_idle_one_for_its_answer(
 
 
 def test_a_closed_connection_has_time_for_its_answer_although_idle_ones_have_little(
-    make_stage: Callable[..., Stage], tmp_path: Path
+    make_stage: MakeStage, tmp_path: Path
 ) -> None:
     """An operator may close idle connections early."""
     clients = SlowClients(make_stage, tmp_path, has_tls=False, limits=LimitSettings(keep_alive_timeout_s=0.01))
@@ -565,7 +565,7 @@ def test_a_closed_connection_has_time_for_its_answer_although_idle_ones_have_lit
 @pytest.mark.parametrize("more_fields", [b"", b"Connection: close\r\n"])
 @pytest.mark.parametrize("late_s", [0, 2 * LINGER_S])
 def test_stopping_cuts_no_answer_that_waits_for_its_client(
-    make_stage: Callable[..., Stage], tmp_path: Path, has_tls: bool, more_fields: bytes, late_s: float
+    make_stage: MakeStage, tmp_path: Path, has_tls: bool, more_fields: bytes, late_s: float
 ) -> None:
     """A transport with TLS does not say that bytes wait, however long ago the answer has ended."""
     clients = SlowClients(make_stage, tmp_path, has_tls=has_tls)
@@ -577,7 +577,7 @@ def test_stopping_cuts_no_answer_that_waits_for_its_client(
     stopping.result(DEADLINE_S)
 
 
-def test_stopping_waits_for_no_client_that_has_its_answer(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_stopping_waits_for_no_client_that_has_its_answer(make_stage: MakeStage, tmp_path: Path) -> None:
     """A connection with TLS ends at once although the client, which does not read, does not close it."""
     clients = SlowClients(make_stage, tmp_path, has_tls=True)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import NO_PROBES, Stage
+from tests.proxy.conftest import NO_PROBES, MakeStage, Stage
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing
 from tests.proxy.fake_many import FakeFleet, FakeMany
 from tests.waiting import wait_until
@@ -58,7 +58,7 @@ class Container:
 
 
 @pytest.fixture
-def make_container(make_stage: Callable[..., Stage]) -> Callable[..., Container]:
+def make_container(make_stage: MakeStage) -> Callable[..., Container]:
     def make(*, page_size: int = 3, max_models: int = 100, names: tuple[str, ...] = ("a", "b")) -> Container:
         settings = ContainerSettings(serves_models=True, page_size=page_size, max_models=max_models)
         fakes = FakeFleet()

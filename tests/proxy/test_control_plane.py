@@ -1,6 +1,5 @@
 """The control plane's Describe operations, and access to them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import requests
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import MakeStage, Stage
 from tests.proxy.fake_instance import answering
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.credentials import AccessKey, Credentials
@@ -45,7 +44,7 @@ def test_describes_and_lists_the_configured_endpoints_on_both_ports(stage: Stage
     assert client.list_endpoints(NameContains="other")["Endpoints"] == []
 
 
-def test_what_an_endpoint_names_can_be_described(make_stage: Callable[..., Stage]) -> None:
+def test_what_an_endpoint_names_can_be_described(make_stage: MakeStage) -> None:
     """Each name in a description can itself be described, as the SageMaker SDK's Predictor does."""
     variants = (
         VariantSettings(name="blue", model="llava", weight=3.0, routing_strategy="RANDOM"),
@@ -83,9 +82,7 @@ def test_what_an_endpoint_names_can_be_described(make_stage: Callable[..., Stage
 
 
 @pytest.mark.parametrize("is_complete", [False, True])
-def test_asynchronous_inference_is_described(
-    make_stage: Callable[..., Stage], tmp_path: Path, *, is_complete: bool
-) -> None:
+def test_asynchronous_inference_is_described(make_stage: MakeStage, tmp_path: Path, *, is_complete: bool) -> None:
     """Asynchronous inference is described in CreateEndpointConfig's form, with the default paths in effect."""
     topic = "arn:aws:sns:us-east-1:123456789012:done"
     config = AsyncEndpointSettings(
@@ -216,7 +213,7 @@ def test_a_web_page_does_not_reach_it(stage: Stage, plane: str) -> None:
     assert "Access-Control-Allow-Origin" not in preflight.headers
 
 
-def test_keys_guard_it_on_the_data_plane(make_stage: Callable[..., Stage]) -> None:
+def test_keys_guard_it_on_the_data_plane(make_stage: MakeStage) -> None:
     stage = make_stage(credentials=Credentials(keys={"AKIAEXAMPLE": AccessKey(secret="0123456789abcdef")}))
     url = stage.proxy.runtime_url
     assert sagemaker(url, secret="0123456789abcdef").list_endpoints()["Endpoints"]
@@ -225,7 +222,7 @@ def test_keys_guard_it_on_the_data_plane(make_stage: Callable[..., Stage]) -> No
     assert requests.post(url, headers=TARGET, data=b"{}", timeout=60).status_code == 403
 
 
-def test_an_open_address_without_keys_does_not_serve_it(make_stage: Callable[..., Stage]) -> None:
+def test_an_open_address_without_keys_does_not_serve_it(make_stage: MakeStage) -> None:
     stage = make_stage(listen=ListenSettings(host="0.0.0.0", port=0, admin_port=0))
     answer = requests.post(f"http://127.0.0.1:{stage.proxy.port}", headers=TARGET, data=b"{}", timeout=60)
     assert answer.status_code == 403
@@ -277,11 +274,11 @@ def test_endpoints_come_change_and_go_while_requests_are_served(stage: Stage) ->
     stage.run(end(first))
     assert invoke() == ("b", "other-2")
     assert stage.b.received[-1].path == "/predictions/model2"
-    assert 'endpoint="other"' in requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    assert 'endpoint="other"' in stage.admin("/metrics").text
     stage.run(end(second))
     with pytest.raises(ClientError, match="not found"):
         invoke()
-    assert 'endpoint="other"' not in requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    assert 'endpoint="other"' not in stage.admin("/metrics").text
 
 
 def test_the_cbor_protocol_has_the_same_errors_and_the_same_guard(stage: Stage) -> None:

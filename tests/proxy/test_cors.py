@@ -1,7 +1,7 @@
 """Web apps of other origins (listen.allowed_origins): what they may call and read, in a browser and byte by byte."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import requests
 
 from tests.browser import open_tab, run_chromium
 from tests.http_servers import QuietHandler, serve_http
-from tests.proxy.conftest import FAST, Stage
+from tests.proxy.conftest import FAST, MakeStage, Stage
 from tests.proxy.fake_instance import Received, Wire, answering, dying, refusing, streaming
 from tests.proxy.test_fast_path import CountingPath
 from tests.waiting import wait_until
@@ -19,7 +19,6 @@ from torchmoor.config.limits import LimitSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 
-MakeStage = Callable[..., Stage]
 APP = "https://chat.example"
 INVOCATIONS = "/endpoints/llava/invocations"
 STREAM = "/endpoints/llava/invocations-response-stream"

@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ import requests
 from playwright.sync_api import Browser, expect
 
 from tests.browser import DESKTOP, PHONE, open_tab
-from tests.proxy.conftest import LISTEN, Stage
+from tests.certificates import make_certificate
+from tests.proxy.conftest import LISTEN, MakeStage, Stage
 from tests.proxy.fake_instance import Received, Wire, answering, silent, streaming
 from tests.proxy.fake_many import FakeFleet
-from tests.proxy.test_access import make_certificate
 from tests.waiting import wait_until
 from torchmoor.config.chat_page import ChatPageSettings
 from torchmoor.config.credentials import Credentials
@@ -42,7 +41,7 @@ STATUS = {
 
 
 @pytest.fixture
-def stage(make_stage: Callable[..., Stage]) -> Stage:
+def stage(make_stage: MakeStage) -> Stage:
     """Return four instances that report their status, stream for the streaming operation, and answer the rest."""
     stage = make_stage(names=("llava-0", "llava-1", "llava-2", "llava-3"))
     for fake in stage.instances.values():
@@ -69,14 +68,14 @@ def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
         "/dashboard/dashboard.css",
         "/dashboard.json",
     ):
-        answer = requests.get(stage.proxy.admin_url + path, timeout=60)
+        answer = stage.admin(path)
 
         assert answer.status_code == 200, path
         assert "default-src 'none'; script-src 'self'" in answer.headers["Content-Security-Policy"]
         assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert "Access-Control-Allow-Origin" not in answer.headers
-    assert "<script>" not in requests.get(stage.proxy.admin_url, timeout=60).text
+    assert "<script>" not in stage.admin("").text
 
 
 def test_name_of_elsewhere_that_leads_here_is_refused(stage: Stage) -> None:
@@ -105,7 +104,7 @@ def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
     pages: list[str] = []
 
     def is_complete() -> bool:
-        pages.append(requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=60).text)
+        pages.append(stage.admin("/dashboard.json").text)
         told = json.loads(pages[-1])
         is_sampled = sum(told["variants"][0]["latency"]["counts"]) == 11
         return is_sampled and all(instance["status"] is not None for instance in told["instances"])
@@ -183,7 +182,6 @@ def test_longer_times_are_chosen_and_values_shown_on_hover(stage: Stage, browser
         spark = page.locator(".tile", has_text="Requests").locator("svg")
         expect(spark.locator("path")).to_have_attribute("d", re.compile("L"))
         box = spark.bounding_box()
-        assert box is not None
         page.mouse.move(box["x"] + box["width"] - 1, box["y"] + box["height"] / 2)
         expect(page.locator("#tip")).to_have_text(re.compile(r"^[\d.]+ · [0-2] s ago$"))
         page.mouse.move(0, 0)
@@ -195,7 +193,7 @@ def test_longer_times_are_chosen_and_values_shown_on_hover(stage: Stage, browser
         tab.check_accessibility()
         page.get_by_role("link", name="Chat").click()
         expect(page).to_have_url(f"http://127.0.0.1:{stage.proxy.port}/chat")
-    assert requests.get(f"{stage.proxy.admin_url}/dashboard.json?range=7d", timeout=60).status_code == 400
+    assert stage.admin("/dashboard.json?range=7d").status_code == 400
 
 
 @pytest.mark.browser
@@ -204,7 +202,7 @@ def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
     url = f"{stage.proxy.admin_url}/instances/llava-1/history"
     wait_until(lambda: requests.get(url, timeout=60).status_code == 200, "a sample")
     assert requests.get(f"{url}?range=week", timeout=60).status_code == 400
-    assert requests.get(f"{stage.proxy.admin_url}/instances/other/history", timeout=60).status_code == 404
+    assert stage.admin("/instances/other/history").status_code == 404
     for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
         with open_tab(browser, stage.proxy.admin_url, scheme=scheme, size=size) as tab:
             page = tab.page
@@ -220,7 +218,7 @@ def test_instance_has_a_history(stage: Stage, browser: Browser) -> None:
 
 
 @pytest.mark.browser
-def test_no_link_to_a_chat_page_that_is_off(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_no_link_to_a_chat_page_that_is_off(make_stage: MakeStage, browser: Browser) -> None:
     stage = make_stage(chat_page=ChatPageSettings(is_on=False))
     with open_tab(browser, stage.proxy.admin_url) as tab:
         expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")
@@ -230,7 +228,7 @@ def test_no_link_to_a_chat_page_that_is_off(make_stage: Callable[..., Stage], br
 @pytest.mark.browser
 @pytest.mark.needs("openssl")
 def test_link_to_the_chat_page_has_the_data_planes_scheme(
-    make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path
+    make_stage: MakeStage, browser: Browser, tmp_path: Path
 ) -> None:
     """The data plane often has a certificate, and the admin plane, which listens on loopback, has none."""
     certificate, key = make_certificate(tmp_path, "tls")
@@ -287,7 +285,7 @@ def test_keyboard_alone_drains_an_instance(stage: Stage, browser: Browser) -> No
 
 
 @pytest.mark.browser
-def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_models_are_shown_and_acted_on(make_stage: MakeStage, browser: Browser) -> None:
     """Models have location, size, last use and order of eviction; each button asks first and shows its result."""
     fleet = FakeFleet({"bert-small", "vit-tiny", "llama-nano"})
     stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)
@@ -343,18 +341,18 @@ def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser
 
 
 @pytest.mark.browser
-def test_page_asks_for_the_token_that_the_admin_plane_has(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_page_asks_for_the_token_that_the_admin_plane_has(make_stage: MakeStage, browser: Browser) -> None:
     """The browser asks for the token as a password and sends it with the page's requests."""
     token = "a-token-that-nobody-guesses"
     stage = make_stage(credentials=Credentials(admin_token=token))
-    assert requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=60).status_code == 401
+    assert stage.admin("/dashboard.json").status_code == 401
 
     with open_tab(browser, stage.proxy.admin_url, token=token) as tab:
         expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")
 
 
 @pytest.mark.browser
-def test_page_says_when_the_proxy_is_gone(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_page_says_when_the_proxy_is_gone(make_stage: MakeStage, browser: Browser) -> None:
     """When the proxy is gone, the page says that its data are old."""
     stage = make_stage()
     with open_tab(browser, stage.proxy.admin_url) as tab:

@@ -3,7 +3,6 @@ the autoscaler, their actions, and names of clients, which are only ever text.
 """
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser import DESKTOP, PHONE, open_tab
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.fake_sessions import FakeHolders, make_session
@@ -52,7 +51,7 @@ def check_is_text(page: Page, shown: str = HOSTILE) -> None:
 
 
 def test_sessions_are_found_sorted_pinned_and_closed(
-    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
+    make_stage: MakeStage, holders: FakeHolders, browser: Browser
 ) -> None:
     """Each action asks first and shows its result, or advice if it failed."""
     stage = make_stage(prepare=holders)
@@ -122,7 +121,7 @@ def test_sessions_are_found_sorted_pinned_and_closed(
 
 
 def test_refresh_leaves_focus_scroll_and_order_alone(
-    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
+    make_stage: MakeStage, holders: FakeHolders, browser: Browser
 ) -> None:
     """A refresh does not move the button that a user is about to press."""
     stage = make_stage(prepare=holders)
@@ -134,7 +133,6 @@ def test_refresh_leaves_focus_scroll_and_order_alone(
         button = page.get_by_role("button", name=f"Close session {HASHES[4]}")
         button.focus()
         element = button.element_handle()
-        assert element is not None
         scroll = page.evaluate("window.scrollY")
         order = page.locator("#sessions th").all_text_contents()
 
@@ -148,9 +146,7 @@ def test_refresh_leaves_focus_scroll_and_order_alone(
         expect(page.locator("#sessions tr").first).to_contain_text(HASHES[9])
 
 
-def test_hidden_page_asks_for_nothing(
-    make_stage: Callable[..., Stage], browser: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_page_asks_for_nothing(make_stage: MakeStage, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hidden page sends no requests, and continues when it is visible again."""
     monkeypatch.setattr("torchmoor.admin.dashboard.page.INTERVAL_S", 2.0)  # long enough to be idle between requests
     stage = make_stage()
@@ -173,7 +169,7 @@ def test_hidden_page_asks_for_nothing(
             page.evaluate(hide, False)
 
 
-def test_request_has_a_page_of_its_own(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_request_has_a_page_of_its_own(make_stage: MakeStage, browser: Browser) -> None:
     """A request found by its error has a page with times as a waterfall, tokens and the model's code."""
     stage = make_stage()
     client = stage.client()
@@ -216,7 +212,7 @@ def test_request_has_a_page_of_its_own(make_stage: Callable[..., Stage], browser
 
 
 def test_decisions_are_told_in_words_filtered_and_paused(
-    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
+    make_stage: MakeStage, holders: FakeHolders, browser: Browser
 ) -> None:
     """Decisions are shown in words with their results; a session's hash links to the session."""
     stage = make_stage(prepare=holders)
@@ -249,7 +245,7 @@ def test_decisions_are_told_in_words_filtered_and_paused(
         assert re.fullmatch("[0-9a-f]{16}", session)
 
 
-def test_decisions_are_filtered_by_variant(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_decisions_are_filtered_by_variant(make_stage: MakeStage, browser: Browser) -> None:
     """If an endpoint has several variants, the list names them, and the filter offers them beside the endpoint."""
     variants = tuple(VariantSettings(name=name, model="llava") for name in ("blue", "green"))
     stage = make_stage(variants=variants, homes={"a": "blue", "b": "green"})
@@ -277,7 +273,7 @@ def requests_to(client: Any, **members: Any) -> None:
 
 
 def test_asynchronous_requests_are_told_with_their_reasons_and_cancelled(
-    make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path
+    make_stage: MakeStage, browser: Browser, tmp_path: Path
 ) -> None:
     """Backlog, ages and counts are shown, the newest request first; a model's text is not markup."""
 
@@ -356,9 +352,7 @@ def test_lines_of_one_text_do_not_pile_up(stage: Stage, browser: Browser) -> Non
     assert numbers == [2, 2, 2, 1]
 
 
-def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
-    make_stage: Callable[..., Stage], browser: Browser
-) -> None:
+def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(make_stage: MakeStage, browser: Browser) -> None:
     """The overview counts waiting turns by instance and other requests together, and lists what needs attention."""
     variant = VariantSettings(model="llava", scaling=ScalingSettings(max_capacity=2))
     stage = make_stage(late_binding=LateBindingSettings(), capacity=1, variants=(variant,))
@@ -394,7 +388,7 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
         connection.close()
 
 
-def test_models_with_hostile_names_are_text(make_stage: Callable[..., Stage], browser: Browser) -> None:
+def test_models_with_hostile_names_are_text(make_stage: MakeStage, browser: Browser) -> None:
     """A hostile model name is text in the table, the dialog and the result."""
     fleet = FakeFleet({HOSTILE})
     stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)

@@ -1,6 +1,5 @@
 """GET /decisions: the instance, reason and result of each request."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 import requests
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.config.observe import ObserveSettings
@@ -21,10 +20,9 @@ from torchmoor.wire.session_ids import session_hash
 
 
 def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:
-    answer = requests.get(f"{stage.proxy.admin_url}/decisions{query}", timeout=60)
+    answer = stage.admin(f"/decisions{query}")
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()["decisions"]
-    return found
+    return answer.json()["decisions"]
 
 
 def is_noted_twice(stage: Stage) -> bool:
@@ -64,7 +62,7 @@ def test_request_that_nobody_could_take_is_there_without_an_instance(stage: Stag
     assert (decision["instance"], decision["reason"], decision["status"]) == (None, None, 503)
 
 
-def test_decisions_are_the_same_with_an_access_log(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_decisions_are_the_same_with_an_access_log(make_stage: MakeStage, tmp_path: Path) -> None:
     """The access log and the decisions both have the opened session and the error."""
     shown = []
     for observe in (ObserveSettings(), ObserveSettings(access_log=str(tmp_path / "access.jsonl"))):
@@ -160,15 +158,14 @@ def test_mistake_of_the_client_is_not_a_fault(stage: Stage, status: int, faults:
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
 
     def variant() -> dict[str, Any]:
-        [found] = requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=60).json()["variants"]
+        [found] = stage.admin("/dashboard.json").json()["variants"]
         return dict(found)
 
     wait_until(lambda: variant()["client_errors"] == 1, "it is over")
     assert variant()["faults"] == faults
 
 
-def test_trace_is_linked_if_it_was_exported(make_stage: Callable[..., Stage]) -> None:
-    """An exported trace is linked by observe.trace_link with its id."""
+def test_trace_is_linked_if_it_was_exported(make_stage: MakeStage) -> None:
     link = "https://traces.example/trace/{trace_id}?from=torchmoor"
     observe = ObserveSettings(traces_url="http://127.0.0.1:9/v1/traces", trace_link=link)
     stage = make_stage(observe=observe)
@@ -186,7 +183,6 @@ def test_trace_is_linked_if_it_was_exported(make_stage: Callable[..., Stage]) ->
 
 
 def test_retry_is_told(stage: Stage) -> None:
-    """A retry is recorded with the instance that answered."""
     stage.instances["a"].behave = refusing(503, None, "no worker")
     stage.instances["b"].behave = answering()
     for _ in range(2):
@@ -197,7 +193,7 @@ def test_retry_is_told(stage: Stage) -> None:
     assert {(row["instance"], row["reason"], row["retries"]) for row in found} == {("b", "retry", 1)}
 
 
-def test_filters_and_pages(make_stage: Callable[..., Stage]) -> None:
+def test_filters_and_pages(make_stage: MakeStage) -> None:
     """Decisions can be filtered by endpoint, instance and time, and limited in number."""
     stage = make_stage(endpoints={"b": "other"})
     for _ in range(3):
@@ -210,10 +206,10 @@ def test_filters_and_pages(make_stage: Callable[..., Stage]) -> None:
     newest = decisions(stage)[0]["time"]
     assert decisions(stage, f"?since={newest + 1}") == []
     for query in ("limit=0", "limit=5000", f"limit={'9' * 5000}", "since=nan", "since=now"):
-        assert requests.get(f"{stage.proxy.admin_url}/decisions?{query}", timeout=60).status_code == 400
+        assert stage.admin(f"/decisions?{query}").status_code == 400
 
 
-def test_decisions_of_one_variant_are_found(make_stage: Callable[..., Stage]) -> None:
+def test_decisions_of_one_variant_are_found(make_stage: MakeStage) -> None:
     """Decisions can be filtered by variant, alone and with another filter."""
     variants = tuple(VariantSettings(name=name, model="llava") for name in ("blue", "green"))
     stage = make_stage(variants=variants, homes={"a": "blue", "b": "green"})
@@ -226,13 +222,13 @@ def test_decisions_of_one_variant_are_found(make_stage: Callable[..., Stage]) ->
     assert decisions(stage, "?variant=blue&instance=b") == decisions(stage, "?variant=red") == []
 
 
-def test_so_many_are_kept_and_no_more(make_stage: Callable[..., Stage]) -> None:
+def test_so_many_are_kept_and_no_more(make_stage: MakeStage) -> None:
     """In a burst earlier minutes and failures are kept, and the answer says how many records were left out."""
     stage = make_stage(observe=ObserveSettings(max_decisions=6, max_decisions_per_s=1))
     client = stage.client()
     for _ in range(30):
         client.invoke_endpoint(EndpointName="llava", Body=b"{}")
-    told = requests.get(f"{stage.proxy.admin_url}/decisions", timeout=60).json()
+    told = stage.admin("/decisions").json()
     assert 1 <= len(told["decisions"]) <= 6
     assert told["left_out"] > 0
 

@@ -3,13 +3,11 @@
 import errno
 import os
 import resource
-from collections.abc import Callable
 
 import pytest
-import requests
 
 from tests.descriptors import without_free_descriptors
-from tests.proxy.conftest import CHUNKS_END, Stage, make_session_id, read_answer, read_until
+from tests.proxy.conftest import CHUNKS_END, MakeStage, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import Gate, Received, Wire
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.http.descriptors import BODY_FILES, find_limit, limit_connections, limit_files
@@ -19,7 +17,7 @@ PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
 
-def test_a_shortage_is_the_proxys_own(make_stage: Callable[..., Stage]) -> None:
+def test_a_shortage_is_the_proxys_own(make_stage: MakeStage) -> None:
     """The client may try again; the instance stays ready, and its breaker counts neither a failure nor a success."""
     stage = make_stage(names=("a",))
     instance = stage.instance("a")
@@ -38,15 +36,13 @@ def test_a_shortage_is_the_proxys_own(make_stage: Callable[..., Stage]) -> None:
         client.sendall(POST)
         assert read_answer(client).startswith(b"HTTP/1.1 200")
 
-    metrics = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    metrics = stage.admin("/metrics").text
     assert 'DescriptorShortages_total{endpoint="llava",variant="AllTraffic"} 1.0' in metrics
     assert 'NoCapacityInvocationFailures_total{endpoint="llava",variant="AllTraffic"} 0.0' in metrics
 
 
 @pytest.mark.interpreted
-def test_a_lack_of_local_ports_is_the_proxys_own(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lack_of_local_ports_is_the_proxys_own(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The instance, which other connections reach, stays ready, and its running stream goes on."""
     stage = make_stage(names=("a",))
     gate = Gate()
@@ -76,7 +72,7 @@ def test_a_lack_of_local_ports_is_the_proxys_own(
     assert stage.instance("a").state is InstanceState.READY
 
 
-def test_probes_that_find_no_descriptor_show_nothing(make_stage: Callable[..., Stage]) -> None:
+def test_probes_that_find_no_descriptor_show_nothing(make_stage: MakeStage) -> None:
     """An instance stays ready, however many probes are not sent for lack of a descriptor."""
     stage = make_stage(names=("a",))
     health, instance = stage.proxy.health, stage.instance("a")
@@ -91,7 +87,7 @@ def test_probes_that_find_no_descriptor_show_nothing(make_stage: Callable[..., S
     assert instance.state is InstanceState.READY
 
 
-def test_the_limit_is_raised_whatever_starts_the_proxy(make_stage: Callable[..., Stage]) -> None:
+def test_the_limit_is_raised_whatever_starts_the_proxy(make_stage: MakeStage) -> None:
     """The proxy raises the limit to the hard limit, and derives the number of client connections from it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (600, before[1]))
@@ -108,7 +104,7 @@ def test_the_limit_is_raised_whatever_starts_the_proxy(make_stage: Callable[...,
     assert most == expected
 
 
-def test_idle_connections_make_room_for_new_ones(make_stage: Callable[..., Stage]) -> None:
+def test_idle_connections_make_room_for_new_ones(make_stage: MakeStage) -> None:
     """The pools of all instances together have as many connections as there may be clients."""
     stage = make_stage(limits=LimitSettings(max_connections=1))
     head, body = POST.split(b"\r\n\r\n")

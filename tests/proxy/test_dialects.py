@@ -2,15 +2,11 @@
 
 import json
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, silent, streaming
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.limits import LimitSettings
@@ -24,15 +20,6 @@ PATHS = ("/invocations", "/predictions/llava")
 def post(stage: Stage, path: str, body: bytes = b"{}", **headers: str) -> tuple[int, dict[str, str], bytes]:
     answer = stage.ask("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
-
-
-def admin(stage: Stage, path: str) -> tuple[int, bytes]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}{path}", timeout=60) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
 
 
 def test_ping_is_healthy_while_an_instance_is_ready(stage: Stage) -> None:
@@ -181,7 +168,7 @@ def test_unknown_model_is_not_found(stage: Stage, path: str) -> None:
     assert stage.a.received + stage.b.received == []
 
 
-def test_body_limit_is_its_own(make_stage: Callable[..., Stage]) -> None:
+def test_body_limit_is_its_own(make_stage: MakeStage) -> None:
     """A body beyond the limit gets 413, with or without a declared length."""
     stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=1000))
 
@@ -203,7 +190,7 @@ def test_refused_request_is_counted(stage: Stage, path: str) -> None:
     assert (status, metrics.invocations, metrics.client_errors) == (400, 1, 1)
 
 
-def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
+def test_time_out_is_a_gateway_time_out(make_stage: MakeStage) -> None:
     """A time-out is 504 in the handlers' error form."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 
@@ -226,7 +213,6 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
 
 
 def test_draining_instance_serves_its_sessions_and_nothing_new(stage: Stage) -> None:
-    """A draining instance serves the turns of its sessions and no new work."""
     stage.set_state(InstanceState.DRAINING, "a")
 
     for _ in range(2):
@@ -246,13 +232,13 @@ def test_admin_shows_health_instances_and_metrics(stage: Stage) -> None:
     post(stage, "/endpoints/llava/invocations")
     post(stage, "/endpoints/llava/invocations", X_Amzn_SageMaker_Session_Id="forged")
 
-    health, instances, metrics = (admin(stage, path) for path in ("/healthz", "/instances", "/metrics"))
+    health, instances, metrics = (stage.admin(path) for path in ("/healthz", "/instances", "/metrics"))
 
-    assert health[0] == 200
-    rows: list[dict[str, Any]] = json.loads(instances[1])["instances"]
+    assert health.status_code == 200
+    rows = instances.json()["instances"]
     assert [(row["name"], row["state"], row["outstanding"]) for row in rows] == [("a", "ready", 0), ("b", "ready", 0)]
     labels = '{endpoint="llava",variant="AllTraffic"}'
-    lines = metrics[1].decode().splitlines()
+    lines = metrics.text.splitlines()
     assert f"Invocations_total{labels} 4.0" in lines
     assert f"Invocation4XXErrors_total{labels} 2.0" in lines
     assert f"InvocationModelErrors_total{labels} 1.0" in lines
@@ -262,13 +248,12 @@ def test_admin_shows_health_instances_and_metrics(stage: Stage) -> None:
 
 
 def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
-    """/health is 503 and names the endpoint without an instance."""
     for name in ("a", "b"):
         stage.set_state(InstanceState.DOWN, name)
 
-    status, body = admin(stage, "/healthz")
+    answer = stage.admin("/healthz")
 
-    assert (status, json.loads(body)["endpoints_without_instance"]) == (503, ["llava"])
+    assert (answer.status_code, answer.json()["endpoints_without_instance"]) == (503, ["llava"])
 
 
 def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage) -> None:
@@ -280,11 +265,11 @@ def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage
 
     stage.proxy.registry.sources[source.dns_name] = source
 
-    status, body = admin(stage, "/readyz")
-    assert (status, json.loads(body)["waits_for_dns"]) == (503, ["_inference._tcp.llava"])
-    assert admin(stage, "/livez")[0] == 200
+    answer = stage.admin("/readyz")
+    assert (answer.status_code, answer.json()["waits_for_dns"]) == (503, ["_inference._tcp.llava"])
+    assert stage.admin("/livez").status_code == 200
     source.answered_at = 1.0
-    assert admin(stage, "/readyz")[0] == 200
+    assert stage.admin("/readyz").status_code == 200
 
 
 def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage) -> None:
@@ -293,7 +278,7 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
     All learn of it at once, and no proxy would be left.
     """
     stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
-    assert admin(stage, "/readyz")[0] == 200
+    assert stage.admin("/readyz").status_code == 200
 
     async def join() -> None:
         stage.registry.add(Instance(name="c", endpoint="llava", model="llava", port=9))
@@ -302,11 +287,11 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
     stage.proxy.registry.sources["_i._tcp.more"] = DnsSource("_i._tcp.more", "llava", "AllTraffic")
 
     assert not stage.proxy.health.has_asked_all()
-    status, body = admin(stage, "/readyz")
-    assert (status, json.loads(body)["waits_for_dns"]) == (200, ["_i._tcp.more"])
+    answer = stage.admin("/readyz")
+    assert (answer.status_code, answer.json()["waits_for_dns"]) == (200, ["_i._tcp.more"])
 
 
-def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage]) -> None:
+def test_one_unanswered_probe_costs_no_session(make_stage: MakeStage) -> None:
     """An instance goes DOWN only after several consecutive unanswered probes."""
     patient = HealthSettings(
         starting_interval_s=0.02, ready_interval_s=0.02, probe_timeout_s=0.05, unanswered_before_down=10**9
@@ -322,7 +307,7 @@ def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage])
     stage.instance("a").management_port = None
 
 
-def test_probes_bring_an_instance_back(make_stage: Callable[..., Stage]) -> None:
+def test_probes_bring_an_instance_back(make_stage: MakeStage) -> None:
     """An instance goes DOWN when a probe's connection is refused, and READY at the next good one."""
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
     stage.run(stage.a.die())
@@ -338,7 +323,7 @@ def test_probes_bring_an_instance_back(make_stage: Callable[..., Stage]) -> None
     ("workers", "state"), [([{"status": "READY"}], InstanceState.READY), ([{"status": "LOADING"}], InstanceState.DOWN)]
 )
 def test_readiness_is_a_ready_worker(
-    make_stage: Callable[..., Stage], workers: list[dict[str, str]], state: InstanceState
+    make_stage: MakeStage, workers: list[dict[str, str]], state: InstanceState
 ) -> None:
     """Readiness is the model's state on the management port; /ping would be healthy too early."""
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from tests.archives import write_small_archive
 from tests.http_servers import QuietHandler, serve_http
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import MakeStage, Stage
 from torchmoor.cli.main import main
 from torchmoor.config.credentials import Credentials
 from torchmoor.config.objects import ObjectSettings
@@ -77,7 +77,7 @@ def test_an_instance_that_gets_no_work_is_a_warning(stage: Stage) -> None:
     assert all_of_them["fleet"][-1]["level"] == "problem"
 
 
-def test_a_fleet_that_has_scaled_to_zero_is_well(make_stage: Callable[..., Stage]) -> None:
+def test_a_fleet_that_has_scaled_to_zero_is_well(make_stage: MakeStage) -> None:
     """A fleet scaled to zero has no problem, because a request starts an instance."""
     variant = VariantSettings(model="llava", scaling=ScalingSettings(min_capacity=0, max_capacity=1))
     stage = make_stage(names=("a",), variants=(variant,))
@@ -93,7 +93,7 @@ async def remove(stage: Stage, name: str) -> None:
     stage.registry.remove(name)
 
 
-def test_a_fleet_that_wants_its_token_is_a_problem(make_stage: Callable[..., Stage]) -> None:
+def test_a_fleet_that_wants_its_token_is_a_problem(make_stage: MakeStage) -> None:
     """A fleet that requires a token is a problem, because its state is unknown."""
     stage = make_stage(credentials=Credentials(admin_token="0123456789abcdef0123"))
 
@@ -258,8 +258,6 @@ def test_findings_are_readable(stage: Stage) -> None:
 
 
 def test_one_problem_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum uses the singular for one problem."""
-
     def check_moon(plan: FleetPlan) -> Iterator[Finding]:
         yield problem("moon", "there is none", "")
 

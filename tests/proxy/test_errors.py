@@ -1,11 +1,9 @@
 """Every row of the error mapping, as the botocore exception that the client sees."""
 
-from collections.abc import Callable
-
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, answering, dying, refusing, silent
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.invocation import Invocation
@@ -20,8 +18,7 @@ def refusal(stage: Stage, operation: str = "invoke_endpoint", **arguments: objec
 
 
 def status_of(error: ClientError) -> int:
-    status: int = error.response["ResponseMetadata"]["HTTPStatusCode"]
-    return status
+    return error.response["ResponseMetadata"]["HTTPStatusCode"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -158,7 +155,7 @@ def test_torchserves_own_413_is_a_validation_error(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_model_that_does_not_answer_in_time_is_a_model_error(make_stage: Callable[..., Stage], operation: str) -> None:
+def test_model_that_does_not_answer_in_time_is_a_model_error(make_stage: MakeStage, operation: str) -> None:
     """The client gets 424 with status 0 and SageMaker's message, and the instance's connection is closed."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
 
@@ -192,7 +189,7 @@ def test_connection_lost_before_the_answer_of_a_turn_is_service_unavailable(stag
 
 
 @pytest.mark.parametrize("fault", ["reset", "no worker", "worker died"])
-def test_turn_of_a_journaled_session_goes_on_elsewhere(make_stage: Callable[..., Stage], fault: str) -> None:
+def test_turn_of_a_journaled_session_goes_on_elsewhere(make_stage: MakeStage, fault: str) -> None:
     """A turn goes to another instance, which adopts the session; its invocation id prevents a second answer."""
     stage = make_stage(are_journaled=True)
 
@@ -205,7 +202,7 @@ def test_turn_of_a_journaled_session_goes_on_elsewhere(make_stage: Callable[...,
     assert first.headers["amz-sdk-invocation-id"] == second.headers["amz-sdk-invocation-id"] != ""
 
 
-def test_turn_of_a_journaled_session_stays_where_it_is_refused(make_stage: Callable[..., Stage]) -> None:
+def test_turn_of_a_journaled_session_stays_where_it_is_refused(make_stage: MakeStage) -> None:
     """A turn that a busy instance refuses stays there, because moving its session would cost more than waiting."""
     stage = make_stage(are_journaled=True)
     stage.a.behave = refusing(429, "Overloaded", "full")
@@ -250,8 +247,6 @@ def test_no_instance_is_service_unavailable(stage: Stage) -> None:
 
 
 def test_answer_that_is_not_http_is_a_lost_connection(stage: Stage) -> None:
-    """An answer that is not HTTP counts as a lost connection and is never forwarded."""
-
     async def garbage(request: Received, wire: Wire) -> None:
         await wire.send(b"\x00\x01 what is this\r\n\r\n")
         await wire.until_closed()
@@ -289,7 +284,7 @@ def test_asynchronous_request_to_an_endpoint_without_is_refused_clearly(stage: S
     assert "has no AsyncInferenceConfig" in caught.value.response["Error"]["Message"]
 
 
-def test_replay_needs_the_body_to_be_kept(make_stage: Callable[..., Stage]) -> None:
+def test_replay_needs_the_body_to_be_kept(make_stage: MakeStage) -> None:
     """A request whose body exceeds the limit for kept bodies is not retried; the client gets the first refusal."""
     from torchmoor.config.limits import LimitSettings
 

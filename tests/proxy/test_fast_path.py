@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import requests
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import FAST, GENERAL, PATH, Stage, make_session_id
+from tests.proxy.conftest import FAST, GENERAL, PATH, MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Gate, answering, refusing, streaming
 from tests.waiting import PROGRAM_S, wait_until
 from torchmoor.config.callers import CallerSettings
@@ -114,7 +113,7 @@ def drive(stage: Stage) -> dict[str, Any]:
     }
 
 
-def test_both_paths_serve_a_real_client_alike(make_stage: Callable[..., Stage]) -> None:
+def test_both_paths_serve_a_real_client_alike(make_stage: MakeStage) -> None:
     """boto3 and the instances get equal bytes on both paths, and the counts are equal."""
     fast, general = make_stage(path=FAST, timeouts=NO_SWEEPS), make_stage(path=GENERAL)
     taken = CountingPath(fast)
@@ -130,7 +129,7 @@ def test_both_paths_serve_a_real_client_alike(make_stage: Callable[..., Stage]) 
     assert found == expected
 
 
-def test_decisions_are_the_same_on_both_paths(make_stage: Callable[..., Stage]) -> None:
+def test_decisions_are_the_same_on_both_paths(make_stage: MakeStage) -> None:
     """A fast-path decision has all values of the general path: receipt, session, times."""
     rows = []
     for stage in (make_stage(), make_stage(path=GENERAL)):
@@ -150,7 +149,7 @@ def test_decisions_are_the_same_on_both_paths(make_stage: Callable[..., Stage]) 
 
 
 def test_the_time_before_the_instance_has_the_request_is_the_proxys(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model's latency begins when the request is sent to the instance, as on the general path."""
     stage = make_stage(path=FAST, timeouts=NO_SWEEPS)
@@ -172,7 +171,7 @@ def test_the_time_before_the_instance_has_the_request_is_the_proxys(
     assert metrics.model_latency.sum - before_s == pytest.approx(200)
 
 
-def test_with_keys_every_request_is_checked(make_stage: Callable[..., Stage]) -> None:
+def test_with_keys_every_request_is_checked(make_stage: MakeStage) -> None:
     """Every request is checked for credentials, also after an admitted one on the same connection."""
     stage = make_stage(path=FAST, timeouts=NO_SWEEPS, credentials=Credentials(tokens={"app": TOKEN}))
     taken = CountingPath(stage)
@@ -186,11 +185,10 @@ def test_with_keys_every_request_is_checked(make_stage: Callable[..., Stage]) ->
             assert (admitted.status_code, forged.status_code, refused.status_code) == (200, 403, 403)
     assert taken.num_taken > 0
     gate = stage.proxy.data.gate
-    assert gate is not None
     assert sum(gate.num_denied.values()) == 6  # once each, although both paths read it
 
 
-def test_signed_requests_of_boto3_take_the_fast_path(make_stage: Callable[..., Stage]) -> None:
+def test_signed_requests_of_boto3_take_the_fast_path(make_stage: MakeStage) -> None:
     """The signature is verified with the body, and the instance gets the key's principal, as on the general path."""
     keys = Credentials(keys={"AKIAEXAMPLE": AccessKey(secret=SECRET)})
     seen = []
@@ -206,7 +204,6 @@ def test_signed_requests_of_boto3_take_the_fast_path(make_stage: Callable[..., S
         with pytest.raises(ClientError, match="signature we calculated"):
             forger.invoke_endpoint(EndpointName="llava", Body=b"{}")
         assert taken is None or taken.num_taken >= 4
-        assert stage.proxy.data.gate is not None
         assert stage.proxy.data.gate.num_denied == {"InvalidSignatureException": 1}
         seen.append(
             [(fake.name, stable(got.headers), got.body) for fake in stage.instances.values() for got in fake.received]
@@ -214,13 +211,12 @@ def test_signed_requests_of_boto3_take_the_fast_path(make_stage: Callable[..., S
     assert seen[0] == seen[1]
 
 
-def test_a_limited_caller_is_counted_on_both_paths(make_stage: Callable[..., Stage]) -> None:
+def test_a_limited_caller_is_counted_on_both_paths(make_stage: MakeStage) -> None:
     """A fast-path request counts for its caller until its answer, a loss or a disconnect."""
     for path in (FAST, GENERAL):
         stage = make_stage(path=path, timeouts=NO_SWEEPS, callers=CallerSettings(limited="always", max_requests=1))
         taken = CountingPath(stage) if path == FAST else None
         callers = stage.proxy.data.dispatchers.callers
-        assert callers is not None
         client = stage.client()
         for _ in range(4):
             client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("a"), Body=b"{}")
@@ -243,7 +239,7 @@ def test_a_limited_caller_is_counted_on_both_paths(make_stage: Callable[..., Sta
         assert taken is None or taken.num_taken >= 3
 
 
-def test_the_access_log_is_the_same_on_both_paths(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
+def test_the_access_log_is_the_same_on_both_paths(make_stage: MakeStage, tmp_path: Path) -> None:
     """A line has equal names in equal order, and equal values except times and ids."""
     logged: dict[str, list[list[tuple[str, Any]]]] = {}
     for path in (FAST, GENERAL):
@@ -265,7 +261,7 @@ def test_the_access_log_is_the_same_on_both_paths(make_stage: Callable[..., Stag
     assert logged[FAST] == logged[GENERAL]
 
 
-def test_a_replaced_endpoint_gets_no_further_request(make_stage: Callable[..., Stage]) -> None:
+def test_a_replaced_endpoint_gets_no_further_request(make_stage: MakeStage) -> None:
     """Requests go to the endpoint that is being served, never to a replaced one."""
     stage = make_stage(path=FAST, timeouts=NO_SWEEPS)
     taken = CountingPath(stage)
@@ -296,7 +292,7 @@ def test_a_replaced_endpoint_gets_no_further_request(make_stage: Callable[..., S
         client.invoke_endpoint(EndpointName="llava", SessionId=make_session_id("c"), Body=b"{}")
 
 
-def test_a_declined_request_leaves_the_order_of_instances(make_stage: Callable[..., Stage]) -> None:
+def test_a_declined_request_leaves_the_order_of_instances(make_stage: MakeStage) -> None:
     """A request that the fast path declines does not change the order of instances, so equal load spreads evenly."""
     stage = make_stage(path=FAST, names=("a", "b", "c"))
     client = stage.client()

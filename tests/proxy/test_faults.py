@@ -1,14 +1,12 @@
 """Instances that die, hang, fail or are drained: the outcome for their requests and sessions, over real sockets."""
 
 import asyncio
-import http.client
 import json
 import socket
-from collections.abc import Callable
 
 import pytest
 
-from tests.proxy.conftest import CHUNKS_END, Stage, make_session_id, read_answer, read_until
+from tests.proxy.conftest import CHUNKS_END, MakeStage, Stage, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire, answering, dying, refusing, silent
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.recovery import RecoverySettings
@@ -40,21 +38,13 @@ def invoke(stage: Stage, *, session: str | None = None, stream: bool = False) ->
     return sock
 
 
-def admin(stage: Stage, method: str, path: str, **headers: str) -> tuple[int, dict[str, object]]:
-    connection = http.client.HTTPConnection("127.0.0.1", stage.proxy.admin_port, timeout=60)
-    stage.close_later(connection)
-    connection.request(method, path, headers={"Connection": "close", **headers})
-    answer = connection.getresponse()
-    return answer.status, json.load(answer)
-
-
 def instance_of(answer: bytes) -> str:
     """Return the instance of a successful answer."""
     assert answer.startswith(b"HTTP/1.1 200"), answer
     return answer.partition(b"x-torchmoor-instance: ")[2].partition(b"\r\n")[0].decode()
 
 
-def test_requests_of_an_instance_that_hangs_go_elsewhere(make_stage: Callable[..., Stage]) -> None:
+def test_requests_of_an_instance_that_hangs_go_elsewhere(make_stage: MakeStage) -> None:
     """Requests at a hanging instance move once its probes go unanswered, before their own time-outs."""
     stage = make_stage(health=SILENCE, are_journaled=True)
     hang(stage, stage.a)
@@ -67,7 +57,7 @@ def test_requests_of_an_instance_that_hangs_go_elsewhere(make_stage: Callable[..
     stage.instance("a").management_port = None
 
 
-def test_stream_of_an_instance_that_hangs_ends_with_an_error(make_stage: Callable[..., Stage]) -> None:
+def test_stream_of_an_instance_that_hangs_ends_with_an_error(make_stage: MakeStage) -> None:
     """A client that has received bytes gets the error as soon as its instance is found to hang."""
     stage = make_stage(health=SILENCE, are_journaled=True)
 
@@ -89,7 +79,7 @@ def test_stream_of_an_instance_that_hangs_ends_with_an_error(make_stage: Callabl
     stage.instance("a").management_port = None
 
 
-def test_stream_of_a_busy_instance_is_not_cut_off(make_stage: Callable[..., Stage]) -> None:
+def test_stream_of_a_busy_instance_is_not_cut_off(make_stage: MakeStage) -> None:
     """An instance that streams without answering probes is slow, and its stream continues."""
     stage = make_stage(health=SILENCE, are_journaled=True)
     num_probes = 0
@@ -119,7 +109,7 @@ def test_stream_of_a_busy_instance_is_not_cut_off(make_stage: Callable[..., Stag
     stage.instance("a").management_port = None
 
 
-def test_reset_makes_the_proxy_ask_the_instance_at_once(make_stage: Callable[..., Stage]) -> None:
+def test_reset_makes_the_proxy_ask_the_instance_at_once(make_stage: MakeStage) -> None:
     """After a reset the proxy probes the instance at once instead of at the next interval."""
     stage = make_stage(are_journaled=True)
 
@@ -140,7 +130,7 @@ def test_reset_makes_the_proxy_ask_the_instance_at_once(make_stage: Callable[...
 @pytest.mark.parametrize("has_session", [False, True])
 @pytest.mark.parametrize("num_lost", [2, 3])
 def test_a_request_survives_the_loss_of_two_instances(
-    make_stage: Callable[..., Stage], num_lost: int, *, has_session: bool
+    make_stage: MakeStage, num_lost: int, *, has_session: bool
 ) -> None:
     """After two losses a third instance answers; after three, the request may be the cause and is not sent again."""
     stage = make_stage(names=("a", "b", "c", "d"), are_journaled=True)
@@ -169,7 +159,7 @@ def test_a_request_survives_the_loss_of_two_instances(
 
 
 @pytest.mark.parametrize("status", [500, 507])
-def test_a_request_that_kills_workers_kills_three_at_most(make_stage: Callable[..., Stage], status: int) -> None:
+def test_a_request_that_kills_workers_kills_three_at_most(make_stage: MakeStage, status: int) -> None:
     """TorchServe answers for a dead worker; the third such answer of a request reaches the client."""
     stage = make_stage(names=("a", "b", "c", "d", "e"))
     for fake in stage.instances.values():
@@ -182,7 +172,7 @@ def test_a_request_that_kills_workers_kills_three_at_most(make_stage: Callable[.
     assert answer.startswith(b"HTTP/1.1 424" if status == 500 else b"HTTP/1.1 503")
 
 
-def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Stage]) -> None:
+def test_instance_that_fails_requests_gets_no_more(make_stage: MakeStage) -> None:
     """After consecutive failures an instance with good probes gets no requests for a while, then a trial."""
     recovery = RecoverySettings(max_failures=2, min_open_s=30, slow_start_s=30)
     stage = make_stage(health=OFTEN, recovery=recovery, are_journaled=True)
@@ -191,7 +181,7 @@ def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Sta
     for _ in range(2):
         assert instance_of(read_answer(invoke(stage, session=session))) == "b"
     assert stage.instance("a").breaker.state is BreakerState.OPEN
-    row = admin(stage, "GET", "/instances")[1]["instances"][0]
+    row = stage.admin("/instances").json()["instances"][0]
     assert (row["breaker"], row["failures_in_a_row"]) == ("open", 2)
     num_tried = len(stage.a.received)
 
@@ -208,7 +198,7 @@ def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Sta
     assert stage.instance("a").share == 1.0
 
 
-def test_a_trial_that_streams_makes_room_for_the_next(make_stage: Callable[..., Stage]) -> None:
+def test_a_trial_that_streams_makes_room_for_the_next(make_stage: MakeStage) -> None:
     """A long stream does not keep requests from an instance that answers again: the trial ends with its first piece."""
     stage = make_stage(recovery=RecoverySettings(max_failures=1, min_open_s=30), are_journaled=True)
     stage.a.behave = dying
@@ -234,7 +224,7 @@ def test_a_trial_that_streams_makes_room_for_the_next(make_stage: Callable[..., 
     assert stage.instance("a").breaker.state is BreakerState.CLOSED
 
 
-def test_timeouts_open_the_breaker(make_stage: Callable[..., Stage]) -> None:
+def test_timeouts_open_the_breaker(make_stage: MakeStage) -> None:
     """Time-outs of a hanging worker behind a healthy TorchServe open the breaker."""
     stage = make_stage(
         recovery=RecoverySettings(max_failures=1),
@@ -251,7 +241,7 @@ def test_timeouts_open_the_breaker(make_stage: Callable[..., Stage]) -> None:
     assert stage.instance("b").breaker.num_failures == 0
 
 
-def test_a_stream_that_takes_all_its_time_is_not_the_instances_failure(make_stage: Callable[..., Stage]) -> None:
+def test_a_stream_that_takes_all_its_time_is_not_the_instances_failure(make_stage: MakeStage) -> None:
     """The client gets the error; only silence counts against the instance."""
     timeouts = TimeoutSettings(stream_total_timeout_s=30, stream_idle_timeout_s=60, sweep_interval_s=0.02)
     stage = make_stage(recovery=RecoverySettings(max_failures=1), timeouts=timeouts)
@@ -271,7 +261,7 @@ def test_a_stream_that_takes_all_its_time_is_not_the_instances_failure(make_stag
     assert (stage.instance("a").breaker.state, stage.instance("a").breaker.num_failures) == (BreakerState.CLOSED, 0)
 
 
-def test_errors_of_the_handler_are_answers(make_stage: Callable[..., Stage]) -> None:
+def test_errors_of_the_handler_are_answers(make_stage: MakeStage) -> None:
     """A handler's errors do not count as failures, so that bad requests do not cut off an instance."""
     stage = make_stage(recovery=RecoverySettings(max_failures=1))
     stage.a.behave = stage.b.behave = refusing(500, "InternalError", "the model's own fault")
@@ -281,7 +271,7 @@ def test_errors_of_the_handler_are_answers(make_stage: Callable[..., Stage]) -> 
     assert [stage.instance(name).breaker.num_failures for name in "ab"] == [0, 0]
 
 
-def test_retries_have_a_budget(make_stage: Callable[..., Stage]) -> None:
+def test_retries_have_a_budget(make_stage: MakeStage) -> None:
     """After too many retries, the next request gets the first instance's refusal."""
     stage = make_stage(recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001, max_failures=99))
     stage.a.behave = stage.b.behave = refusing(429, "Overloaded", "full")
@@ -294,7 +284,7 @@ def test_retries_have_a_budget(make_stage: Callable[..., Stage]) -> None:
     assert (metrics.retries, metrics.retries_refused) == (1, 2)
 
 
-def test_a_loss_without_another_instance_costs_no_budget(make_stage: Callable[..., Stage]) -> None:
+def test_a_loss_without_another_instance_costs_no_budget(make_stage: MakeStage) -> None:
     """Of two losses only the first uses the budget, because the second leaves no instance for a retry."""
     recovery = RecoverySettings(retry_burst=2, retry_fraction=0.001, max_failures=99)
     stage = make_stage(are_journaled=True, recovery=recovery)
@@ -306,7 +296,7 @@ def test_a_loss_without_another_instance_costs_no_budget(make_stage: Callable[..
     assert [retries.try_take(1) for _ in range(2)] == [True, False]
 
 
-def test_each_variant_has_its_own_budget(make_stage: Callable[..., Stage]) -> None:
+def test_each_variant_has_its_own_budget(make_stage: MakeStage) -> None:
     """A turn with its id in the body counts for the variant drawn first, and its retry for its session's variant."""
     stage = make_stage(
         names=("a", "b", "c"),
@@ -327,7 +317,7 @@ def test_each_variant_has_its_own_budget(make_stage: Callable[..., Stage]) -> No
     assert (drawn.metrics.invocations, drawn.metrics.retries, home.metrics.retries) == (1, 1, 1)
 
 
-def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) -> None:
+def test_refused_connections_cost_no_budget(make_stage: MakeStage) -> None:
     """Refused connections do not use the budget, because nothing was sent."""
     stage = make_stage(are_journaled=True, recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001))
     stage.proxy.data.dispatchers.all()[0].retries.try_take(0)
@@ -336,7 +326,7 @@ def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) ->
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"
 
 
-def test_drained_instance_hands_its_sessions_over(make_stage: Callable[..., Stage]) -> None:
+def test_drained_instance_hands_its_sessions_over(make_stage: MakeStage) -> None:
     """With a journal running requests end there, the next turn goes elsewhere, and after a resume it returns."""
     stage = make_stage(are_journaled=True, health=OFTEN, recovery=RecoverySettings(slow_start_s=30))
     session = make_session_id("a")
@@ -345,13 +335,13 @@ def test_drained_instance_hands_its_sessions_over(make_stage: Callable[..., Stag
     running = invoke(stage, session=session)
     gate.wait_reached()
 
-    assert admin(stage, "POST", "/instances/a/drain") == (200, {"name": "a", "state": "draining", "outstanding": 1})
+    assert stage.admin("/instances/a/drain", "POST").json() == {"name": "a", "state": "draining", "outstanding": 1}
 
     assert instance_of(read_answer(invoke(stage, session=session))) == "b"
     assert instance_of(read_answer(invoke(stage))) == "b"
     gate.open()
     assert instance_of(read_answer(running)) == "a"
-    assert admin(stage, "POST", "/instances/a/resume")[0] == 200
+    assert stage.admin("/instances/a/resume", "POST").status_code == 200
     stage.pass_time(30)
     stage.until(lambda: stage.instance("a").is_ready and stage.instance("a").share == 1.0, "its return")
     assert instance_of(read_answer(invoke(stage, session=session))) == "a"
@@ -359,16 +349,15 @@ def test_drained_instance_hands_its_sessions_over(make_stage: Callable[..., Stag
 
 def test_drained_instance_keeps_its_sessions_without_a_journal(stage: Stage) -> None:
     """Without a journal a drained instance keeps its sessions, because no other instance knows them."""
-    assert admin(stage, "POST", "/instances/a/drain")[0] == 200
+    assert stage.admin("/instances/a/drain", "POST").status_code == 200
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "a"
     assert instance_of(read_answer(invoke(stage))) == "b"
 
 
-def test_last_instance_serves_its_sessions_while_it_drains(make_stage: Callable[..., Stage]) -> None:
-    """The last instance serves its sessions while it drains, because no other can adopt them."""
+def test_last_instance_serves_its_sessions_while_it_drains(make_stage: MakeStage) -> None:
     stage = make_stage(are_journaled=True, names=("a",))
-    assert admin(stage, "POST", "/instances/a/drain")[0] == 200
+    assert stage.admin("/instances/a/drain", "POST").status_code == 200
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "a"
     assert b"\r\nretry-after: 5\r\n" in read_answer(invoke(stage)).lower()
@@ -376,12 +365,12 @@ def test_last_instance_serves_its_sessions_while_it_drains(make_stage: Callable[
 
 def test_drains_that_make_no_sense_are_refused(stage: Stage) -> None:
     """The proxy refuses to drain an unknown instance, and to resume one that does not drain."""
-    assert admin(stage, "POST", "/instances/x/drain")[0] == 404
-    assert admin(stage, "POST", "/instances/x/resume")[0] == 404
-    assert admin(stage, "POST", "/instances/a/resume")[0] == 409
+    assert stage.admin("/instances/x/drain", "POST").status_code == 404
+    assert stage.admin("/instances/x/resume", "POST").status_code == 404
+    assert stage.admin("/instances/a/resume", "POST").status_code == 409
 
 
-def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: Callable[..., Stage]) -> None:
+def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: MakeStage) -> None:
     """A drained instance is probed, and returns drained under its name after being down, until it is resumed."""
     stage = make_stage(health=OFTEN)
 
@@ -390,29 +379,29 @@ def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: Callable[
         old = stage.instance("a")
         stage.registry.add(Instance(name="a", endpoint="llava", model="llava", port=old.port))
 
-    assert admin(stage, "POST", "/instances/a/drain")[0] == 200
+    assert stage.admin("/instances/a/drain", "POST").status_code == 200
     stage.run(stage.a.die())
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")
     stage.run(start_again())
     stage.until(lambda: stage.instance("a").state is InstanceState.DRAINING, "its return")
 
     assert instance_of(read_answer(invoke(stage))) == "b"
-    assert admin(stage, "POST", "/instances/a/resume") == (200, {"name": "a", "state": "ready", "outstanding": 0})
+    assert stage.admin("/instances/a/resume", "POST").json() == {"name": "a", "state": "ready", "outstanding": 0}
     assert stage.instance("a").is_ready
 
 
-def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: Callable[..., Stage]) -> None:
+def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: MakeStage) -> None:
     stage = make_stage(health=OFTEN)
     stage.run(stage.a.die())
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")
 
-    assert admin(stage, "POST", "/instances/a/drain") == (200, {"name": "a", "state": "down", "outstanding": 0})
+    assert stage.admin("/instances/a/drain", "POST").json() == {"name": "a", "state": "down", "outstanding": 0}
 
     stage.run(stage.a.start())
     stage.until(lambda: stage.instance("a").state is InstanceState.DRAINING, "its return")
 
 
-def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Stage]) -> None:
+def test_worker_that_hangs_is_found_and_comes_back(make_stage: MakeStage) -> None:
     """A hanging worker is found by its status operation, which it has answered before, although its probes are good."""
     stage = make_stage(health=OFTEN.replace(worker_timeout_s=0.2))
     status = answering(body=b'{"instance": "a", "sessions": {}}')
@@ -450,7 +439,7 @@ def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Sta
     stage.until(lambda: stage.instance("a").is_ready, "its return")
 
 
-def test_model_that_knows_no_status_is_asked_a_few_times_only(make_stage: Callable[..., Stage]) -> None:
+def test_model_that_knows_no_status_is_asked_a_few_times_only(make_stage: MakeStage) -> None:
     """A model without the status operation is asked a few times only, because it may compute an answer each time."""
     stage = make_stage(health=OFTEN)
     asked: list[Received] = []
@@ -469,12 +458,12 @@ def test_model_that_knows_no_status_is_asked_a_few_times_only(make_stage: Callab
 
 def test_page_of_elsewhere_cannot_drain(stage: Stage) -> None:
     """A page of another site cannot drain, although a browser would send the operator's password with its request."""
-    assert admin(stage, "POST", "/instances/a/drain", Origin="http://elsewhere.example")[0] == 403
+    assert stage.admin("/instances/a/drain", "POST", headers={"Origin": "http://elsewhere.example"}).status_code == 403
     own = f"http://127.0.0.1:{stage.proxy.admin_port}"
-    assert admin(stage, "POST", "/instances/a/drain", Origin=own)[0] == 200
+    assert stage.admin("/instances/a/drain", "POST", headers={"Origin": own}).status_code == 200
 
 
-def test_sessions_return_by_and_by(make_stage: Callable[..., Stage]) -> None:
+def test_sessions_return_by_and_by(make_stage: MakeStage) -> None:
     """A session returns to a returning instance once its place is below the instance's share."""
     stage = make_stage(are_journaled=True)
     sessions = [make_session_id("a", nonce=f"{letter * 16}") for letter in "abcdefghijkl"]

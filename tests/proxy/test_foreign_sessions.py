@@ -1,11 +1,10 @@
 """Sessions of handlers with their own ids: the proxy remembers which instance opened each."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, dying
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
@@ -33,7 +32,7 @@ def minting(stage: Stage, name: str) -> None:
     stage.instances[name].behave = behave
 
 
-def start(make_stage: Callable[..., Stage], **options: object) -> Stage:
+def start(make_stage: MakeStage, **options: object) -> Stage:
     stage = make_stage(names=("a", "b", "c"), **options)
     for name in stage.instances:
         minting(stage, name)
@@ -58,7 +57,7 @@ def open_session(stage: Stage, path: str = PATHS[0]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_session_goes_to_the_instance_that_opened_it(make_stage: Callable[..., Stage], path: str) -> None:
+def test_session_goes_to_the_instance_that_opened_it(make_stage: MakeStage, path: str) -> None:
     """A session goes to its instance in every dialect, also if our own sessions have a journal."""
     stage = start(make_stage, are_journaled=True)
     sessions = [open_session(stage, path) for _ in range(3)]
@@ -68,7 +67,7 @@ def test_session_goes_to_the_instance_that_opened_it(make_stage: Callable[..., S
         assert {send(stage, session, path=each) for each in PATHS} == {(200, instance)}
 
 
-def test_client_gets_a_new_id_without_an_expiry(make_stage: Callable[..., Stage]) -> None:
+def test_client_gets_a_new_id_without_an_expiry(make_stage: MakeStage) -> None:
     """A new id has no expiry, which a handler need not state."""
     stage = make_stage()
 
@@ -82,7 +81,7 @@ def test_client_gets_a_new_id_without_an_expiry(make_stage: Callable[..., Stage]
     assert (answer.status, answer.headers["X-Amzn-SageMaker-New-Session-Id"]) == (200, "mine-1")
 
 
-def test_session_that_was_closed_or_never_opened_is_refused(make_stage: Callable[..., Stage]) -> None:
+def test_session_that_was_closed_or_never_opened_is_refused(make_stage: MakeStage) -> None:
     """The answer is the same as for an id that this endpoint never issued, and no instance receives the request."""
     stage = start(make_stage)
     session, instance = open_session(stage)
@@ -96,7 +95,7 @@ def test_session_that_was_closed_or_never_opened_is_refused(make_stage: Callable
 
 @pytest.mark.parametrize("late_binding", [None, LateBindingSettings()])
 def test_nobody_else_is_sent_a_session_whose_instance_is_away(
-    make_stage: Callable[..., Stage], late_binding: LateBindingSettings | None
+    make_stage: MakeStage, late_binding: LateBindingSettings | None
 ) -> None:
     """The client gets a retry hint and is served when the only instance that knows the session is back."""
     stage = start(make_stage, are_journaled=True, late_binding=late_binding)
@@ -118,7 +117,7 @@ def test_nobody_else_is_sent_a_session_whose_instance_is_away(
     assert send(stage, session) == (200, home)
 
 
-def test_turn_that_its_instance_may_have_begun_goes_to_nobody_else(make_stage: Callable[..., Stage]) -> None:
+def test_turn_that_its_instance_may_have_begun_goes_to_nobody_else(make_stage: MakeStage) -> None:
     """A turn that its instance may have begun is not retried, because no journal of ours knows its state."""
     stage = start(make_stage, are_journaled=True)
     session, home = open_session(stage)
@@ -131,7 +130,7 @@ def test_turn_that_its_instance_may_have_begun_goes_to_nobody_else(make_stage: C
     assert [len(fake.received) for fake in others] == before
 
 
-def test_session_belongs_to_the_caller_that_opened_it(make_stage: Callable[..., Stage]) -> None:
+def test_session_belongs_to_the_caller_that_opened_it(make_stage: MakeStage) -> None:
     """Another key gets the answer for an unknown session."""
     secrets = {"AKIAFIRST": "a-secret-of-sixteen-a", "AKIASECOND": "a-secret-of-sixteen-b"}
     keys = {key_id: AccessKey(secret=secret) for key_id, secret in secrets.items()}
@@ -145,7 +144,7 @@ def test_session_belongs_to_the_caller_that_opened_it(make_stage: Callable[..., 
         second.invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session)
 
 
-def test_sessions_that_are_remembered_are_bounded(make_stage: Callable[..., Stage]) -> None:
+def test_sessions_that_are_remembered_are_bounded(make_stage: MakeStage) -> None:
     """The number of remembered sessions is limited; the least recently used one is forgotten."""
     stage = start(make_stage, limits=LimitSettings(max_foreign_sessions=2))
     (first, home), (second, _) = open_session(stage), open_session(stage)

@@ -6,14 +6,13 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from threading import Thread
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering, dying
 from tests.proxy.test_continued_streams import BODY, WORDS, saying, take_turns
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
@@ -34,7 +33,7 @@ SHORT = ScalingSettings(max_hold_s=0.2)
 class Zero:
     """A stage whose only instance is absent until the test adds it; counts wake-ups of the fleet."""
 
-    def __init__(self, make_stage: Callable[..., Stage], scaling: ScalingSettings = LONG, **options: Any) -> None:
+    def __init__(self, make_stage: MakeStage, scaling: ScalingSettings = LONG, **options: Any) -> None:
         variant = VariantSettings(model="llava", scaling=scaling)
         self.stage = make_stage(variants=(variant,), names=("a",), **options)
         self.wakes = 0
@@ -88,7 +87,7 @@ def refused(sock: socket.socket) -> tuple[int, str, str]:
     return int(lines[0].split(" ")[1]), retry_after, json.loads(body).get("Message", "")
 
 
-def test_request_is_held_wakes_the_fleet_and_is_served(make_stage: Callable[..., Stage]) -> None:
+def test_request_is_held_wakes_the_fleet_and_is_served(make_stage: MakeStage) -> None:
     """A boto3 client is served after the wait without an error."""
     zero = Zero(make_stage)
     answers: list[int] = []
@@ -109,7 +108,7 @@ def test_request_is_held_wakes_the_fleet_and_is_served(make_stage: Callable[...,
     assert answers == [200]
 
 
-def test_all_that_is_held_is_served_in_the_end(make_stage: Callable[..., Stage]) -> None:
+def test_all_that_is_held_is_served_in_the_end(make_stage: MakeStage) -> None:
     """All held requests are served, also those that one instance cannot take at once.
 
     Later ones find it busy as usual.
@@ -129,7 +128,7 @@ def test_all_that_is_held_is_served_in_the_end(make_stage: Callable[..., Stage])
     assert [status(sock) for sock in (*socks, turn)] == [200] * 4
 
 
-def test_hold_begins_when_the_body_is_whole(make_stage: Callable[..., Stage]) -> None:
+def test_hold_begins_when_the_body_is_whole(make_stage: MakeStage) -> None:
     """Until its body is whole a request starts no instance, and the hold then has its full time."""
     zero = Zero(make_stage)
     held = Held(zero.stage, zero.stage.a)
@@ -152,15 +151,13 @@ def test_hold_begins_when_the_body_is_whole(make_stage: Callable[..., Stage]) ->
 
 def send_raw(stage: Stage, body: bytes) -> socket.socket:
     """Send a request that may be answered at once."""
-    sock = stage.socket()
-    stage.close_later(sock)
-    sock.sendall(
+    sock = stage.send(
         b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     )
     return sock
 
 
-def test_turns_do_not_wait_for_a_busy_instance(make_stage: Callable[..., Stage]) -> None:
+def test_turns_do_not_wait_for_a_busy_instance(make_stage: MakeStage) -> None:
     """A turn goes to its busy instance at once; only a fleet without an instance holds requests."""
     zero = Zero(make_stage)
     held = Held(zero.stage, zero.stage.a)
@@ -183,7 +180,7 @@ def test_turns_do_not_wait_for_a_busy_instance(make_stage: Callable[..., Stage])
     ],
 )
 def test_the_wait_is_bounded_and_ends_with_when_to_return(
-    make_stage: Callable[..., Stage], started_s_ago: float | None, last_s: float | None, retry_after: range, said: str
+    make_stage: MakeStage, started_s_ago: float | None, last_s: float | None, retry_after: range, said: str
 ) -> None:
     """The 503 ServiceUnavailable states the start's progress and the seconds that it will probably take."""
     zero = Zero(make_stage, SHORT)
@@ -199,8 +196,7 @@ def test_the_wait_is_bounded_and_ends_with_when_to_return(
     assert waiting(zero.stage) == 0
 
 
-def test_boto3_raises_service_unavailable(make_stage: Callable[..., Stage]) -> None:
-    """boto3 raises the API's ServiceUnavailable."""
+def test_boto3_raises_service_unavailable(make_stage: MakeStage) -> None:
     zero = Zero(make_stage, SHORT)
     zero.begin(1)
 
@@ -211,7 +207,7 @@ def test_boto3_raises_service_unavailable(make_stage: Callable[..., Stage]) -> N
     assert "is being started" in caught.value.response["Error"]["Message"]
 
 
-def test_a_client_that_leaves_is_held_no_longer(make_stage: Callable[..., Stage]) -> None:
+def test_a_client_that_leaves_is_held_no_longer(make_stage: MakeStage) -> None:
     """A disconnected client's request no longer counts in the backlog, so that no instance stays for it."""
     zero = Zero(make_stage)
     sock = send(zero.stage, b"1")
@@ -221,7 +217,7 @@ def test_a_client_that_leaves_is_held_no_longer(make_stage: Callable[..., Stage]
     zero.stage.until(lambda: waiting(zero.stage) == 0, "forgotten")
 
 
-def test_what_waits_for_an_endpoint_that_is_deleted_is_refused_at_once(make_stage: Callable[..., Stage]) -> None:
+def test_what_waits_for_an_endpoint_that_is_deleted_is_refused_at_once(make_stage: MakeStage) -> None:
     """No instance is started for it any longer, so its client does not wait until the hold is over."""
     zero = Zero(make_stage)
     sock = send(zero.stage, b"1")
@@ -240,7 +236,7 @@ def test_what_waits_for_an_endpoint_that_is_deleted_is_refused_at_once(make_stag
 
 
 def test_what_waits_for_a_variant_whose_scaling_ends_at_zero_is_refused_at_once(
-    make_stage: Callable[..., Stage],
+    make_stage: MakeStage,
 ) -> None:
     """No instance is started for it any longer, as at AWS for a variant without instances."""
     zero = Zero(make_stage)
@@ -258,7 +254,7 @@ def test_what_waits_for_a_variant_whose_scaling_ends_at_zero_is_refused_at_once(
     assert waiting(zero.stage) == 0
 
 
-def test_as_many_are_held_as_may_be(make_stage: Callable[..., Stage]) -> None:
+def test_as_many_are_held_as_may_be(make_stage: MakeStage) -> None:
     """The number of held requests, and the bytes of all that wait, are limited."""
     zero = Zero(make_stage, ScalingSettings(max_hold_s=20, max_held=2), limits=LimitSettings(max_waiting_bytes=100))
     send(zero.stage, b"x" * 60)
@@ -270,7 +266,7 @@ def test_as_many_are_held_as_may_be(make_stage: Callable[..., Stage]) -> None:
     zero.come()
 
 
-def test_with_late_binding_too(make_stage: Callable[..., Stage]) -> None:
+def test_with_late_binding_too(make_stage: MakeStage) -> None:
     """With late binding, too, a request is held for as long as a start may take."""
     zero = Zero(make_stage, late_binding=LateBindingSettings(max_wait_s=1))
     sock = send(zero.stage, b"1")
@@ -282,7 +278,7 @@ def test_with_late_binding_too(make_stage: Callable[..., Stage]) -> None:
     assert status(sock) == 200
 
 
-def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: Callable[..., Stage]) -> None:
+def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: MakeStage) -> None:
     """GET /endpoints/NAME reports the start in DescribeEndpoint's form; `torchmoor chat` shows it."""
     zero = Zero(make_stage, credentials=Credentials(keys={"AKIAEXAMPLE": AccessKey(secret="a" * 20)}))
     zero.took(7)
@@ -297,7 +293,7 @@ def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: Callable[..
     assert zero.get("/endpoints/llava") == 403, "not without credentials"
 
 
-def test_how_an_endpoint_does(make_stage: Callable[..., Stage]) -> None:
+def test_how_an_endpoint_does(make_stage: MakeStage) -> None:
     """Variants have DescribeEndpoint's names; an unknown endpoint gets the usual error."""
     zero = Zero(make_stage)
     zero.begin()
@@ -316,7 +312,7 @@ def test_how_an_endpoint_does(make_stage: Callable[..., Stage]) -> None:
     assert zero.get("/endpoints/other") == 400
 
 
-def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
+def test_several_variants_at_zero(make_stage: MakeStage) -> None:
     """A turn is held for its own variant, by the name of its absent instance; other requests are held by weight.
 
     While one variant has an instance, requests without a variant go there.
@@ -347,7 +343,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_a_drained_instance_that_restarts_leaves_no_room_either(make_stage: Callable[..., Stage], is_new: bool) -> None:
+def test_a_drained_instance_that_restarts_leaves_no_room_either(make_stage: MakeStage, is_new: bool) -> None:
     """An instance that restarts while drained stays drained, so requests are answered at once."""
     zero = Zero(make_stage)
     zero.come()
@@ -367,7 +363,7 @@ def test_a_drained_instance_that_restarts_leaves_no_room_either(make_stage: Call
 
 
 def test_a_drain_that_leaves_no_room_for_another_instance_is_answered_at_once(
-    make_stage: Callable[..., Stage],
+    make_stage: MakeStage,
 ) -> None:
     """If a drained instance prevents a start, requests are refused at once, unless the autoscaler drains it."""
     zero = Zero(make_stage)
@@ -387,7 +383,7 @@ def test_a_drain_that_leaves_no_room_for_another_instance_is_answered_at_once(
 
 
 def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lost request is held from the moment a probe finds its only instance gone.
 
@@ -412,7 +408,7 @@ def test_a_request_that_is_lost_with_the_only_instance_waits_for_its_replacement
 
 
 def test_a_stream_that_is_lost_with_the_only_instance_goes_on_at_its_replacement(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client whose stream loses its only instance notices only the start of the next one."""
     monkeypatch.setattr("torchmoor.proxy.dispatch.dispatcher.PROBE_S", LONG.max_hold_s)  # the test is the probe
@@ -429,7 +425,7 @@ def test_a_stream_that_is_lost_with_the_only_instance_goes_on_at_its_replacement
 
 
 def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement(
-    make_stage: Callable[..., Stage],
+    make_stage: MakeStage,
 ) -> None:
     """A request whose connection is refused waits for the replacement."""
     zero = Zero(make_stage)
@@ -445,7 +441,7 @@ def test_a_request_that_an_instance_refuses_to_receive_waits_for_its_replacement
     assert status(sock) == 200
 
 
-def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_stage: Callable[..., Stage]) -> None:
+def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_stage: MakeStage) -> None:
     """A lost request whose instance stays is answered soon; a turn that no replacement can continue does not wait."""
     zero = Zero(make_stage)
     zero.come()
@@ -467,7 +463,7 @@ def test_a_request_that_is_lost_by_an_instance_that_stays_is_answered_soon(make_
     assert b"The instance that was to answer is gone." in read_answer(turn)
 
 
-def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:
+def test_health_at_zero(make_stage: MakeStage) -> None:
     """A fleet without instances is healthy while no request needs one, unless MinCapacity requires one."""
     zero = Zero(make_stage)
     assert (zero.get("/healthz", admin=True), zero.get("/ping")) == (200, 200)

@@ -4,14 +4,13 @@ import asyncio
 import http.client
 import json
 import socket
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 
 from tests.proxy.conftest import KEY
 from tests.proxy.fake_instance import FakeInstance
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings
@@ -27,11 +26,6 @@ pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 4  # the default executor has more threads than that
 NO_PROBES = HealthSettings(starting_interval_s=3600, ready_interval_s=3600)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  (nothing tells of it; the scenario has the deadline)
-        await asyncio.sleep(0.02)
 
 
 def ask(port: int) -> tuple[int, str]:

@@ -1,19 +1,17 @@
 """InvokeEndpoint with the real boto3 client: what is forwarded, added and refused."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Gate, answering, streaming
 from torchmoor.config.limits import LimitSettings
 
 
 def invoke(stage: Stage, **arguments: object) -> dict[str, object]:
-    answer: dict[str, object] = stage.client().invoke_endpoint(**{"EndpointName": "llava", "Body": b"{}", **arguments})
-    return answer
+    return stage.client().invoke_endpoint(**{"EndpointName": "llava", "Body": b"{}", **arguments})
 
 
 def refusal(stage: Stage, **arguments: object) -> ClientError:
@@ -120,7 +118,6 @@ def test_opening_tells_the_new_session_id(stage: Stage) -> None:
 
 
 def test_turns_of_a_session_go_to_its_instance(stage: Stage) -> None:
-    """A turn goes to the instance in its session's id, whatever the load."""
     for name in ("b", "b", "a", "b"):
         answer = invoke(stage, SessionId=make_session_id(name))
 
@@ -180,7 +177,7 @@ def test_unknown_endpoint_is_named_as_the_service_names_it(stage: Stage) -> None
     assert error.response["Error"]["Message"] == "Endpoint nobody of account 000000000000 not found."  # prose: allow
 
 
-def test_body_over_the_limit_is_a_validation_error_that_boto3_sees(make_stage: Callable[..., Stage]) -> None:
+def test_body_over_the_limit_is_a_validation_error_that_boto3_sees(make_stage: MakeStage) -> None:
     """The refusal is readable although the client is still sending."""
     stage = make_stage(limits=LimitSettings(max_body_bytes=100_000))
 
@@ -217,7 +214,7 @@ def test_new_work_goes_to_the_instance_with_the_fewest_outstanding(stage: Stage)
     assert first.getresponse().status == 200
 
 
-def test_no_room_anywhere_is_service_unavailable(make_stage: Callable[..., Stage]) -> None:
+def test_no_room_anywhere_is_service_unavailable(make_stage: MakeStage) -> None:
     """If all instances are at capacity the answer is 503 with Retry-After."""
     stage = make_stage(capacity=1, names=("a",))
     gate = Gate()

@@ -2,12 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 from time import monotonic
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering, dying, refusing
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings
@@ -63,12 +62,12 @@ def status(sock: socket.socket) -> int:
     return int(read_answer(sock).split(b" ")[1])
 
 
-def late(make_stage: Callable[..., Stage], **options: object) -> Stage:
+def late(make_stage: MakeStage, **options: object) -> Stage:
     """Return two instances that take one request at a time."""
     return make_stage(**{"capacity": 1, "late_binding": LATE, "names": ("a", "b"), **options})
 
 
-def test_request_waits_and_goes_to_whichever_instance_frees_first(make_stage: Callable[..., Stage]) -> None:
+def test_request_waits_and_goes_to_whichever_instance_frees_first(make_stage: MakeStage) -> None:
     """A request goes to the first free instance, not to the one that looked best on arrival."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
@@ -87,7 +86,7 @@ def test_request_waits_and_goes_to_whichever_instance_frees_first(make_stage: Ca
     assert stage.proxy.data.dispatchers.all()[0].metrics.queue_latency.counts.count(1) == 1
 
 
-def test_turn_waits_for_its_own_instance_and_blocks_nobody(make_stage: Callable[..., Stage]) -> None:
+def test_turn_waits_for_its_own_instance_and_blocks_nobody(make_stage: MakeStage) -> None:
     """A later request without a session passes a waiting turn; at its own instance the turn goes first."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
@@ -110,7 +109,7 @@ def test_turn_waits_for_its_own_instance_and_blocks_nobody(make_stage: Callable[
     held.let_go(b"new 2")
 
 
-def test_callers_take_turns(make_stage: Callable[..., Stage]) -> None:
+def test_callers_take_turns(make_stage: MakeStage) -> None:
     """Callers take turns, so three earlier requests of one do not delay another's first."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
@@ -129,7 +128,7 @@ def test_callers_take_turns(make_stage: Callable[..., Stage]) -> None:
     assert received(stage.a) == [b"0", b"many 1", b"few", b"token", b"many 2", b"many 3"]
 
 
-def test_full_queue_is_service_unavailable_at_once(make_stage: Callable[..., Stage]) -> None:
+def test_full_queue_is_service_unavailable_at_once(make_stage: MakeStage) -> None:
     """A full queue is counted and refused with Retry-After; waiting requests are not affected."""
     stage = late(make_stage, names=("a",), late_binding=LateBindingSettings(max_waiting=1, max_wait_s=20))
     held = Held(stage, stage.a)
@@ -146,7 +145,7 @@ def test_full_queue_is_service_unavailable_at_once(make_stage: Callable[..., Sta
     assert stage.proxy.data.dispatchers.all()[0].metrics.no_capacity == 1
 
 
-def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None:
+def test_waiting_bytes_are_bounded_too(make_stage: MakeStage) -> None:
     """The bytes of waiting requests are limited; a small request still fits."""
     stage = late(make_stage, names=("a",), limits=LimitSettings(max_waiting_bytes=100_000))
     held = Held(stage, stage.a)
@@ -164,7 +163,7 @@ def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None
 
 
 @pytest.mark.parametrize("session", [None, "a"])
-def test_wait_ends_with_its_deadline(make_stage: Callable[..., Stage], session: str | None) -> None:
+def test_wait_ends_with_its_deadline(make_stage: MakeStage, session: str | None) -> None:
     """A wait ends with 503 and Retry-After on a reusable connection, without a request to an instance."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
@@ -184,7 +183,7 @@ def test_wait_ends_with_its_deadline(make_stage: Callable[..., Stage], session: 
     assert received(stage.a) == [b"1"]
 
 
-def test_wait_after_a_failure_is_no_answer_of_that_instance(make_stage: Callable[..., Stage]) -> None:
+def test_wait_after_a_failure_is_no_answer_of_that_instance(make_stage: MakeStage) -> None:
     """If no other instance frees in time, the first instance's failure counts, but the refusal is not its answer."""
     stage = late(make_stage)
     held = Held(stage, stage.b)
@@ -200,7 +199,7 @@ def test_wait_after_a_failure_is_no_answer_of_that_instance(make_stage: Callable
     held.let_go(b"other")
 
 
-def test_model_timeout_counts_the_wait_as_well(make_stage: Callable[..., Stage]) -> None:
+def test_model_timeout_counts_the_wait_as_well(make_stage: MakeStage) -> None:
     """The model's time-out is what the wait has left of the client's."""
     stage = late(make_stage, names=("a",), timeouts=TimeoutSettings(model_timeout_s=30, sweep_interval_s=0.02))
     held = Held(stage, stage.a)
@@ -219,7 +218,7 @@ def test_model_timeout_counts_the_wait_as_well(make_stage: Callable[..., Stage])
     assert status(fourth) == 424
 
 
-def test_client_that_leaves_while_it_waits_gives_its_place_up(make_stage: Callable[..., Stage]) -> None:
+def test_client_that_leaves_while_it_waits_gives_its_place_up(make_stage: MakeStage) -> None:
     """A waiting request whose client disconnects is removed, and the next one moves up."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
@@ -235,7 +234,7 @@ def test_client_that_leaves_while_it_waits_gives_its_place_up(make_stage: Callab
     assert received(stage.a) == [b"1", b"3"]
 
 
-def test_large_body_is_read_while_its_request_waits(make_stage: Callable[..., Stage]) -> None:
+def test_large_body_is_read_while_its_request_waits(make_stage: MakeStage) -> None:
     """A waiting request's body is read whole, so that its client's disconnect is noticed."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
@@ -252,7 +251,7 @@ def test_large_body_is_read_while_its_request_waits(make_stage: Callable[..., St
     assert received(stage.a) == [b"1", body]
 
 
-def test_chunked_body_arrives_before_its_request_waits(make_stage: Callable[..., Stage]) -> None:
+def test_chunked_body_arrives_before_its_request_waits(make_stage: MakeStage) -> None:
     """A chunked body is read before its request waits, so that the queue knows its length."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
@@ -273,7 +272,7 @@ def test_chunked_body_arrives_before_its_request_waits(make_stage: Callable[...,
     assert received(stage.a) == [b"1", body]
 
 
-def test_turns_move_on_when_their_instance_goes_down(make_stage: Callable[..., Stage]) -> None:
+def test_turns_move_on_when_their_instance_goes_down(make_stage: MakeStage) -> None:
     """Turns that wait or run at an instance that goes down move to the one that adopts their session."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
@@ -295,7 +294,7 @@ def test_turns_move_on_when_their_instance_goes_down(make_stage: Callable[..., S
     assert received(stage.b) == [b"b1", b"turn 1", b"turn 2", b"a1"]
 
 
-def test_turns_are_refused_when_nobody_is_left_to_take_them(make_stage: Callable[..., Stage]) -> None:
+def test_turns_are_refused_when_nobody_is_left_to_take_them(make_stage: MakeStage) -> None:
     """Turns whose instance is down are refused if there is no other."""
     stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
@@ -308,7 +307,7 @@ def test_turns_are_refused_when_nobody_is_left_to_take_them(make_stage: Callable
     held.let_go(b"1")
 
 
-def test_instance_that_becomes_ready_takes_what_waits(make_stage: Callable[..., Stage]) -> None:
+def test_instance_that_becomes_ready_takes_what_waits(make_stage: MakeStage) -> None:
     """A new ready instance gets waiting requests without the end of another request."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
@@ -325,8 +324,7 @@ def test_instance_that_becomes_ready_takes_what_waits(make_stage: Callable[..., 
     held.let_go(b"1")
 
 
-def test_draining_instance_serves_its_turns_and_nothing_else(make_stage: Callable[..., Stage]) -> None:
-    """A draining instance serves turns of its sessions, including waiting ones, and nothing else."""
+def test_draining_instance_serves_its_turns_and_nothing_else(make_stage: MakeStage) -> None:
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
     send(stage, b"a1")
@@ -345,7 +343,7 @@ def test_draining_instance_serves_its_turns_and_nothing_else(make_stage: Callabl
     assert (received(stage.a), received(stage.b)) == ([b"a1", b"turn"], [b"b1", b"new"])
 
 
-def test_request_whose_instance_cannot_take_it_waits_for_another(make_stage: Callable[..., Stage]) -> None:
+def test_request_whose_instance_cannot_take_it_waits_for_another(make_stage: MakeStage) -> None:
     """A retry waits like every other request, with its whole body, and never for the instance that failed it."""
     stage = late(make_stage)
     held = Held(stage, stage.b)
@@ -365,7 +363,7 @@ def test_request_whose_instance_cannot_take_it_waits_for_another(make_stage: Cal
     assert len(stage.a.received) == 1
 
 
-def test_request_to_an_instance_that_died_waits_for_another(make_stage: Callable[..., Stage]) -> None:
+def test_request_to_an_instance_that_died_waits_for_another(make_stage: MakeStage) -> None:
     """After a refused connection the instance is down and its capacity gone; the request waits for another one."""
     stage = late(make_stage)
     held = Held(stage, stage.b)
@@ -383,7 +381,7 @@ def test_request_to_an_instance_that_died_waits_for_another(make_stage: Callable
     assert stage.instance("a").outstanding == 0
 
 
-def test_no_ready_instance_is_refused_at_once(make_stage: Callable[..., Stage]) -> None:
+def test_no_ready_instance_is_refused_at_once(make_stage: MakeStage) -> None:
     """Without a ready instance a request is refused at once, since none is likely to be ready in time."""
     stage = late(make_stage)
     for name in ("a", "b"):
@@ -397,7 +395,7 @@ def test_no_ready_instance_is_refused_at_once(make_stage: Callable[..., Stage]) 
         assert b"No instance of the endpoint is ready" in answer
 
 
-def test_instance_that_is_removed_lets_its_turns_go(make_stage: Callable[..., Stage]) -> None:
+def test_instance_that_is_removed_lets_its_turns_go(make_stage: MakeStage) -> None:
     """Turns of a removed instance are released, and so are the leases of its running requests at their ends."""
     stage = late(make_stage)
     held = Held(stage, stage.a, stage.b)
@@ -412,7 +410,7 @@ def test_instance_that_is_removed_lets_its_turns_go(make_stage: Callable[..., St
     assert (status(turn), status(first)) == (200, 200)
 
 
-def test_streams_hold_their_place_until_their_end(make_stage: Callable[..., Stage]) -> None:
+def test_streams_hold_their_place_until_their_end(make_stage: MakeStage) -> None:
     """A stream occupies its instance until its last byte, not only until the first."""
     stage = late(make_stage, names=("a",))
     go_on = asyncio.Event()
@@ -440,7 +438,7 @@ def test_streams_hold_their_place_until_their_end(make_stage: Callable[..., Stag
 
 @pytest.mark.parametrize(("waited_s", "num_failures"), [(20, 1), (40, 0)])
 def test_a_time_out_after_a_long_wait_is_not_the_instances_failure(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, waited_s: float, num_failures: int
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, waited_s: float, num_failures: int
 ) -> None:
     """An instance that had less than half of the time for its answer is not taken out for the missing rest."""
     stage = late(make_stage, names=("a",))

@@ -4,13 +4,13 @@ import asyncio
 import errno
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
 
-from tests.proxy.conftest import CHUNKS_END, Stage, make_session_id, read_answer, read_until
+from tests.proxy.conftest import CHUNKS_END, MakeStage, Stage, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import Gate, Received, Wire
 from tests.proxy.test_async import submit, until_there
 from tests.proxy.test_continued_streams import BODY, WORDS, saying, take_turns
@@ -42,7 +42,7 @@ def num_retries(stage: Stage) -> int:
     return stage.proxy.data.dispatchers.all()[0].metrics.retries
 
 
-def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: Callable[..., Stage], full_port: int) -> None:
+def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: MakeStage, full_port: int) -> None:
     """A connection that is not established in time, as after one lost packet, does not make the instance DOWN."""
     stage = make_stage(timeouts=SHORT, are_journaled=True)
     stage.instance("a").port = full_port
@@ -62,7 +62,7 @@ def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: Callab
     ids=str,
 )
 def test_an_address_that_is_not_found_takes_nobody_out(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, error: OSError
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     """While DNS does not answer, running streams go on, and other requests use the connections that there are."""
     stage = make_stage(are_journaled=True)
@@ -93,7 +93,7 @@ def test_an_address_that_is_not_found_takes_nobody_out(
 
 @pytest.mark.interpreted
 def test_fault_of_the_proxy_while_it_connects_is_logged_and_ends_the_request(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client does not wait until its request's time is over."""
     stage = make_stage()
@@ -113,7 +113,7 @@ def test_fault_of_the_proxy_while_it_connects_is_logged_and_ends_the_request(
 
 @pytest.mark.interpreted
 def test_fault_of_the_proxy_while_it_sends_is_logged_and_ends_the_request(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client does not wait until its request's time is over, and the connection is closed."""
     stage = make_stage()
@@ -134,7 +134,7 @@ def test_fault_of_the_proxy_while_it_sends_is_logged_and_ends_the_request(
 
 @pytest.mark.parametrize(("names", "session"), [("a", None), ("a", "a"), ("ab", "a")])
 def test_request_that_only_one_instance_can_answer_waits_for_it(
-    make_stage: Callable[..., Stage], full_port: int, names: str, session: str | None
+    make_stage: MakeStage, full_port: int, names: str, session: str | None
 ) -> None:
     """Without a journal a turn waits for its instance, which may still exist, since no other knows the session."""
     stage = make_stage(timeouts=SHORT, names=tuple(names))
@@ -151,7 +151,7 @@ def test_request_that_only_one_instance_can_answer_waits_for_it(
 
 @pytest.mark.parametrize("is_back", [True, False])
 def test_the_rest_of_a_stream_waits_for_the_only_instance_that_is_left(
-    make_stage: Callable[..., Stage], full_port: int, is_back: bool
+    make_stage: MakeStage, full_port: int, is_back: bool
 ) -> None:
     """The rest of a stream waits for a connection to the only other instance, as a request does, until that is down."""
     stage = make_stage(timeouts=SHORT, are_journaled=True)
@@ -170,9 +170,7 @@ def test_the_rest_of_a_stream_waits_for_the_only_instance_that_is_left(
             answer.read()
 
 
-def test_request_that_waits_is_refused_once_its_instance_is_gone(
-    make_stage: Callable[..., Stage], full_port: int
-) -> None:
+def test_request_that_waits_is_refused_once_its_instance_is_gone(make_stage: MakeStage, full_port: int) -> None:
     """A waiting request is refused once probes find its instance down."""
     stage = make_stage(timeouts=SHORT, names=("a",))
     stage.instance("a").port = full_port
@@ -191,7 +189,7 @@ def hold_up(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_time_in_which_the_proxy_is_held_up_is_not_the_instances(make_stage: Callable[..., Stage]) -> None:
+def test_time_in_which_the_proxy_is_held_up_is_not_the_instances(make_stage: MakeStage) -> None:
     """The time in which the proxy was delayed does not count towards a connection's time-out."""
     stage = make_stage(timeouts=SHORT)
 
@@ -204,7 +202,7 @@ def test_time_in_which_the_proxy_is_held_up_is_not_the_instances(make_stage: Cal
     stage.call(stage.run(connect()).close)
 
 
-def test_silence_while_the_proxy_is_held_up_takes_nobody_down(make_stage: Callable[..., Stage]) -> None:
+def test_silence_while_the_proxy_is_held_up_takes_nobody_down(make_stage: MakeStage) -> None:
     """The time in which the proxy was delayed does not count as a probe's silence."""
     # A probe's time-out is longer than a delay that counts, so that a busy test machine does not matter either.
     often = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=2 * HELD_UP_S)
@@ -233,7 +231,7 @@ async def record_states(stage: Stage, states: set[InstanceState]) -> None:
 
 
 def test_asynchronous_request_that_is_not_sent_in_time_takes_nobody_out(
-    make_stage: Callable[..., Stage], tmp_path: Path, full_port: int
+    make_stage: MakeStage, tmp_path: Path, full_port: int
 ) -> None:
     """An asynchronous request that cannot be sent in time does not make its instance DOWN, and is sent later."""
     stage = make_stage(timeouts=SHORT, names=("a",), async_folder=tmp_path)

@@ -1,14 +1,12 @@
 """The admin plane's metrics page, read by Prometheus' own parser."""
 
-from collections.abc import Callable
-
 import pytest
 import requests
 from botocore.exceptions import ClientError
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import MakeStage, Stage
 from tests.proxy.fake_instance import answering, refusing, streaming
 from torchmoor.config.container import ContainerSettings
 
@@ -34,7 +32,7 @@ NAMES = {
 
 def scrape(stage: Stage) -> dict[str, list[Sample]]:
     """Return the page's samples by metric."""
-    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    page = stage.admin("/metrics").text
     return {family.name: family.samples for family in text_string_to_metric_families(page)}
 
 
@@ -53,7 +51,7 @@ def test_page_has_every_metric_of_the_service(stage: Stage) -> None:
     assert value(found, "CPUUtilization", "CPUUtilization") >= 0
 
 
-def test_the_data_plane_shows_the_page_where_it_is_told_to(make_stage: Callable[..., Stage], stage: Stage) -> None:
+def test_the_data_plane_shows_the_page_where_it_is_told_to(make_stage: MakeStage, stage: Stage) -> None:
     """The data plane shows the page only if configured, as SageMaker's scraper requires.
 
     It is the operators' otherwise.

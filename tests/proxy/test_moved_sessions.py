@@ -1,10 +1,10 @@
 """A client's close of a session that several instances hold reaches the others and cannot fail because of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import answering, refusing, silent
 from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -14,7 +14,7 @@ CLOSED = b"x-amzn-sagemaker-closed-session-id: "
 
 
 @pytest.fixture
-def start(make_stage: Callable[..., Stage]) -> Callable[..., Stage]:
+def start(make_stage: MakeStage) -> MakeStage:
     """Return a function that makes stages whose instances share a journal and have their whole share after a return."""
 
     def make(**options: object) -> Stage:
@@ -24,7 +24,7 @@ def start(make_stage: Callable[..., Stage]) -> Callable[..., Stage]:
 
 
 @pytest.fixture
-def stage(start: Callable[..., Stage]) -> Iterator[Stage]:
+def stage(start: MakeStage) -> Iterator[Stage]:
     return start()
 
 
@@ -141,7 +141,7 @@ def test_close_that_fails_is_not_passed_on(stage: Stage) -> None:
     stage.until(lambda: is_quiet(stage), "the operation's end")
 
 
-def test_instance_that_hangs_delays_no_close(start: Callable[..., Stage]) -> None:
+def test_instance_that_hangs_delays_no_close(start: MakeStage) -> None:
     """Clients do not wait for a hanging instance.
 
     Its operation ends at the deadline, and later closes are sent together.

@@ -1,18 +1,16 @@
 """OpenAI's paths on endpoints with many models: the body's `model` is the target."""
 
-from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import MakeStage, Stage
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.test_openai import call, client
 from tests.waiting import wait_until
 from torchmoor.config.routing import MultiModelSettings
 
-MakeStage = Callable[..., Stage]
 TASKS = ("embeddings", "rerank", "chat/completions")
 
 
@@ -101,8 +99,6 @@ def test_an_adapter_that_is_not_loaded_is_not_said_to_be_unknown(make_stage: Mak
 
 
 def test_models_have_capabilities(stage: Stage, many: Stage) -> None:
-    """Models list their endpoints' capabilities."""
-
     def capabilities(of: Stage) -> Any:
         [model] = client(of).models.list()
         return (model.model_extra or {})["capabilities"]

@@ -230,8 +230,7 @@ def test_decisions_are_those_of_all_processes(served: Served) -> None:
         served.ask()
 
     def find() -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = served.look("decisions?endpoint=chat&limit=50")["decisions"]
-        return rows
+        return served.look("decisions?endpoint=chat&limit=50")["decisions"]
 
     wait_until(lambda: len(find()) >= 12, "every process has reported its decisions")
     found = find()

@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from handlers.chat.parameters import OPENAI_NAMES, RULES
 from handlers.many.openai_bodies import EMBEDDING_FIELDS, RERANK_FIELDS
 from scripts.make_api_reference import PAGE, render
 from tests.openapi_cases import find_violations, with_values
-from tests.proxy.conftest import Stage
+from tests.proxy.conftest import MakeStage, Stage
 from tests.proxy.fake_many import FakeFleet
 from torchmoor.admin.models import ACTIONS
 from torchmoor.admin.server import ADMIN_PLANE
@@ -30,7 +30,6 @@ from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 
-MakeStage = Callable[..., Stage]
 PARAMETERS = {"endpoint": "llava", "model": "m1.tar.gz", "name": "a", "action": "pin"}
 ODD_VALUES = ("", "x" * 2000, "a,b;c=d", "-1", "%00", "é".encode().decode("latin-1"))
 BODIES = (b"", b"null", b"[]", b"{", b'{"model": 7}', b"\xff", b'{"a": ' * 2000)
@@ -219,7 +218,7 @@ def test_answers_are_as_the_document_says(planes: dict[str, Stage]) -> None:
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/instances", 405)])
 def test_unknown_requests_of_the_admin_plane_have_its_errors(stage: Stage, method: str, path: str, status: int) -> None:
-    answer = requests.request(method, stage.proxy.admin_url + path, timeout=60)
+    answer = stage.admin(path, method)
 
     assert (answer.status_code, list(answer.json())) == (status, ["error"])
     assert ("Allow" in answer.headers) == (status == 405)
@@ -306,5 +305,4 @@ def test_each_parameter_of_tgis_body_is_in_the_document() -> None:
     ("schema", "fields"), [(openai_schemas.EMBEDDINGS, EMBEDDING_FIELDS), (openai_schemas.RERANK, RERANK_FIELDS)]
 )
 def test_each_field_of_a_task_is_in_the_document(schema: dict[str, Any], fields: set[str]) -> None:
-    """The document has each field of a task and no other."""
     assert set(schema["properties"]) == fields

@@ -9,15 +9,16 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from tests.proxy.conftest import LISTEN, Stage, read_answer
+from tests.certificates import make_certificate
+from tests.proxy.conftest import LISTEN, MakeStage, Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
-from tests.proxy.test_access import CREDENTIALS, TOKEN, make_certificate
+from tests.proxy.test_access import CREDENTIALS, TOKEN
 from tests.proxy.test_metrics import scrape, value
 from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.config.credentials import Credentials
@@ -25,7 +26,7 @@ from torchmoor.config.limits import LimitSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.config.websocket import WebSocketSettings
 
-MakeStage = Callable[..., Stage]
+OpenSocket = Callable[..., ClientConnection]
 PATH = "/v1/responses"
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -72,15 +73,9 @@ def responses(stage: Stage) -> Responses:
     return Responses(stage)
 
 
-class OpenSocket(Protocol):
-    """Opens a WebSocket connection of an independent client."""
-
-    def __call__(self, stage: Stage, path: str = PATH, **options: Any) -> ClientConnection: ...
-
-
 @pytest.fixture
 def open_socket() -> Iterator[OpenSocket]:
-    """Yield a function whose connections are closed before their stage ends, if it is named after the stage."""
+    """Yield a function that opens a client's connections; they are closed before a stage that is named before it."""
     with ExitStack() as stack:
 
         def open_one(stage: Stage, path: str = PATH, **options: Any) -> ClientConnection:
@@ -140,8 +135,6 @@ def test_messages_are_answered_in_order(stage: Stage, responses: Responses, open
     assert [each["x-torchmoor-resource"] for each in responses.headers] == ["POST responses"] * 3
     assert len({each["x-amzn-sagemaker-custom-attributes"] for each in responses.headers}) == 1
     assert not any(name.startswith("sec-websocket") for each in responses.headers for name in each)
-    connection.close()
-    stage.check_clean()
 
 
 def test_unstored_response_is_sent_again_with_the_next_input(
@@ -170,8 +163,6 @@ def test_unstored_response_is_sent_again_with_the_next_input(
     assert (failed["status"], failed["error"]["message"]) == (400, "no")
     assert (last["input"], last["previous_response_id"]) == ("z", second["id"])
     assert len({each["x-session-id"] for each in responses.headers}) == 1
-    connection.close()
-    stage.check_clean()
 
 
 def test_lanes_keep_their_own_unstored_responses(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
@@ -194,8 +185,6 @@ def test_lanes_keep_their_own_unstored_responses(stage: Stage, responses: Respon
     asked = [[item["content"] for item in body["input"] if item.get("role") == "user"] for body in responses.bodies[2:]]
     assert asked == [["a", "c"], ["b", "d"]]
     assert not any("stream_id" in body for body in responses.bodies)
-    connection.close()
-    stage.check_clean()
 
 
 def test_names_of_lanes_are_limited(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
@@ -228,8 +217,6 @@ def test_unstored_response_is_continued_without_input(
     assert (wrong["status"], wrong["error"]["message"]) == (400, "'input' must be a text or a list of items.")
     assert [item.get("content") for item in again["input"]] == ["x", first["output"][0]["content"]]
     assert "previous_response_id" not in again
-    connection.close()
-    stage.check_clean()
 
 
 def test_held_bytes_are_limited(make_stage: MakeStage, open_socket: OpenSocket) -> None:
@@ -242,11 +229,9 @@ def test_held_bytes_are_limited(make_stage: MakeStage, open_socket: OpenSocket) 
     assert responses.bodies[-1]["previous_response_id"] == first["id"]  # passed on: the instance does not know it
     connection.socket.sendall(masked(b"x" * 3_000)[:2_300])
     assert closed_inside_a_message(stage, connection).rcvd.code == 1013
-    stage.check_clean()
 
 
 def test_long_and_binary_messages_end_the_connection(make_stage: MakeStage, open_socket: OpenSocket) -> None:
-    """A message that is too long or binary ends the connection, in one frame or several."""
     stage = make_stage(websocket=WebSocketSettings(max_message_bytes=1_000))
     long: Any
     for long, code in (("x" * 1_001, 1009), (iter(["x" * 600] * 2), 1009), (b"{}", 1003)):
@@ -254,10 +239,7 @@ def test_long_and_binary_messages_end_the_connection(make_stage: MakeStage, open
         with suppress(ConnectionClosed):  # maybe before everything is sent
             connection.send(long)
         error = closed(connection)
-        assert isinstance(error, ConnectionClosedError)
-        assert error.rcvd is not None
         assert error.rcvd.code == code
-    stage.check_clean()
 
 
 def test_a_message_of_many_frames_takes_no_more_memory_than_its_bytes(stage: Stage, responses: Responses) -> None:
@@ -276,7 +258,6 @@ def test_a_message_of_many_frames_takes_no_more_memory_than_its_bytes(stage: Sta
         finally:
             tracemalloc.stop()
     assert 2 * num_frames <= num_bytes < 10 * num_frames
-    stage.check_clean()
 
 
 def test_a_frame_that_begins_behind_another_is_counted(stage: Stage, responses: Responses) -> None:
@@ -330,7 +311,6 @@ def test_frames_out_of_order_end_the_connection(stage: Stage, responses: Respons
         received = read_to_end(sock)
     assert received[0] == 0x88  # a close frame
     assert struct.unpack(">H", received[2:4])[0] == 1002
-    stage.check_clean()
 
 
 def test_frames_before_the_handshake_is_answered_end_the_connection(stage: Stage, responses: Responses) -> None:
@@ -352,7 +332,6 @@ def test_cut_connection_stops_its_answer(stage: Stage, responses: Responses, ope
     connection.socket.shutdown(socket.SHUT_RDWR)
     stage.until(lambda: stage.outstanding() == 0, "the lease released")
     responses.gate.open()
-    stage.check_clean()
 
 
 def test_broken_answer_is_an_error_and_the_connection_goes_on(
@@ -371,8 +350,6 @@ def test_broken_answer_is_an_error_and_the_connection_goes_on(
         fake.behave = responses.behave
     assert broken["type"] == "error"
     assert ask(connection)["type"] == "response.completed"
-    connection.close()
-    stage.check_clean()
 
 
 @pytest.mark.parametrize("message", ["[" * 100_000, '{"a": ' * 100_000, "{}", "7"])
@@ -405,9 +382,6 @@ def test_values_of_messages_are_limited(make_stage: MakeStage, open_socket: Open
     while receive(connection)["type"] != "response.completed":
         pass
     assert ask(other, input=many)["type"] == "response.completed"
-    connection.close()
-    other.close()
-    stage.check_clean()
 
 
 def test_message_that_does_not_arrive_whole_ends_its_connection(make_stage: MakeStage, open_socket: OpenSocket) -> None:
@@ -429,7 +403,6 @@ def test_message_that_does_not_arrive_whole_ends_its_connection(make_stage: Make
     stage.pass_time(61)
     closing = closed_inside_a_message(stage, connection).rcvd
     assert (closing.code, closing.reason) == (1008, "The message did not arrive in time.")
-    stage.check_clean()
 
 
 def test_pings_between_messages_are_not_counted(stage: Stage, responses: Responses, open_socket: OpenSocket) -> None:
@@ -479,7 +452,6 @@ def test_flooding_client_is_held_back(stage: Stage, responses: Responses, open_s
     stage.until(lambda: stage.proxy.data.application.sockets.budget.used_bytes < 2_000_000, "little is held")
     connection.socket.shutdown(socket.SHUT_RDWR)
     responses.gate.open()
-    stage.check_clean()
 
 
 def test_client_that_does_not_read_its_events_is_disconnected(make_stage: MakeStage) -> None:
@@ -507,7 +479,6 @@ def test_client_that_does_not_read_its_events_is_disconnected(make_stage: MakeSt
         )
         stage.pass_time(61)
         stage.until(lambda: not server.connections, "the client is disconnected")
-    stage.check_clean()
 
 
 def test_slow_reader_is_not_disconnected_for_a_pong_that_the_proxy_does_not_read(stage: Stage) -> None:
@@ -542,7 +513,6 @@ def test_slow_reader_is_not_disconnected_for_a_pong_that_the_proxy_does_not_read
 
         assert [each.transport.is_closing() for each in server.connections] == [False]
     stage.until(lambda: not server.connections, "the client has left")
-    stage.check_clean()
 
 
 def test_silent_client_is_pinged_and_then_disconnected(stage: Stage, responses: Responses) -> None:
@@ -553,7 +523,6 @@ def test_silent_client_is_pinged_and_then_disconnected(stage: Stage, responses: 
         assert sock.recv(2) == b"\x89\x00"  # a ping
         stage.pass_time(21)
         stage.until(lambda: not stage.proxy.data.server.connections, "the client is disconnected")
-    stage.check_clean()
 
 
 @pytest.mark.parametrize(
@@ -572,7 +541,6 @@ def test_idle_and_old_connections_are_closed(
     if first is not None:
         assert receive(connection)["error"]["code"] == first
     assert closed(connection).rcvd.code == code
-    stage.check_clean()
 
 
 def test_stopping_proxy_closes_between_two_responses(open_socket: OpenSocket) -> None:
@@ -593,7 +561,6 @@ def stop_and_look(stage: Stage, open_socket: OpenSocket) -> None:
         idle.recv(timeout=DEADLINE_S)
     responses.gate.open()
 
-    assert caught.value.rcvd is not None
     assert caught.value.rcvd.code == 1001
     assert [receive(busy)["type"] for _ in range(2)] == ["response.created", "response.completed"]
     assert closed(busy).rcvd.code == 1001
@@ -623,7 +590,6 @@ def test_open_connections_are_a_metric(stage: Stage, responses: Responses, open_
     vanishing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
     vanishing.close()
     wait_until(lambda: count() == 0, "none is left")
-    stage.check_clean()
 
 
 def test_callers_need_a_token_which_is_checked_for_each_message(make_stage: MakeStage, open_socket: OpenSocket) -> None:
@@ -639,14 +605,11 @@ def test_callers_need_a_token_which_is_checked_for_each_message(make_stage: Make
     assert "authorization" not in responses.headers[0]
 
     async def change_tokens() -> None:
-        assert stage.proxy.data.gate is not None
         stage.proxy.data.gate.take(Credentials(tokens={"bob": "token-of-bob-0123456789"}))
 
     stage.run(change_tokens())
     refused = ask(connection)
     assert (refused["status"], refused["error"]["code"]) == (401, "invalid_api_key")
-    connection.close()
-    stage.check_clean()
 
 
 def test_connections_are_encrypted_with_tls(make_stage: MakeStage, tmp_path: Path, open_socket: OpenSocket) -> None:
@@ -660,7 +623,6 @@ def test_connections_are_encrypted_with_tls(make_stage: MakeStage, tmp_path: Pat
     stage.pass_time(11)
     assert receive(connection)["error"]["code"] == "websocket_connection_limit_reached"
     assert closed(connection).rcvd.code == 1001
-    stage.check_clean()
 
 
 @pytest.mark.parametrize(
@@ -670,7 +632,6 @@ def test_other_paths_are_not_upgraded(stage: Stage, path: str, status: int, open
     with pytest.raises(InvalidStatus) as caught:
         open_socket(stage, path)
     assert caught.value.response.status_code == status
-    stage.check_clean()
 
 
 @pytest.mark.parametrize(
@@ -688,7 +649,6 @@ def test_wrong_handshakes_are_refused(stage: Stage, handshake: bytes) -> None:
         sock.sendall(handshake)
         answer = read_answer(sock, to_end=True)
     assert answer.startswith(b"HTTP/1.1 400 ")  # a 426 would have to name the protocol
-    stage.check_clean()
 
 
 def masked(payload: bytes) -> bytes:

@@ -1,14 +1,12 @@
 """Strategies that look at the body, variants, and new sessions, over real sockets."""
 
 import json
-import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer
+from tests.proxy.conftest import NO_PROBES, MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, answering, refusing
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
@@ -43,7 +41,7 @@ def ask(client: Any, body: bytes, **members: Any) -> tuple[str, str]:
 # PREFIX_AWARE
 
 
-def test_requests_with_one_prefix_go_to_one_instance(make_stage: Callable[..., Stage]) -> None:
+def test_requests_with_one_prefix_go_to_one_instance(make_stage: MakeStage) -> None:
     """Requests with one prefix go to one instance, whatever follows; another prefix may go to another one."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a", "b", "c"))
     client = stage.client()
@@ -61,7 +59,7 @@ def test_requests_with_one_prefix_go_to_one_instance(make_stage: Callable[..., S
     }
 
 
-def test_prefix_id_of_the_client_counts(make_stage: Callable[..., Stage]) -> None:
+def test_prefix_id_of_the_client_counts(make_stage: MakeStage) -> None:
     """boto3's PrefixAwareId is part of the prefix."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a", "b", "c"))
     client = stage.client()
@@ -72,7 +70,7 @@ def test_prefix_id_of_the_client_counts(make_stage: Callable[..., Stage]) -> Non
     assert owners == [ask(client, b"{}", PrefixAwareId=f"application {number}")[0] for number in range(12)]
 
 
-def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage: Callable[..., Stage]) -> None:
+def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage: MakeStage) -> None:
     """With two requests in flight at its instance, the third goes to the next one with that reason."""
     stage = make_stage(variants=(PREFIX_AWARE,))
     client = stage.client()
@@ -81,9 +79,7 @@ def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage
     owner.behave = gate.behave
     waiting = []
     for _ in range(2):
-        sock = stage.socket()
-        stage.close_later(sock)
-        sock.sendall(f"{INVOKE}Content-Length: 6\r\n\r\nprompt".encode())
+        sock = stage.send(f"{INVOKE}Content-Length: 6\r\n\r\nprompt".encode())
         waiting.append(sock)
     stage.until(lambda: stage.instance(owner.name).outstanding == 2, "both in flight")
 
@@ -96,7 +92,7 @@ def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_request_is_sent_on_once_its_body_has_come(make_stage: Callable[..., Stage], is_chunked: bool) -> None:
+def test_request_is_sent_on_once_its_body_has_come(make_stage: MakeStage, is_chunked: bool) -> None:
     """A request is sent once its whole body has arrived, because an instance cannot use a part of it."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
     framing = "Transfer-Encoding: chunked" if is_chunked else "Content-Length: 22000"
@@ -115,7 +111,7 @@ def test_request_is_sent_on_once_its_body_has_come(make_stage: Callable[..., Sta
     assert stage.a.received[0].body == b"a" * 1000 + b"b" * 1000 + b"c" * 20_000
 
 
-def test_expected_body_is_asked_for_before_the_instance_is_known(make_stage: Callable[..., Stage]) -> None:
+def test_expected_body_is_asked_for_before_the_instance_is_known(make_stage: MakeStage) -> None:
     """The proxy sends `100 Continue` before it chooses an instance, because the prefix is in the body."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
 
@@ -128,7 +124,7 @@ def test_expected_body_is_asked_for_before_the_instance_is_known(make_stage: Cal
     assert stage.a.received[0].body == b"hello"
 
 
-def test_request_without_a_body_is_routed_too(make_stage: Callable[..., Stage]) -> None:
+def test_request_without_a_body_is_routed_too(make_stage: MakeStage) -> None:
     """A request without a body has an empty prefix."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
 
@@ -136,7 +132,7 @@ def test_request_without_a_body_is_routed_too(make_stage: Callable[..., Stage]) 
     assert stage.raw(f"{INVOKE}\r\n".encode()).startswith(b"HTTP/1.1 200")
 
 
-def test_client_that_leaves_before_its_prefix_has_come_was_never_sent(make_stage: Callable[..., Stage]) -> None:
+def test_client_that_leaves_before_its_prefix_has_come_was_never_sent(make_stage: MakeStage) -> None:
     """A client that disconnects before its prefix has arrived causes no lease."""
     stage = make_stage(variants=(PREFIX_AWARE,))
 
@@ -148,7 +144,7 @@ def test_client_that_leaves_before_its_prefix_has_come_was_never_sent(make_stage
     assert stage.a.received == stage.b.received == []
 
 
-def test_body_that_outgrows_its_limit_before_its_prefix_has_come_is_refused(make_stage: Callable[..., Stage]) -> None:
+def test_body_that_outgrows_its_limit_before_its_prefix_has_come_is_refused(make_stage: MakeStage) -> None:
     """A body beyond its limit is refused even if the limit is smaller than the prefix."""
     stage = make_stage(variants=(PREFIX_AWARE,), limits=LimitSettings(max_body_bytes=500))
 
@@ -158,7 +154,7 @@ def test_body_that_outgrows_its_limit_before_its_prefix_has_come_is_refused(make
     assert stage.a.received == stage.b.received == []
 
 
-def test_no_instance_is_told_once_the_prefix_has_come(make_stage: Callable[..., Stage]) -> None:
+def test_no_instance_is_told_once_the_prefix_has_come(make_stage: MakeStage) -> None:
     """Without an instance, the answer comes after the whole body, so that the connection can be reused."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
     stage.set_state(InstanceState.DOWN)
@@ -171,7 +167,7 @@ def test_no_instance_is_told_once_the_prefix_has_come(make_stage: Callable[..., 
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
 
 
-def test_instance_that_refuses_a_prefix_is_replaced_by_the_next(make_stage: Callable[..., Stage]) -> None:
+def test_instance_that_refuses_a_prefix_is_replaced_by_the_next(make_stage: MakeStage) -> None:
     """If an instance refuses, the next one gets the whole body."""
     stage = make_stage(variants=(PREFIX_AWARE,))
     for fake in stage.instances.values():
@@ -195,7 +191,7 @@ def ask_refused(stage: Stage) -> str:
 # KV_AWARE
 
 
-def test_conversation_that_is_sent_again_goes_where_its_beginning_was_served(make_stage: Callable[..., Stage]) -> None:
+def test_conversation_that_is_sent_again_goes_where_its_beginning_was_served(make_stage: MakeStage) -> None:
     """Each conversation stays at its instance while others spread, and the reason says so."""
     stage = make_stage(variants=(KV_AWARE,), names=("a", "b", "c"))
     client = stage.client()
@@ -208,7 +204,7 @@ def test_conversation_that_is_sent_again_goes_where_its_beginning_was_served(mak
     assert seconds == {name: (firsts[name][0], "kv-aware") for name in "uvw"}
 
 
-def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Callable[..., Stage]) -> None:
+def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: MakeStage) -> None:
     """After a receipt without cached tokens, older prompts are not expected at that instance either."""
     stage = make_stage(variants=(KV_AWARE,))
     client = stage.client()
@@ -228,7 +224,7 @@ def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Calla
     assert ask(client, older)[1] == "least-outstanding-requests"
 
 
-def test_receipt_of_a_held_prompt_changes_nothing(make_stage: Callable[..., Stage]) -> None:
+def test_receipt_of_a_held_prompt_changes_nothing(make_stage: MakeStage) -> None:
     """A receipt of a cached prompt changes nothing, and one that is not a number is ignored."""
     stage = make_stage(variants=(KV_AWARE,), names=("a",))
     client = stage.client()
@@ -242,7 +238,7 @@ def test_receipt_of_a_held_prompt_changes_nothing(make_stage: Callable[..., Stag
     assert ask(client, b"old" * 100)[1] == "kv-aware"
 
 
-def test_instance_that_was_down_holds_nothing(make_stage: Callable[..., Stage]) -> None:
+def test_instance_that_was_down_holds_nothing(make_stage: MakeStage) -> None:
     """An instance that was down, whose process may be new, holds no prompts."""
     stage = make_stage(variants=(KV_AWARE,), names=("a",))
     client = stage.client()
@@ -261,7 +257,7 @@ GREEN = VariantSettings(name="green", model="llava-next", weight=1)
 HOMES = {"a": "blue", "b": "green"}
 
 
-def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_stage: Callable[..., Stage]) -> None:
+def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_stage: MakeStage) -> None:
     """The answer names the variant, which the metrics count by."""
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     client = stage.client()
@@ -277,7 +273,7 @@ def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_s
     assert invocations == {"blue": counts["blue", "a"], "green": counts["green", "b"]}
 
 
-def test_target_variant_goes_before_weights(make_stage: Callable[..., Stage]) -> None:
+def test_target_variant_goes_before_weights(make_stage: MakeStage) -> None:
     """TargetVariant overrides weights, also for a variant of weight 0; the error for an unknown one lists all."""
     stage = make_stage(variants=(GREEN.replace(weight=0), BLUE), homes=HOMES)
     client = stage.client()
@@ -290,7 +286,7 @@ def test_target_variant_goes_before_weights(make_stage: Callable[..., Stage]) ->
         client.invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant="red")
 
 
-def test_variant_without_a_ready_instance_gets_no_traffic_unless_it_is_named(make_stage: Callable[..., Stage]) -> None:
+def test_variant_without_a_ready_instance_gets_no_traffic_unless_it_is_named(make_stage: MakeStage) -> None:
     """The other variants take its share; a request that names it gets an error."""
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     stage.set_state(InstanceState.DOWN, "a")
@@ -301,7 +297,7 @@ def test_variant_without_a_ready_instance_gets_no_traffic_unless_it_is_named(mak
         client.invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant="blue")
 
 
-def test_session_stays_with_its_variant(make_stage: Callable[..., Stage]) -> None:
+def test_session_stays_with_its_variant(make_stage: MakeStage) -> None:
     """The session's instance decides, also after an adoption, and neither weights nor TargetVariant do."""
     stage = make_stage(variants=(BLUE, GREEN), homes={**HOMES, "c": "green"}, names=("a", "b", "c"))
     client = stage.client()
@@ -313,7 +309,7 @@ def test_session_stays_with_its_variant(make_stage: Callable[..., Stage]) -> Non
     assert ask(client, b"{}", SessionId=session) == ("c", "session-failover")
 
 
-def test_session_of_a_forgotten_instance_goes_where_all_proxies_agree(make_stage: Callable[..., Stage]) -> None:
+def test_session_of_a_forgotten_instance_goes_where_all_proxies_agree(make_stage: MakeStage) -> None:
     """A session of an unknown instance always goes to the same other one, of any variant."""
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     client = stage.client()
@@ -324,7 +320,7 @@ def test_session_of_a_forgotten_instance_goes_where_all_proxies_agree(make_stage
     assert {name for found in owners.values() for name, _ in found} == {"a", "b"}
 
 
-def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[..., Stage]) -> None:
+def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: MakeStage) -> None:
     """A model's name in TorchServe's path selects its variant; the container's dialect uses weights."""
     stage = make_stage(variants=(BLUE, GREEN.replace(weight=0)), homes=HOMES)
     connection = stage.http()
@@ -341,7 +337,7 @@ def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[.
 # New sessions
 
 
-def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: Callable[..., Stage]) -> None:
+def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: MakeStage) -> None:
     """The most room by instances' reports, less sessions sent since, decides; without reports the load does."""
     stage = make_stage(health=NO_PROBES.replace(status_interval_s=3600))
     a, b = stage.instance("a"), stage.instance("b")
@@ -359,15 +355,12 @@ def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: Callabl
     assert ask(client, b"{}")[1] == "least-outstanding-requests"
 
 
-def test_metrics_name_the_variant(make_stage: Callable[..., Stage]) -> None:
+def test_metrics_name_the_variant(make_stage: MakeStage) -> None:
     """Every family of metrics has both labels; the number of waiting requests is a gauge."""
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     ask(stage.client(), b"{}", TargetVariant="green")
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
-    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/instances", timeout=60) as answer:
-        rows = json.load(answer)["instances"]
+    text, rows = stage.admin("/metrics").text, stage.admin("/instances").json()["instances"]
 
     assert 'Invocations_total{endpoint="llava",variant="green"} 1.0' in text
     assert 'Invocations_total{endpoint="llava",variant="blue"} 0.0' in text
@@ -385,7 +378,7 @@ def turn(session: str, **more: object) -> bytes:
 @pytest.mark.parametrize("journaled", [False, True])
 @pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/invocations", "/predictions/llava"])
 def test_session_that_only_the_body_names_goes_to_its_instance(
-    make_stage: Callable[..., Stage], path: str, journaled: bool
+    make_stage: MakeStage, path: str, journaled: bool
 ) -> None:
     """An id in the body instead of the header selects the session's instance."""
     stage = make_stage(names=("a", "b", "c"), are_journaled=journaled)
@@ -417,7 +410,7 @@ def test_session_that_only_the_body_names_goes_to_its_instance(
         turn(make_session_id("b"), prompt_text="x" * 20_000),
     ],
 )
-def test_body_without_a_session_of_ours_is_passed_on_like_any(make_stage: Callable[..., Stage], body: bytes) -> None:
+def test_body_without_a_session_of_ours_is_passed_on_like_any(make_stage: MakeStage, body: bytes) -> None:
     """A body without a known session is forwarded; one beyond the limit is not searched."""
     stage = make_stage(names=("a", "b"))
     client = stage.client()
@@ -430,7 +423,7 @@ def test_body_without_a_session_of_ours_is_passed_on_like_any(make_stage: Callab
     assert {request.body for fake in stage.instances.values() for request in fake.received} == {body}
 
 
-def test_session_that_only_the_body_names_chooses_its_variant(make_stage: Callable[..., Stage]) -> None:
+def test_session_that_only_the_body_names_chooses_its_variant(make_stage: MakeStage) -> None:
     """A session in the body selects its variant, whatever the weights, like one in the header."""
     variants = (VariantSettings(model="one", name="one", weight=1), VariantSettings(model="two", name="two", weight=1))
     stage = make_stage(variants=variants, homes={"a": "one", "b": "two"})
@@ -441,7 +434,7 @@ def test_session_that_only_the_body_names_chooses_its_variant(make_stage: Callab
         assert stage.instances[name].received[-1].path == f"/predictions/{model}"
 
 
-def test_session_in_the_body_of_a_signed_request_counts(make_stage: Callable[..., Stage]) -> None:
+def test_session_in_the_body_of_a_signed_request_counts(make_stage: MakeStage) -> None:
     """A session in a signed body counts once the signature is verified, and only if it is the caller's own."""
     credentials = Credentials(keys={"AKIAEXAMPLE": AccessKey(secret="a-secret-of-sixteen")})
     stage = make_stage(names=("a", "b", "c"), credentials=credentials)
@@ -467,7 +460,7 @@ def open_session(stage: Stage, invocation_id: str) -> tuple[str, str]:
     return answer.headers["x-torchmoor-instance"], answer.headers["x-amzn-sagemaker-invoked-routing-reason"]
 
 
-def test_opening_that_is_sent_again_goes_to_its_instance(make_stage: Callable[..., Stage]) -> None:
+def test_opening_that_is_sent_again_goes_to_its_instance(make_stage: MakeStage) -> None:
     """Without a journal a repeated opening goes to its instance, which has its session.
 
     If that is away, another opens one.
@@ -485,9 +478,7 @@ def test_opening_that_is_sent_again_goes_to_its_instance(make_stage: Callable[..
     assert open_session(stage, "one") == (second, "session")
 
 
-def test_openings_that_are_remembered_are_bounded(
-    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openings_that_are_remembered_are_bounded(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remembered openings are limited, the oldest first.
 
     With a journal none is remembered, as all instances know them.

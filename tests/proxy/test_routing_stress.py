@@ -2,12 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, make_session_id
 from tests.proxy.fake_instance import Received, Wire
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, PrefixAwareSettings, VariantSettings
@@ -25,7 +24,7 @@ async def steps(number: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE", "KV_AWARE"])
-def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..., Stage], strategy: str) -> None:
+def test_every_request_is_answered_once_whatever_happens(make_stage: MakeStage, strategy: str) -> None:
     """Clients disconnect; instances refuse, reset, go down and return; turns, chunked bodies and a small queue mix.
 
     No instance exceeds its capacity, each client that stays gets one whole answer to each request, and the fixture

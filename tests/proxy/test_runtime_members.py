@@ -1,12 +1,11 @@
 """Every member of InvokeEndpoint and InvokeEndpointWithResponseStream, sent by the real boto3 client."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import answering
 from torchmoor.config.routing import VariantSettings
 
@@ -135,7 +134,7 @@ def test_body_limit_is_the_apis_own(stage: Stage, operation: str) -> None:
     assert f"limit of {MAX_BODY_BYTES} bytes" in refusal(stage, operation, Body=longest + b"x")
 
 
-def test_every_member_of_the_answer_is_told(make_stage: Callable[..., Stage], operation: str) -> None:
+def test_every_member_of_the_answer_is_told(make_stage: MakeStage, operation: str) -> None:
     """Each member of the answer has boto3's name, or its header if the streamed operation's shape lacks it."""
     stage = make_stage(variants=(VariantSettings(model="llava", name="Blue"),), names=("a",))
     opened = "ts-seq-x; Expires=2030-01-01T00:00:00Z"

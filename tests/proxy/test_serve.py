@@ -89,7 +89,6 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
         command("--config", str(path)), stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
-            assert process.stdout is not None
             where = json.loads(process.stdout.readline())
             assert (where["ready"], where["endpoints"]) == (True, ["chat"])
             wait_healthy(where["admin"])
@@ -213,7 +212,6 @@ def serving(
         ) as process,
     ):
         try:
-            assert process.stdout is not None
             yield process, json.loads(process.stdout.readline())
         finally:
             process.send_signal(signal.SIGTERM)

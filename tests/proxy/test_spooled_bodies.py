@@ -4,14 +4,12 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import requests
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import FakeInstance, Received, refusing
 from tests.proxy.test_access import CREDENTIALS, SECRET
 from tests.proxy.test_bodies_in_flight import arriving, ask, begin_chunked, chunk
@@ -22,8 +20,6 @@ from torchmoor.proxy.http.spool import PIECE_BYTES, Spool
 KEPT = 64 << 10  # longer bodies are spooled
 BODY = bytes(range(256)) * (6 << 10)  # 1.5 MiB: several pieces
 LIMITS = LimitSettings(max_replay_body_bytes=KEPT)
-
-MakeStage = Callable[..., Stage]
 
 
 def spooling(make_stage: MakeStage, **options: object) -> Stage:
@@ -37,9 +33,7 @@ def spool(stage: Stage) -> Spool:
 
 def begin(stage: Stage, *, num_left: int = 1) -> socket.socket:
     """Send all but the last bytes of a request; return once the rest is in a file."""
-    sock = stage.socket()
-    stage.close_later(sock)
-    sock.sendall(ask(BODY)[:-num_left])
+    sock = stage.send(ask(BODY)[:-num_left])
     stage.until(lambda: spool(stage).num_bytes == len(BODY) - num_left, "the body in a file")
     return sock
 
@@ -284,7 +278,7 @@ def test_metric_counts_bodies_that_fill_the_disk(make_stage: MakeStage) -> None:
     sock.sendall(BODY[-1:])
     assert read_answer(sock).startswith(b"HTTP/1.1 503")
 
-    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    page = stage.admin("/metrics").text
 
     assert 'CallerLimited_total{setting="min_spool_free_bytes"} 1.0' in page
 
@@ -315,15 +309,13 @@ def test_long_body_above_the_files_that_fit_is_refused(make_stage: MakeStage, fe
     assert [status(sock) for sock in held] == [200, 200]
     stage.until(lambda: spool(stage).num_files == 0, "no file counted")
     assert stage.raw(ask(BODY)).startswith(b"HTTP/1.1 200")
-    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
+    page = stage.admin("/metrics").text
     assert 'CallerLimited_total{setting="reserved_descriptors"} 1.0' in page
 
 
 def begin_another(stage: Stage, number: int) -> socket.socket:
     """Send all but the last byte of a request; return once this number of bodies is in files."""
-    sock = stage.socket()
-    stage.close_later(sock)
-    sock.sendall(ask(BODY)[:-1])
+    sock = stage.send(ask(BODY)[:-1])
     stage.until(lambda: spool(stage).num_bytes == number * (len(BODY) - 1), "the body in a file")
     return sock
 

@@ -1,12 +1,11 @@
 """InvokeEndpointWithResponseStream with the real boto3 client, whose decoder checks every frame."""
 
 import json
-from collections.abc import Callable
 
 import pytest
 from botocore.exceptions import BotoCoreError, ConnectionClosedError, EventStreamError
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import MakeStage, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery
@@ -159,18 +158,15 @@ def test_text_without_an_error_is_whole_for_who_did_not_ask_for_a_stream(stage: 
     assert stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")["Body"].read() == b"some te\x1ext"
 
 
-def test_mark_in_another_content_type_is_data(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("pieces", "content_type"),
+    [([b"\x1ebinary"], "application/octet-stream"), ([b"a\x1eb", b"c"], "text/plain; charset=utf-8")],
+)
+def test_mark_without_an_error_behind_it_is_data(stage: Stage, pieces: list[bytes], content_type: str) -> None:
     """The error mark applies to plain text only."""
-    stage.a.behave = stage.b.behave = streaming([b"\x1ebinary"], "application/octet-stream")
+    stage.a.behave = stage.b.behave = streaming(pieces, content_type)
 
-    assert b"".join(parts(invoke(stage))) == b"\x1ebinary"
-
-
-def test_mark_without_an_error_behind_it_is_text(stage: Stage) -> None:
-    """The byte of the mark without an error after it is text."""
-    stage.a.behave = stage.b.behave = streaming([b"a\x1eb", b"c"])
-
-    assert b"".join(parts(invoke(stage))) == b"a\x1ebc"
+    assert b"".join(parts(invoke(stage))) == b"".join(pieces)
 
 
 def dying(after: list[bytes]) -> Behaviour:
@@ -199,7 +195,7 @@ def test_death_in_mid_stream_is_a_model_stream_error(stage: Stage) -> None:
     assert stage.proxy.data.dispatchers.all()[0].metrics.mid_stream_errors == 1
 
 
-def test_silence_in_mid_stream_is_a_model_stream_error(make_stage: Callable[..., Stage]) -> None:
+def test_silence_in_mid_stream_is_a_model_stream_error(make_stage: MakeStage) -> None:
     """The idle time-out ends the stream with ModelInvocationTimeExceeded."""
     stage = make_stage(timeouts=TimeoutSettings(stream_idle_timeout_s=0.1, sweep_interval_s=0.02))
 

@@ -3,13 +3,12 @@
 import itertools
 import socket
 import struct
-from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.proxy.conftest import Stage, read_answer
+from tests.proxy.conftest import MakeStage, Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.http.client_connection import ClientConnection
@@ -132,7 +131,7 @@ def test_trailers_of_a_request_are_dropped(stage: Stage) -> None:
         assert "x-torchmoor-principal" not in seen.headers
 
 
-def test_chunked_body_over_the_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
+def test_chunked_body_over_the_limit_is_refused(make_stage: MakeStage) -> None:
     """The limit also applies to bodies without a declared length."""
     stage = make_stage(limits=LimitSettings(max_body_bytes=1000))
 
@@ -156,7 +155,7 @@ def test_chunk_extensions_are_dropped(stage: Stage) -> None:
     assert seen.body == b"{}"
 
 
-def test_slow_head_is_timed_out(make_stage: Callable[..., Stage]) -> None:
+def test_slow_head_is_timed_out(make_stage: MakeStage) -> None:
     """A slow head gets 408 and the end of the connection, however its bytes arrive."""
     stage = make_stage(limits=LimitSettings(header_timeout_s=30))
 
@@ -169,7 +168,7 @@ def test_slow_head_is_timed_out(make_stage: Callable[..., Stage]) -> None:
     refused(answer, 408)
 
 
-def test_silent_connection_is_closed(make_stage: Callable[..., Stage]) -> None:
+def test_silent_connection_is_closed(make_stage: MakeStage) -> None:
     """A connection without a byte is closed without an answer."""
     stage = make_stage(limits=LimitSettings(header_timeout_s=30))
 
@@ -179,7 +178,7 @@ def test_silent_connection_is_closed(make_stage: Callable[..., Stage]) -> None:
         assert sock.recv(1) == b""
 
 
-def test_slow_body_is_timed_out(make_stage: Callable[..., Stage]) -> None:
+def test_slow_body_is_timed_out(make_stage: MakeStage) -> None:
     """The instance's connection is closed, too, so that a partial body is never taken for a whole one."""
     stage = make_stage(limits=LimitSettings(body_timeout_s=30))
 
@@ -193,7 +192,7 @@ def test_slow_body_is_timed_out(make_stage: Callable[..., Stage]) -> None:
     assert stage.a.received + stage.b.received == []
 
 
-def test_idle_connection_is_closed_after_its_time(make_stage: Callable[..., Stage]) -> None:
+def test_idle_connection_is_closed_after_its_time(make_stage: MakeStage) -> None:
     """An idle connection is closed after keep_alive_timeout_s."""
     stage = make_stage(limits=LimitSettings(keep_alive_timeout_s=30))
 
@@ -251,7 +250,6 @@ def test_keep_alive_serves_many_requests_on_one_connection(stage: Stage) -> None
 
 
 def test_connection_close_is_honoured(stage: Stage) -> None:
-    """The answer has Connection: close, and the connection ends."""
     with stage.socket() as sock:
         sock.sendall(GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         answer = read_answer(sock, to_end=True)
@@ -327,7 +325,6 @@ def test_other_targets_are_refused(stage: Stage, line: bytes) -> None:
 
 
 def test_reset_in_every_phase_leaves_nothing_behind(stage: Stage) -> None:
-    """A reset after any number of bytes leaves nothing behind."""
     for cut in range(0, len(GOOD), 5):
         with stage.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

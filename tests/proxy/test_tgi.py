@@ -1,13 +1,12 @@
 """TGI's routes: the instance learns the route from a header, and errors have TGI's form."""
 
 import json
-from collections.abc import Callable
 
 import jsonschema
 import pytest
 import requests
 
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Received, Wire, answering, refusing, silent, streaming
 from torchmoor import __version__
 from torchmoor.config.credentials import Credentials
@@ -16,7 +15,6 @@ from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.api.reference import data_schemas
 from torchmoor.proxy.instances.instance import InstanceState
 
-MakeStage = Callable[..., Stage]
 ROUTES = ("generate", "generate_stream")
 BODY = b'{"inputs":  "x"}'
 

@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.http_servers import QuietHandler, run_http
-from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, make_session_id
 from tests.proxy.fake_instance import answering, refusing, streaming
 from tests.proxy.processes import Holding, serving, write_config
 from tests.proxy.test_fast_path import CountingPath
@@ -69,7 +69,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 @pytest.fixture
-def stage(make_stage: Callable[..., Stage], collector: Collector) -> Stage:
+def stage(make_stage: MakeStage, collector: Collector) -> Stage:
     return make_stage(observe=ObserveSettings(traces_url=collector.url))
 
 
@@ -183,7 +183,7 @@ def test_receipts_are_told(stage: Stage, collector: Collector) -> None:
     assert attributes(collector.get()[0])["gen_ai.usage.input_tokens"] == 612
 
 
-def test_collector_that_is_gone_fails_no_request(make_stage: Callable[..., Stage], collector: Collector) -> None:
+def test_collector_that_is_gone_fails_no_request(make_stage: MakeStage, collector: Collector) -> None:
     """Without a collector traces are lost and requests are served."""
     collector.server.server_close()
     stage = make_stage(observe=ObserveSettings(traces_url=collector.url))
@@ -191,7 +191,7 @@ def test_collector_that_is_gone_fails_no_request(make_stage: Callable[..., Stage
     assert post(stage, {"traceparent": PARENT}).startswith(PARENT[:36])
 
 
-def test_without_tracing_a_trace_passes_by(make_stage: Callable[..., Stage]) -> None:
+def test_without_tracing_a_trace_passes_by(make_stage: MakeStage) -> None:
     """Without tracing the worker gets the caller's own traceparent."""
     assert post(make_stage(), {"traceparent": PARENT}) == PARENT
 

@@ -30,7 +30,6 @@ def serve_configured(
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     with process:
         try:
-            assert process.stdout is not None
             line = process.stdout.readline()
             assert line, log_path.read_text()[-4000:]
             where = json.loads(line)

@@ -51,8 +51,7 @@ class Fleet:
 
     def instances(self) -> list[dict[str, Any]]:
         """Return the instances as the admin plane lists them."""
-        found: list[dict[str, Any]] = requests.get(f"{self.admin}/instances", timeout=60).json()["instances"]
-        return found
+        return requests.get(f"{self.admin}/instances", timeout=60).json()["instances"]
 
     def settled(self) -> set[str]:
         """Return the instances that get all turns of their sessions, without those that have just returned."""
@@ -61,13 +60,16 @@ class Fleet:
     def status(self, name: str) -> dict[str, Any]:
         """Return an instance's own status, requested without the proxy."""
         (instance,) = [i for i in self.instances() if i["name"] == name]
-        answer: dict[str, Any] = requests.post(
+        return requests.post(
             f"http://{instance['host']}:{instance['port']}/predictions/llava",
             headers={"X-Torchmoor-Operation": "status"},
             data=b"{}",
             timeout=60,
         ).json()
-        return answer
+
+    def count(self, group: str, name: str) -> int:
+        """Return the sum of a count of all instances."""
+        return sum(self.status(each["name"])[group][name] for each in self.instances())
 
     def holders(self, session_id: str) -> list[str]:
         """Return the instances that report a session as theirs."""
@@ -117,7 +119,6 @@ def run_fleet(
             text=True,
             env={**{k: v for k, v in os.environ.items() if not k.startswith("AWS_")}, **(environment or {})},
         )
-    assert process.stdout is not None
     with process.stdout:
         line = process.stdout.readline()
         if not line:

@@ -22,7 +22,7 @@ from botocore.exceptions import ClientError
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect as socket_connect
 
-from tests.proxy.test_access import make_certificate
+from tests.certificates import make_certificate
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_faults import ask_until_answered, worker_pids
@@ -183,8 +183,7 @@ def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path
 def instances(fleet: Fleet) -> list[dict[str, Any]]:
     """Return the instances as the admin plane lists them to an operator with its token."""
     answer = requests.get(f"{fleet.admin}/instances", auth=("", ADMIN_TOKEN), timeout=60)
-    found: list[dict[str, Any]] = answer.json()["instances"]
-    return found
+    return answer.json()["instances"]
 
 
 def listening_hosts(ports: set[int]) -> set[str]:

@@ -29,8 +29,7 @@ def path_of(url: str) -> Path:
 
 def submit(fleet: Fleet, **members: Any) -> dict[str, Any]:
     with_type = {"ContentType": "application/json", **members}
-    answer: dict[str, Any] = fleet.client().invoke_endpoint_async(EndpointName="llava", **with_type)
-    return answer
+    return fleet.client().invoke_endpoint_async(EndpointName="llava", **with_type)
 
 
 def until_there(url: str) -> str:

@@ -103,8 +103,7 @@ def test_a_session_is_opened_by_an_asynchronous_request(fleet: Fleet, s3_proxy: 
     key = submitted["OutputLocation"].removeprefix(f"s3://{BUCKET}/")
 
     def results() -> list[Any]:
-        found: list[Any] = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix=key).get("Contents", [])
-        return found
+        return s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix=key).get("Contents", [])
 
     wait_until(results, "the result is there", interval_s=0.2)
     opened = json.loads(s3_server.client().get_object(Bucket=BUCKET, Key=key)["Body"].read())

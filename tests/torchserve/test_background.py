@@ -44,8 +44,7 @@ def user(archives: Path, tmp_path: Path) -> Iterator[User]:
 
 
 def listed(user: User) -> list[dict[str, Any]]:
-    fleets: list[dict[str, Any]] = json.loads(user.run("status", "--json").stdout)["fleets"]
-    return fleets
+    return json.loads(user.run("status", "--json").stdout)["fleets"]
 
 
 @pytest.mark.slow

@@ -24,8 +24,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def turns(fleet: Fleet) -> dict[str, int]:
-    found: dict[str, int] = fleet.status("llava-0")["turns"]
-    return found
+    return fleet.status("llava-0")["turns"]
 
 
 def instance_url(fleet: Fleet) -> str:

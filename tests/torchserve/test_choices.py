@@ -18,26 +18,20 @@ MESSAGES: Any = [{"role": "user", "content": [{"type": "text", "text": "What col
 SAMPLED: Any = {"model": "llava", "messages": MESSAGES, "n": 3, "temperature": 1e6, "seed": 5, "max_tokens": 12}
 
 
-def count(fleet: Fleet, group: str, name: str) -> int:
-    """Return the sum of a count of all instances."""
-    return sum(fleet.status(i["name"])[group][name] for i in fleet.instances())
-
-
 def test_choices_share_their_prompt_and_its_image(fleet: Fleet, gpt: openai.OpenAI) -> None:
     """The usage and the engine count the prompt once, except for its last block in each further choice."""
     words = [{"type": "text", "text": f"{gpt.base_url} " * 20}]
     messages: Any = [{"role": "user", "content": [*words, *MESSAGES[0]["content"]]}]
-    before, images = count(fleet, "tokens", "prefilled"), count(fleet, "images", "encoded")
+    before, images = fleet.count("tokens", "prefilled"), fleet.count("images", "encoded")
     answer = gpt.chat.completions.create(**{**SAMPLED, "messages": messages, "n": 8})
 
     assert [choice.index for choice in answer.choices] == list(range(8))
     assert len({choice.message.content for choice in answer.choices}) > 1
-    assert answer.usage is not None
     assert answer.usage.completion_tokens <= 8 * 12
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    prefilled = count(fleet, "tokens", "prefilled") - before
+    prefilled = fleet.count("tokens", "prefilled") - before
     assert answer.usage.prompt_tokens <= prefilled <= answer.usage.prompt_tokens + 7 * 17
-    assert count(fleet, "images", "encoded") - images <= 1
+    assert fleet.count("images", "encoded") - images <= 1
 
 
 @at_both_bases
@@ -62,7 +56,6 @@ def test_each_choice_has_its_own_seed_and_repeats_with_the_request(gpt: openai.O
     assert whole[0] == alone
     assert len(set(whole)) == 3
     assert order != sorted(order)
-    assert usage is not None
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     with gpt.chat.completions.stream(**asked) as stream:
         snapshots = [event.snapshot for event in stream if event.type == "chunk"]
@@ -76,7 +69,6 @@ def test_greedy_choices_are_equal_and_have_their_log_probabilities(gpt: openai.O
     assert "red" in (first.message.content or "")
     assert first.message.content == second.message.content
     for choice in answer.choices:
-        assert choice.logprobs is not None
         assert "".join(each.token for each in choice.logprobs.content or ()) == choice.message.content
 
 
@@ -106,7 +98,6 @@ def test_completions_of_several_prompts(gpt: openai.OpenAI) -> None:
 
     assert [choice.text for choice in whole.choices] == texts
     assert texts[:4] == [choice.text for each in alone for choice in each.choices]
-    assert whole.usage is not None
     assert whole.usage.prompt_tokens >= 20
     with pytest.raises(openai.BadRequestError, match="tokens"):
         gpt.completions.create(**asked, prompt=[*prompts, "word " * 3000])
@@ -116,8 +107,8 @@ def test_a_client_that_leaves_stops_all_choices(fleet: Fleet, gpt: openai.OpenAI
     long: Any = {**SAMPLED, "seed": 55, "max_tokens": 1500, "stream": True}  # each choice has 369 tokens or more
     with slowed_workers(fleet), gpt.chat.completions.create(**long) as stream:
         next(iter(stream))
-        wait_until(lambda: count(fleet, "turns", "in_progress") == 3, "all choices run")
-    wait_until(lambda: count(fleet, "turns", "in_progress") == 0, "no choice runs")
+        wait_until(lambda: fleet.count("turns", "in_progress") == 3, "all choices run")
+    wait_until(lambda: fleet.count("turns", "in_progress") == 0, "no choice runs")
 
 
 @pytest.mark.parametrize("number", [0, 9, 1.5, "2"])

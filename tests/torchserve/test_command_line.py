@@ -67,16 +67,12 @@ def begin_unread(fleet: Fleet, *arguments: str) -> Iterator[tuple[subprocess.Pop
             process.kill()
 
 
-def num_open(fleet: Fleet) -> int:
-    return sum(int(fleet.status(each["name"])["sessions"]["open"]) for each in fleet.instances())
-
-
 @pytest.fixture
 def before(fleet: Fleet) -> Iterator[int]:
     """Return the sessions open before the test, and check that no others remain afterwards."""
-    number = num_open(fleet)
+    number = fleet.count("sessions", "open")
     yield number
-    wait_until(lambda: num_open(fleet) <= number, "every session of the test is closed")
+    wait_until(lambda: fleet.count("sessions", "open") <= number, "every session of the test is closed")
 
 
 def test_a_question_is_answered_on_standard_output(fleet: Fleet, picture: str, before: int) -> None:
@@ -139,7 +135,6 @@ def test_an_unknown_endpoint_is_answered_with_the_known_ones(fleet: Fleet) -> No
 def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, before: int) -> None:
     """`torchmoor ask ... | head -c 1` ends early, and its session is closed, too."""
     with begin_unread(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
-        assert process.stderr is not None
         reader.shutdown(socket.SHUT_RD)  # closing it with unread bytes would be a reset
         errors = process.stderr.read()
         process.wait(60)
@@ -168,7 +163,7 @@ def test_a_load_that_is_ended_leaves_no_session_open(fleet: Fleet, picture: str,
     """After `timeout` or a service manager stops a load test, it closes its sessions and reports results."""
     load = ("bench", "--image", picture, "--users", "2", "--turns", "100", "--duration", "600", "--json")
     with begin(fleet, *load) as process:
-        wait_until(lambda: num_open(fleet) > before, "a conversation has begun")
+        wait_until(lambda: fleet.count("sessions", "open") > before, "a conversation has begun")
 
         for _ in range(2):  # to the process and to its group
             process.send_signal(signal.SIGTERM)
@@ -201,7 +196,6 @@ def test_a_second_fleet_in_the_same_directory_changes_nothing(fleet: Fleet, pict
     opened = run(fleet, "ask", "What color is the circle?", picture, "--keep", "--json")
     session = json.loads(opened.stdout)["session_id"]
     with begin(fleet, "up", "--port", "0", "--admin-port", "0", "--run-dir", str(fleet.run_dir)) as second:
-        assert second.stderr is not None
         assert "waiting for the earlier fleet to end" in second.stderr.readline()
         second.send_signal(signal.SIGINT)
         second.communicate(timeout=DEADLINE_S)

@@ -84,10 +84,3 @@ def test_container_dialect_keeps_the_handlers_own_status(fleet: Fleet) -> None:
     assert status == 403
     assert headers["x-torchmoor-error"] == "ImageUrlForbidden"
     assert json.loads(body)["error"]["code"] == "ImageUrlForbidden"
-
-
-def test_ping_by_curl(fleet: Fleet) -> None:
-    """A ping returns 200 with an empty body while an instance is ready."""
-    status, _, body = curl(fleet.runtime + "/ping")
-
-    assert (status, body) == (200, "")

@@ -80,7 +80,6 @@ def test_openai_client_sees_an_image(gpt: openai.OpenAI) -> None:
     [choice] = answer.choices
     assert "red" in str(choice.message.content)
     assert (choice.finish_reason, answer.model, answer.object) == ("stop", "llava", "chat.completion")
-    assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert answer.usage.prompt_tokens_details is not None
     assert answer.id.startswith("chatcmpl-")
@@ -136,7 +135,6 @@ def test_openai_client_weighs_tokens(gpt: openai.OpenAI) -> None:
             model="llava", messages=[{"role": "user", "content": "Hello"}], max_tokens=4, logprobs=True, **weights
         )
         logprobs = answer.choices[0].logprobs
-        assert logprobs is not None
         return [each.token for each in logprobs.content or []]
 
     tokenizer = Tokenizer.from_file(str(ROOT / "models" / "tiny-llava" / "tokenizer.json"))
@@ -190,12 +188,10 @@ def test_load_generators_get_answers_of_their_length(gpt: openai.OpenAI, fleet: 
     for options in (exactly, least):
         answer = gpt.chat.completions.create(messages=conversation(), **options)
         assert answer.choices[0].finish_reason == "length"
-        assert answer.usage is not None
         assert answer.usage.completion_tokens == 40
         running: Any = {"include_usage": True, "continuous_usage_stats": True}
         with gpt.completions.create(prompt=prompt(), stream=True, stream_options=running, **options) as stream:
             *chunks, last = stream
-        assert last.usage is not None
         assert last.usage.completion_tokens == 40
         counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
         assert (len(counts), counts) == (len(chunks), sorted(counts))
@@ -287,7 +283,6 @@ def test_huggingface_client_generates(fleet: Fleet, path: str) -> None:
 
     assert "red" in plain
     assert plain == detailed.generated_text == "".join(pieces) == tokens[-1].generated_text
-    assert detailed.details is not None
     assert detailed.details.generated_tokens == len(detailed.details.tokens) == len(tokens)
     assert [token.index for token in tokens] == list(range(1, len(tokens) + 1))
     assert detailed.details.finish_reason == "eos_token"

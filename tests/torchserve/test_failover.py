@@ -196,8 +196,6 @@ def test_responses_survive_the_death_of_their_instance(three: Three) -> None:
                 model="llava", input=[*resent, {"role": "user", "content": question}], store=False
             )
             assert whole.output_text == response.output_text
-            assert whole.usage is not None
-            assert response.usage is not None
             assert whole.usage.input_tokens == response.usage.input_tokens
 
 
@@ -233,8 +231,6 @@ def test_a_chain_of_20_responses_survives_kills(three: Three) -> None:
     sessions = {place.session_id for place in places if place is not None}
     assert sum(len(recorded_turns(three.journal, session)) for session in sessions) == len(chain)
     assert whole.output_text == chain[-1].output_text
-    assert whole.usage is not None
-    assert chain[-1].usage is not None
     assert whole.usage.input_tokens == chain[-1].usage.input_tokens
 
 
@@ -286,7 +282,6 @@ def test_a_response_in_the_background_is_generated_again_when_its_instance_dies(
     assert events == stored
     assert events[-1].response.output_text == direct.output_text
     place = read_response_id(response_id)
-    assert place is not None
     assert len(recorded_turns(three.journal, place.session_id)) == 1
 
 

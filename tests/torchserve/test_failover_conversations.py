@@ -43,5 +43,4 @@ def test_a_conversation_gets_the_turn_once_when_the_instance_dies(three: Three) 
         assert after.output_text == expected.output_text
         assert len(gpt.conversations.items.list(talk.id).data) == 4
     place = read_response_id(response_id)
-    assert place is not None
     assert len(recorded_turns(three.journal, place.session_id)) == 2

@@ -87,10 +87,6 @@ class User:
         return str(json.load(answer["Body"])["response_text"])
 
 
-def count(fleet: Fleet, key: str) -> int:
-    return sum(fleet.status(name)["sessions"][key] for name in ("llava-0", "llava-1"))
-
-
 def forget(fleet: Fleet, user: User, session_id: str) -> None:
     """Open sessions until no instance holds this one: routing decides how many each instance gets."""
     wait_until(lambda: user.open("blue") and not fleet.holders(session_id), "no instance holds the session")
@@ -106,8 +102,8 @@ def test_forgotten_sessions_block_no_opening_and_can_be_asked_again(crowded: Fle
         answers = dict(zip(order, clients.map(user.ask, [ids[i] for i in order]), strict=True))
 
     assert [answers[i] for i in range(NUM_SESSIONS)] == [f"The circle is {colour}." for colour in colours]
-    assert count(crowded, "open") <= 2 * MAX_SESSIONS
-    assert count(crowded, "evicted") >= NUM_SESSIONS - 2 * MAX_SESSIONS
+    assert crowded.count("sessions", "open") <= 2 * MAX_SESSIONS
+    assert crowded.count("sessions", "evicted") >= NUM_SESSIONS - 2 * MAX_SESSIONS
 
 
 def test_another_instance_adopts_a_session_that_its_own_has_evicted(crowded: Fleet) -> None:

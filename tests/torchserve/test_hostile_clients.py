@@ -45,18 +45,12 @@ def gpt(attacked: Fleet) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def count(fleet: Fleet, group: str, name: str) -> int:
-    """Return the sum of a count of all instances."""
-    return sum(fleet.status(i["name"])[group][name] for i in fleet.instances())
-
-
 def test_other_ids_in_the_place_of_a_compaction_are_no_fault(attacked: Fleet, gpt: openai.OpenAI) -> None:
     """The id of a caller's own response, conversation or file is read as its items, or refused."""
     response = gpt.responses.create(model="llava", input="What is this?", max_output_tokens=2)
     conversation = gpt.conversations.create(items=[{"type": "message", "role": "user", "content": "hello"}])
     file = gpt.files.create(file=draw("circle", "red"), purpose="vision")
     for place in (read_response_id(response.id), read_conversation_id(conversation.id), read_file_id(file.id)):
-        assert place is not None
         compaction = {"type": "compaction", "encrypted_content": compaction_id(place.session_id)}
         given = [compaction, {"role": "user", "content": "hello"}]
         body = {"model": "llava", "input": given, "max_output_tokens": 2}
@@ -72,14 +66,14 @@ def test_a_flood_of_messages_is_not_read(attacked: Fleet, gpt: openai.OpenAI) ->
         with pytest.raises(TimeoutError):  # all buffers on the way are full
             client.socket.sendall(masked(message) * 2_000)
         assert psutil.Process(attacked.process.pid).memory_info().rss - memory < 32 << 20
-        running = [count(attacked, "turns", "in_progress") for _ in range(5)]
+        running = [attacked.count("turns", "in_progress") for _ in range(5)]
         assert max(running) <= 1
-        wait_until(lambda: count(attacked, "turns", "in_progress") == 1, "a turn runs; none did between two of them")
+        wait_until(lambda: attacked.count("turns", "in_progress") == 1, "a turn runs; none did between two of them")
         answer = gpt.responses.create(model="llava", input="What is this?", max_output_tokens=2)
         assert answer.status == "incomplete"
         client.socket.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: num_open(attacked) == before, "the connection is forgotten")
-    wait_until(lambda: count(attacked, "turns", "in_progress") == 0, "no turn is left")
+    wait_until(lambda: attacked.count("turns", "in_progress") == 0, "no turn is left")
 
 
 def test_several_answers_end_with_their_instance(attacked: Fleet, gpt: openai.OpenAI) -> None:

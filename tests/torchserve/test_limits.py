@@ -95,8 +95,7 @@ def test_large_image_opens_beside_a_stream(fleet: Fleet) -> None:
         headers = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION", "Content-Type": "image/bmp"}
         answer = requests.post(url, data=image, headers=headers, timeout=60)
         assert answer.status_code == 200, answer.text
-        opened: dict[str, str] = answer.json()
-        return opened
+        return answer.json()
 
     small = draw("square", "blue", form="BMP")
     large = draw("circle", "red", size=(1800, 1800), form="BMP")

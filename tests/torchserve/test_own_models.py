@@ -82,8 +82,7 @@ def open_session(client: Any, endpoint: str, body: dict[str, Any]) -> str:
         ContentType="application/json",
         Body=json.dumps(body),
     )
-    session: str = opened["NewSessionId"].partition(";")[0]
-    return session
+    return opened["NewSessionId"].partition(";")[0]
 
 
 def ask(client: Any, endpoint: str, session: str, question: str) -> list[str]:

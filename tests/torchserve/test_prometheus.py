@@ -91,8 +91,7 @@ def is_ready(address: str) -> bool:
 
 
 def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / "grafana" / "dashboard.json").read_text())
-    return found
+    return json.loads((FOLDER / "grafana" / "dashboard.json").read_text())
 
 
 def queries() -> list[str]:

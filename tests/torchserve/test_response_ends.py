@@ -1,23 +1,16 @@
 """The ends of responses and of their connections: expiry, a proxy without the keys, a proxy that stops."""
 
-import json
-import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import openai
 import pytest
-from websockets.sync.client import connect
 
 from tests.torchserve.configured_proxy import serve_configured
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import draw
-from tests.torchserve.test_faults import slowed_workers
-from tests.torchserve.test_response_sockets import LONG, create
 from tests.torchserve.test_responses import COLOR, FIRST
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -106,33 +99,3 @@ def test_what_has_expired_is_not_found(short_lived: Fleet) -> None:
             gpt.responses.create(model="llava", input=COLOR, previous_response_id=first.id)
         assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
         assert gpt.files.list().data == []
-
-
-def takes_no_connection(fleet: Fleet) -> bool:
-    address = urlsplit(fleet.runtime)
-    try:
-        socket.create_connection((address.hostname, address.port), timeout=60).close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
-def test_a_stopping_proxy_closes_connections_between_two_responses(fleet: Fleet, tmp_path: Path) -> None:
-    """The running response ends whole, and a waiting message is not begun."""
-    with serve_without_keys(fleet, tmp_path, timeouts={"stop_grace_s": DEADLINE_S}) as served:
-        address = served.runtime.replace("http://", "ws://") + "/v1/responses"
-        with connect(address, open_timeout=60) as client:
-            with slowed_workers(fleet):
-                client.send(create("Count", **LONG, max_output_tokens=140))
-                client.send(create("Hello"))
-                events: list[dict[str, Any]] = [json.loads(client.recv(timeout=60))]
-                while events[-1]["type"] != "response.output_text.delta":
-                    events.append(json.loads(client.recv(timeout=60)))
-                served.process.send_signal(signal.SIGTERM)
-                wait_until(lambda: takes_no_connection(served), "the proxy is stopping")
-            events += map(json.loads, client)
-        served.process.wait(DEADLINE_S)
-
-    assert client.close_code == 1001
-    assert events[-1]["type"] == "response.incomplete"
-    assert [event["type"] for event in events].count("response.created") == 1

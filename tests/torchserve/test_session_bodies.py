@@ -25,14 +25,13 @@ def test_boto3_opens_a_session_with_any_body(fleet: Fleet) -> None:
     client = fleet.client()
 
     def invoke(session_id: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = client.invoke_endpoint(
+        return client.invoke_endpoint(
             EndpointName=ENDPOINT,
             SessionId=session_id,
             ContentType="application/json",
             CustomAttributes="trace=7",
             Body=json.dumps(body),
         )
-        return answer
 
     opened = invoke("NEW_SESSION", {"messages": [seeing(QUESTION)], "max_tokens": 16})
     sid, _, expires = opened["NewSessionId"].partition("; Expires=")

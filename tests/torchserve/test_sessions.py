@@ -26,10 +26,9 @@ class Chat:
     id: str
 
     def invoke(self, body: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = self.client.invoke_endpoint(
+        return self.client.invoke_endpoint(
             EndpointName=ENDPOINT, ContentType="application/json", SessionId=self.id, Body=json.dumps(body)
         )
-        return answer
 
     def ask(self, question: str, **more: Any) -> str:
         answer = self.invoke({"type": "send_text_prompt", "session_id": self.id, "prompt_text": question, **more})

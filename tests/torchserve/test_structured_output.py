@@ -7,7 +7,6 @@ from typing import Any, Literal
 import openai
 import pytest
 import requests
-from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel, Field
 
 from tests.torchserve.conftest import Fleet
@@ -142,7 +141,6 @@ def test_openai_client_calls_a_function_of_a_namespace(gpt: openai.OpenAI) -> No
         called = [event.item for event in stream if event.type == "response.output_item.done"]
         whole = stream.get_final_response()
     [call] = called
-    assert isinstance(call, ResponseFunctionToolCall)
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"}
     said = [*asked, call.model_dump(exclude_none=True), result]
     answer = gpt.responses.create(input=said, tool_choice="auto", max_output_tokens=8, **request)

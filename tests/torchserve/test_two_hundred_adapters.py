@@ -102,8 +102,7 @@ def unload_all(fleet: Fleet) -> None:
     """Unload the remaining adapters; check that none uses memory."""
 
     def rows() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = requests.get(f"{fleet.admin}/models", timeout=60).json()["models"]
-        return found
+        return requests.get(f"{fleet.admin}/models", timeout=60).json()["models"]
 
     for name in {row["name"] for row in rows() if row["tier"] == "device"}:
         requests.post(f"{fleet.admin}/models/{name}/unload", timeout=60)

@@ -105,7 +105,6 @@ def test_an_archive_that_is_up_to_date_is_not_built_again(models: Path) -> None:
 
 
 def test_a_damaged_archive_is_built_again(models: Path) -> None:
-    """A truncated archive is built again."""
     archive = models.parent / "store" / "llava.mar"
     build(models)
     archive.write_bytes(archive.read_bytes()[:1000])
@@ -116,7 +115,6 @@ def test_a_damaged_archive_is_built_again(models: Path) -> None:
 
 
 def test_every_archive_has_its_entry_and_configuration() -> None:
-    """Each archive has an entry file and a model-config."""
     for archive in ARCHIVES:
         contents = make_contents(archive.entry, archive.config)
         assert contents.entry.is_file()

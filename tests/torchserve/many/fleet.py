@@ -60,8 +60,7 @@ class ManyFleet:
         return requests.post(self.address(), json=body, headers={"X-Torchmoor-Operation": operation}, timeout=120)
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.operate("status", {}).json()
-        return found
+        return self.operate("status", {}).json()
 
     def tier_of(self, name: str) -> str | None:
         """Return a model's tier in the first instance; None if it is unknown there."""
@@ -72,8 +71,7 @@ class ManyFleet:
         url = f"http://127.0.0.1:{self.instance(name)['management_port']}/models/many"
         (described,) = requests.get(url, timeout=60).json()
         (worker,) = described["workers"]
-        pid: int = worker["pid"]
-        return pid
+        return worker["pid"]
 
     @contextmanager
     def only_the_first(self) -> Iterator[None]:
@@ -88,5 +86,4 @@ class ManyFleet:
 
 def error_of(answer: requests.Response) -> str:
     """Return a worker's own error message."""
-    message: str = json.loads(answer.content)["error"]["message"]
-    return message
+    return json.loads(answer.content)["error"]["message"]

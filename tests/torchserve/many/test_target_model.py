@@ -124,7 +124,6 @@ def test_operator_sees_pins_and_unloads(many: ManyFleet) -> None:
 
 @pytest.mark.browser
 def test_dashboard_shows_where_a_model_is_and_unloads_it(many: ManyFleet) -> None:
-    """The dashboard shows a real instance's models, and its button unloads one."""
     instance = ask(many.fleet.client(), CLASSIFIERS[2])[1]["x-torchmoor-instance"]
     with run_chromium() as browser, open_tab(browser, many.fleet.admin) as tab:
         page = tab.page

@@ -42,8 +42,7 @@ class ScriptedModel:
         tokenizer = model.tokenizer
 
         def encode(text: str) -> list[int]:
-            ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-            return ids
+            return tokenizer(text, add_special_tokens=False)["input_ids"]
 
         self._answer, self._reasoned, self._call = map(encode, (ANSWER, REASONED, CALL))
         self._no_thought = encode(NO_THOUGHT)
@@ -58,8 +57,7 @@ class ScriptedModel:
 
     def embed(self, ids: Tensor) -> Tensor:
         self._ids = ids
-        embedded: Tensor = self.real.embed(ids)
-        return embedded
+        return self.real.embed(ids)
 
     def forward(self, embeds: Tensor, positions: Tensor, batch: Any, last: Tensor) -> Tensor:
         """Store the step's tokens and return the logits of each share's next one."""
@@ -100,5 +98,4 @@ def _call(name: str, arguments: str) -> str:
 def _context(given: Any, kept: Tensor) -> list[int]:
     """Return a share's tokens: given as views of the storage, or as slots of it."""
     found = kept[given] if isinstance(given, Tensor) else given[0][0, 0, :, 0]
-    tokens: list[int] = found.long().tolist()
-    return tokens
+    return found.long().tolist()

@@ -31,7 +31,6 @@ def test_time_of_what_a_worker_has_started_is_the_workers(tmp_path: Path) -> Non
     proxy = [sys.executable, "-c", WAITING, *jvm]
 
     with subprocess.Popen(proxy, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "done\n"
         times = Fleet(process, "", "").cpu_times()
 

@@ -77,7 +77,6 @@ def test_output_of_tests_that_take_too_long_is_kept(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("arguments", [("--only", "decode,nothing"), ("--shape", "none")])
 def test_unknown_names_are_refused(arguments: tuple[str, str]) -> None:
-    """An unknown name is refused with the wrong word."""
     done = run(*arguments)
 
     assert done.returncode == 2

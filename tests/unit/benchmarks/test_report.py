@@ -120,7 +120,6 @@ def test_chart_of_follow_ups_shows_our_arms_with_their_goals() -> None:
 
 
 def test_kept_charts_are_drawn_from_the_kept_results() -> None:
-    """The kept charts match the kept results."""
     kept = {path.stem: json.loads(path.read_text()) for path in plot.RESULTS.glob("*.json")}
 
     drawn = {name: plot.draw(plot.CHARTS[name](kept[name])) for name in plot.CHARTS if name in kept}

@@ -234,17 +234,13 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def tiny_llava(one_thread: None, checkpoint: Path) -> LlavaModel:
     """Load the checkpoint as the handlers do, in float32."""
-    model = load_model(checkpoint, torch.device("cpu"), "float32")
-    assert isinstance(model, LlavaModel)
-    return model
+    return load_model(checkpoint, torch.device("cpu"), "float32")
 
 
 @pytest.fixture(scope="session")
 def demo_llava(one_thread: None) -> LlavaModel:
     """Load the whole demo checkpoint, whose answers are about the image."""
-    model = load_model(DEMO, torch.device("cpu"), "float32")
-    assert isinstance(model, LlavaModel)
-    return model
+    return load_model(DEMO, torch.device("cpu"), "float32")
 
 
 @pytest.fixture

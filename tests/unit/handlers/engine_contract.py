@@ -370,7 +370,6 @@ class EngineContract:
         assert all(asked.events[0].num_cached > 0 for asked in again)
         assert len({tuple(tokens) for tokens in expected}) == len(expected)
         for adapter in adapters[1:]:
-            assert adapter is not None
             assert adapter.num_bytes > 0
             adapter.drop()
             assert adapter.num_bytes == 0

@@ -25,5 +25,4 @@ def generate_greedily(model: Any, prompt: list[int], num_tokens: int) -> list[in
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens)
-    found: list[int] = output[0, len(prompt) :].tolist()
-    return found
+    return output[0, len(prompt) :].tolist()

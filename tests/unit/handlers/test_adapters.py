@@ -144,7 +144,6 @@ def test_rows_that_share_one_attention_call_answer_the_same(
 ) -> None:
     """Rows with and without adapters share attention calls as on a GPU, which replays only steps without adapters."""
     model = load_model(checkpoint, torch.device("cpu"), "float32", max_rank=16)
-    assert model.adapted is not None
     engine = Engine(ModelRunner(model, 64 << 20, is_row_batched=True), Scheduler(8, Pace(32, 2.0)), 1)
     loaded = [model.adapted.read(folder, torch.float32, model.device) for folder in folders]
     outputs: list[list[int]] = []

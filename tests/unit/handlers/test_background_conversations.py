@@ -61,8 +61,7 @@ class Talk:
         return str(self.get(f"responses/{response_id}")["status"])
 
     def items(self) -> list[dict[str, Any]]:
-        listed: list[dict[str, Any]] = self.get(f"conversations/{self.id}/items?order=asc&limit=100")["data"]
-        return listed
+        return self.get(f"conversations/{self.id}/items?order=asc&limit=100")["data"]
 
     def said(self) -> list[str]:
         """Return the texts of the user's items."""
@@ -77,7 +76,6 @@ def about(picture: Any) -> list[dict[str, Any]]:
 
 def turns_in(journal: DirectoryJournal, talk: Talk) -> list[str]:
     place = read_conversation_id(talk.id)
-    assert place is not None
     return [event.entry for event in journal.read(place.session_id) if event.kind == "turn"]
 
 

@@ -4,13 +4,13 @@ import json
 import re
 import threading
 from contextlib import closing
-from io import BytesIO
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from handlers.chat.feed import AnswerFeed
+from tests.torchserve.drawings import encoded
 from tests.unit.handlers.test_chat_cancel import PATIENT, SilentServer
 from tests.unit.handlers.test_chat_service import Hold
 from torchmoor.wire import background
@@ -35,9 +35,7 @@ def events_of(stream: bytes) -> list[Any]:
 
 def test_a_retry_during_the_fetch_of_an_image_queues_nothing_more(make_client: Any, red: Image.Image) -> None:
     """The request and its retry have the same response, which was queued once and has the image once."""
-    picture = BytesIO()
-    red.save(picture, "PNG")
-    data = picture.getvalue()
+    data = encoded(red)
     client = make_client(intake={**PATIENT, "fetch_threads": 4})
     with closing(SilentServer()) as server:
         image = {"type": "input_image", "image_url": server.url}

@@ -39,9 +39,7 @@ PARAMETERS = {"max_new_tokens": MAX_NEW_TOKENS}
 
 @pytest.fixture(scope="module")
 def adapted_llava(checkpoint: Path, one_thread: None) -> LlavaModel:
-    model = load_model(checkpoint, torch.device("cpu"), "float32", max_rank=16)
-    assert isinstance(model, LlavaModel)
-    return model
+    return load_model(checkpoint, torch.device("cpu"), "float32", max_rank=16)
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +245,6 @@ def test_adapters_leave_by_last_use_within_their_budget_and_their_bytes_return(
 
 
 def unload(client: Client, name: str) -> None:
-    assert client.adapters is not None
     exchange = Exchange()
     body = json.dumps({"action": "unload", "model": name}).encode()
     operation = make_incoming({"x-torchmoor-operation": "models"}, body)

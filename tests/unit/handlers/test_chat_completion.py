@@ -65,15 +65,13 @@ def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
 def said(exchange: Any) -> str:
     """Return the text of a chat completion."""
     assert exchange.status == 200, exchange.body
-    text: str = exchange.json["choices"][0]["message"]["content"]
-    return text
+    return exchange.json["choices"][0]["message"]["content"]
 
 
 def generated(exchange: Any) -> str:
     """Return the text of an answer to `inputs`."""
     assert exchange.status == 200, exchange.body
-    text: str = exchange.json[0]["generated_text"]
-    return text
+    return exchange.json[0]["generated_text"]
 
 
 def events(body: bytes) -> list[Any]:

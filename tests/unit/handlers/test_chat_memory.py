@@ -37,8 +37,7 @@ SHARED = 48  # positions: whole blocks in an image and the text before it
 
 def tier(exchange: Any) -> str:
     assert exchange.status == 200, exchange.body
-    found: str = exchange.headers["x-torchmoor-cache-tier"]
-    return found
+    return exchange.headers["x-torchmoor-cache-tier"]
 
 
 def prefilled(exchange: Any) -> int:

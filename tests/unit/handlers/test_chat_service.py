@@ -60,8 +60,7 @@ class Hold:
 def settled(client: Any) -> dict[str, Any]:
     """Return the status once the engine's thread has done all earlier work."""
     client.engine.call(lambda: None).result(30)
-    status: dict[str, Any] = client.call(None, {"x-torchmoor-operation": "status"}).json
-    return status
+    return client.call(None, {"x-torchmoor-operation": "status"}).json
 
 
 # Conversations

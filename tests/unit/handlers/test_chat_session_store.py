@@ -746,17 +746,22 @@ def test_a_full_store_ends_expired_sessions_first(new_store: Stores, clock: Any)
     assert store.counters.get("sessions_evicted") == 0
 
 
-def test_without_a_journal_a_refused_opening_states_when_a_session_expires(new_store: Stores, clock: Any) -> None:
-    """Retry-After is the time until the first session expires."""
-    store = new_store(max_sessions=2)
+@pytest.mark.parametrize(("limits", "retry_after_s"), [({}, 20), ({"idle_ttl_s": 25}, 15)])
+def test_without_a_journal_a_refused_opening_states_when_a_session_expires(
+    new_store: Stores, clock: Any, limits: dict[str, int], retry_after_s: int
+) -> None:
+    """Retry-After is the time until the first session expires, by idleness or by the expiry in its id."""
+    store = new_store(max_sessions=2, **limits)
     opened(store, 100)
     opened(store, 30)
     clock.advance(10.5)
 
-    with pytest.raises(Overloaded, match=r"2 sessions are open, .*: the first one expires in 20 s") as refused:
+    with pytest.raises(
+        Overloaded, match=rf"2 sessions are open, .*: the first one expires in {retry_after_s} s"
+    ) as refused:
         opened(store)
 
-    assert refused.value.retry_after_s == 20
+    assert refused.value.retry_after_s == retry_after_s
 
 
 @pytest.mark.parametrize("num_sessions", [100, 1000])
@@ -885,19 +890,6 @@ def test_with_a_journal_an_idle_session_does_not_expire(new_store: Stores, clock
 
     assert get(store, session) is session
     assert store.expires_at(session.id) == session.id.expires_at
-
-
-def test_a_refused_opening_states_when_an_idle_session_expires(new_store: Stores, clock: Any) -> None:
-    """Retry-After is the time until the first session expires, by idleness or by the expiry in its id."""
-    store = new_store(max_sessions=2, idle_ttl_s=25)
-    opened(store, 100)
-    opened(store, 30)
-    clock.advance(10.5)
-
-    with pytest.raises(Overloaded) as refused:
-        opened(store)
-
-    assert refused.value.retry_after_s == 15
 
 
 def test_a_clock_that_jumps_ends_no_session_too_early(new_store: Stores, clock: Any) -> None:

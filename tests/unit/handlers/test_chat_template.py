@@ -38,26 +38,35 @@ def say(role: str, text: str, num_images: int = 0) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def test_llama_2_with_a_system_message(checkpoint: Path) -> None:
-    """The prompt is the string that Meta published, with the system message in the first instruction."""
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
-
-    text = load(checkpoint, "llama").render(messages)
-
-    assert text == "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHello [/INST]"
-
-
-def test_llama_2_over_several_turns(checkpoint: Path) -> None:
-    """Each turn is a separate sequence, with texts stripped."""
-    messages = [
-        {"role": "user", "content": " One? "},
-        {"role": "assistant", "content": " Two. "},
-        {"role": "user", "content": "Three?"},
-    ]
-
-    text = load(checkpoint, "llama").render(messages)
-
-    assert text == "<s>[INST] One? [/INST] Two. </s><s>[INST] Three? [/INST]"
+@pytest.mark.parametrize(
+    ("family", "messages", "prompt"),
+    [
+        (
+            "llama",
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+            "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHello [/INST]",
+        ),
+        (
+            "llama",
+            [
+                {"role": "user", "content": " One? "},
+                {"role": "assistant", "content": " Two. "},
+                {"role": "user", "content": "Three?"},
+            ],
+            "<s>[INST] One? [/INST] Two. </s><s>[INST] Three? [/INST]",
+        ),
+        ("llava", [say("user", "What is this?", 1)], "USER: <image>\nWhat is this? ASSISTANT:"),
+        (
+            "llava",
+            [say("user", "What is this?", 1), say("assistant", "A dog."), say("user", "Its colour?")],
+            "USER: <image>\nWhat is this? ASSISTANT: A dog.</s>USER: Its colour? ASSISTANT:",
+        ),
+        ("llava", [say("system", "A chat."), say("user", "Hi")], "A chat. USER: Hi ASSISTANT:"),
+    ],
+)
+def test_prompts_are_those_of_the_models_makers(checkpoint: Path, family: str, messages: Any, prompt: str) -> None:
+    """Meta published the strings for Llama 2, and LLaVA-1.5's model card has its own."""
+    assert load(checkpoint, family).render(messages) == prompt
 
 
 @pytest.mark.parametrize(
@@ -67,24 +76,6 @@ def test_template_that_refuses_is_a_clear_error(checkpoint: Path, roles: list[st
     """An exception of a template becomes a client error."""
     with pytest.raises(InvalidRequest, match="chat template refuses"):
         load(checkpoint, "llama").render([{"role": role, "content": "x"} for role in roles])
-
-
-def test_llava_over_several_turns(checkpoint: Path) -> None:
-    """The prompts are the strings of LLaVA-1.5's model card."""
-    template = load(checkpoint, "llava")
-
-    one = template.render([say("user", "What is this?", 1)])
-    several = template.render([say("user", "What is this?", 1), say("assistant", "A dog."), say("user", "Its colour?")])
-
-    assert one == "USER: <image>\nWhat is this? ASSISTANT:"
-    assert several == "USER: <image>\nWhat is this? ASSISTANT: A dog.</s>USER: Its colour? ASSISTANT:"
-
-
-def test_llava_with_a_system_message(checkpoint: Path) -> None:
-    """The system message stands before the first turn, without a role name."""
-    text = load(checkpoint, "llava").render([say("system", "A chat."), say("user", "Hi")])
-
-    assert text == "A chat. USER: Hi ASSISTANT:"
 
 
 def test_other_type_without_a_template_is_a_clear_error(checkpoint: Path) -> None:

@@ -340,7 +340,6 @@ def test_open_under_an_existing_session_is_refused() -> None:
 
 
 def test_unknown_operation_is_refused() -> None:
-    """The error names the unknown operation."""
     with pytest.raises(InvalidRequest, match="reboot"):
         command(None, x_torchmoor_operation="reboot")
 

@@ -68,10 +68,21 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     assert find_checkpoint(ModelSettings(path="/weights"), tmp_path, {}) == Path("/weights")
 
 
-def test_another_kind_of_address_is_refused(tmp_path: Path) -> None:
-    """The error lists the supported kinds."""
-    with pytest.raises(SettingsError, match=r"s3://.*hf://"):
-        find_checkpoint(ModelSettings(path="https://example.com/model"), tmp_path, {})
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("https://example.com/model", r"s3://.*hf://"),
+        *((path, "bucket/prefix") for path in ("s3://", "s3://bucket", "s3:///prefix")),
+        *(
+            (f"hf://{name}", "not a directory here")
+            for name in ("models/of/mine", "a b", "", "../up", "some/one@", "some/one@../v1", "some/one@a b")
+        ),
+    ],
+)
+def test_an_address_of_another_form_is_refused(path: str, said: str, tmp_path: Path) -> None:
+    """The error lists the supported forms. A path that does not exist is not looked up on the hub."""
+    with pytest.raises(SettingsError, match=said):
+        find_checkpoint(settings(tmp_path, path), tmp_path, {})
 
 
 def test_a_checkpoint_in_s3_serves(bucket: Any, tmp_path: Path, checkpoint: Path, one_thread: None) -> None:
@@ -222,17 +233,17 @@ def test_a_complete_folder_survives_a_crash_of_the_host(
     assert found.parent.stat().st_ino in synced[len(before) :]
 
 
-@pytest.mark.parametrize("path", ["s3://", "s3://bucket", "s3:///prefix"])
-def test_an_address_without_bucket_or_prefix_is_refused(path: str, tmp_path: Path) -> None:
-    """A whole bucket is not accepted as a checkpoint."""
-    with pytest.raises(SettingsError, match="bucket/prefix"):
-        find_checkpoint(settings(tmp_path, path), tmp_path, {})
-
-
-def test_a_prefix_without_a_checkpoint_is_refused(bucket: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (f"s3://{BUCKET}/nothing", r"no config\.json in s3://checkpoints/nothing"),
+        ("s3://no-such-bucket/x", "s3://no-such-bucket/x cannot be read"),
+    ],
+)
+def test_an_address_without_a_checkpoint_is_refused(address: str, said: str, bucket: Any, tmp_path: Path) -> None:
     """The error contains the address as configured."""
-    with pytest.raises(SettingsError, match=r"no config\.json in s3://checkpoints/nothing"):
-        find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/nothing"), tmp_path, {})
+    with pytest.raises(SettingsError, match=said):
+        find_checkpoint(settings(tmp_path, address), tmp_path, {})
 
 
 def test_a_checkpoint_that_is_too_large_is_not_downloaded(bucket: Any, tmp_path: Path) -> None:
@@ -261,12 +272,6 @@ def test_a_download_from_s3_logs_its_progress(
     assert all(line.startswith("progress: downloading ") and line.endswith(" of 30.0 MB") for line in lines)
 
 
-def test_a_bucket_that_is_not_there_is_a_config_error(bucket: Any, tmp_path: Path) -> None:
-    """The error contains S3's message."""
-    with pytest.raises(SettingsError, match="s3://no-such-bucket/x cannot be read"):
-        find_checkpoint(settings(tmp_path, "s3://no-such-bucket/x"), tmp_path, {})
-
-
 @pytest.fixture
 def hub_cache(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create the hub's cache with one checkpoint, and no network."""
@@ -280,46 +285,30 @@ def hub_cache(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch)
     return folder / "snapshots" / commit
 
 
-def test_a_name_on_the_hub_is_found_in_its_cache(hub_cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"path": "hf://someone/tiny@main"}, {"path": "hf://someone/tiny@main", "revision": "main"}]
+)
+def test_a_name_on_the_hub_is_found_in_its_cache(options: Any, hub_cache: Path, tmp_path: Path) -> None:
     """HF_HUB_OFFLINE prevents every request."""
-    found = find_checkpoint(ModelSettings(path="hf://someone/tiny"), tmp_path, {})
-
-    assert found == hub_cache
-
-
-@pytest.mark.parametrize("options", [{}, {"revision": "main"}])
-def test_a_path_with_a_revision_is_found_in_the_cache(options: Any, hub_cache: Path, tmp_path: Path) -> None:
-    """The setting may repeat the path's revision."""
-    found = find_checkpoint(ModelSettings(path="hf://someone/tiny@main", **options), tmp_path, {})
-
-    assert found == hub_cache
-
-
-def test_two_different_revisions_are_refused(hub_cache: Path, tmp_path: Path) -> None:
-    """A path whose revision differs from the setting is refused."""
-    with pytest.raises(SettingsError, match=r"handler\.model\.revision \(v9\) are different revisions"):
-        find_checkpoint(ModelSettings(path="hf://someone/tiny@main", revision="v9"), tmp_path, {})
+    assert find_checkpoint(ModelSettings(**{"path": "hf://someone/tiny", **options}), tmp_path, {}) == hub_cache
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "said"),
     [
-        {"path": "hf://someone/else"},
-        {"path": "hf://someone/tiny", "revision": "v9"},
-        {"path": "hf://someone/tiny@v9"},
+        ({"path": "hf://someone/else"}, "HF_HUB_OFFLINE"),
+        ({"path": "hf://someone/tiny", "revision": "v9"}, "HF_HUB_OFFLINE"),
+        ({"path": "hf://someone/tiny@v9"}, "HF_HUB_OFFLINE"),
+        (
+            {"path": "hf://someone/tiny@main", "revision": "v9"},
+            r"handler\.model\.revision \(v9\) are different revisions",
+        ),
     ],
 )
-def test_a_name_that_is_not_in_the_cache_says_so(options: Any, hub_cache: Path, tmp_path: Path) -> None:
+def test_what_is_not_in_the_cache_says_so(options: Any, said: str, hub_cache: Path, tmp_path: Path) -> None:
     """The error says that the hub was not asked, and why."""
-    with pytest.raises(SettingsError, match="HF_HUB_OFFLINE"):
+    with pytest.raises(SettingsError, match=said):
         find_checkpoint(ModelSettings(**options), tmp_path, {})
-
-
-@pytest.mark.parametrize("name", ["models/of/mine", "a b", "", "../up", "some/one@", "some/one@../v1", "some/one@a b"])
-def test_what_cannot_be_a_name_on_the_hub_is_refused(name: str, tmp_path: Path) -> None:
-    """A path that does not exist is not looked up on the hub."""
-    with pytest.raises(SettingsError, match="not a directory here"):
-        find_checkpoint(ModelSettings(path=f"hf://{name}"), tmp_path, {})
 
 
 def test_weights_are_counted_in_the_type_they_are_loaded_as(tmp_path: Path) -> None:

@@ -53,7 +53,6 @@ def in_thread(action: Callable[[], object], caught: list[BaseException]) -> thre
 
 
 def test_a_share_is_returned_on_success_and_error() -> None:
-    """A share is returned at the end of the block, with or without an error."""
     budget = DecodingBudget(100, max_wait_s=60)
 
     with budget.lease(60, go_on), budget.lease(40, go_on):

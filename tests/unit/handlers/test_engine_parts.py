@@ -336,17 +336,25 @@ def pieces(ids: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0) ->
 
 
 def encode(text: str) -> list[int]:
-    ids: list[int] = TOKENIZER(text, add_special_tokens=False)["input_ids"]
-    return ids
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
 
 
-def test_pieces_add_up_to_the_text() -> None:
-    """The streamed pieces equal the whole answer."""
-    text = "The shape is a red circle, left of a blue square."
-
-    shown, detokenizer = pieces(encode(text))
+@pytest.mark.parametrize(
+    ("tokens", "stop", "text"),
+    [
+        (encode("The shape is a red circle, left of a square."), [], "The shape is a red circle, left of a square."),
+        ([*encode("red"), TOKENIZER.eos_token_id], [], "red"),
+        (encode("a\x1eb"), [], "ab"),
+        (encode("a red cir"), ["circle and more"], "a red cir"),
+    ],
+    ids=["text", "special token", "record separator", "beginning of a stop string"],
+)
+def test_pieces_add_up_to_the_text(tokens: list[int], stop: list[str], text: str) -> None:
+    """The beginning of a stop string is delayed, not lost. 0x1E would announce an error in a plain stream."""
+    shown, detokenizer = pieces(tokens, stop)
 
     assert "".join(shown) == detokenizer.text == text
+    assert not detokenizer.is_stopped
 
 
 def test_characters_are_never_halved() -> None:
@@ -400,13 +408,6 @@ def test_half_a_character_at_the_end_is_shown_as_such() -> None:
     assert REPLACEMENT in shown[-1]
 
 
-def test_special_tokens_have_no_text() -> None:
-    """End tokens are not shown."""
-    shown, detokenizer = pieces([*encode("red"), TOKENIZER.eos_token_id])
-
-    assert "".join(shown) == detokenizer.text == "red"
-
-
 @pytest.mark.parametrize("stop", [["circle"], ["zzz", "d c"], ["."], ["red circle", "circle"], ["The"]])
 def test_answer_ends_before_the_stop_string(stop: list[str]) -> None:
     """The text stops at the stop string that is complete first, across token borders."""
@@ -419,22 +420,6 @@ def test_answer_ends_before_the_stop_string(stop: list[str]) -> None:
     assert detokenizer.is_stopped
     assert detokenizer.push(encode("more")[0]) == ""
     assert detokenizer.finish() == ""
-
-
-def test_text_that_turns_out_harmless_is_shown_in_the_end() -> None:
-    """The beginning of a stop string that does not complete is delayed, not lost."""
-    shown, detokenizer = pieces(encode("a red cir"), ["circle and more"])
-
-    assert shown[-1]
-    assert "".join(shown) == detokenizer.text == "a red cir"
-    assert not detokenizer.is_stopped
-
-
-def test_record_separator_never_appears() -> None:
-    """0x1E announces an error in a plain stream, so it never appears in text."""
-    shown, detokenizer = pieces(encode("a\x1eb"))
-
-    assert "".join(shown) == detokenizer.text == "ab"
 
 
 @settings(max_examples=200, deadline=None)
@@ -746,8 +731,7 @@ def warp(row: torch.Tensor, context: list[int], params: SamplingParams) -> torch
     if params.typical_p is not None:
         processors.append(TypicalLogitsWarper(params.typical_p))
     ids: Any = torch.tensor([context])
-    warped: torch.Tensor = processors(ids, row[None].double()).softmax(dim=-1)[0]
-    return warped
+    return processors(ids, row[None].double()).softmax(dim=-1)[0]
 
 
 ROWS = st.lists(

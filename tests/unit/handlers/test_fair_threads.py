@@ -84,8 +84,7 @@ class HeldModel:
     def encode_prompt(self, pieces: Sequence[str | None], image_sizes: Sequence[int]) -> list[int]:
         self.prompts += pieces
         assert self._may_go_on.wait(60)
-        ids: list[int] = self._model.encode_prompt(pieces, image_sizes)
-        return ids
+        return self._model.encode_prompt(pieces, image_sizes)
 
     def release(self) -> None:
         self._may_go_on.set()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.chat.commands import Ask, Generate, OpenAndAsk
+from handlers.chat.commands import Generate
 from handlers.chat.dialects.chat_completions import ChatCompletionForm
 from handlers.chat.dialects.table import parse
 from handlers.chat.dialects.tgi_lmi import LmiForm, LmiJsonForm, TgiForm
@@ -121,7 +121,6 @@ def test_tgis_route_takes_turns() -> None:
     """The session header makes the request a turn, as on other paths."""
     found = command({"inputs": "x"}, {"x-amzn-sagemaker-session-id": "s", "x-torchmoor-tgi-route": "generate_stream"})
 
-    assert isinstance(found, Ask)
     assert (found.session_id, found.form, found.is_streaming) == ("s", TgiForm(is_list=False), True)
 
 
@@ -181,10 +180,8 @@ def test_a_session_header_makes_a_turn(body: Any) -> None:
     turn = command(body, {"x-amzn-sagemaker-session-id": "ts-seq-x"})
     opening = command(body, {"x-amzn-sagemaker-session-id": "NEW_SESSION"})
 
-    assert isinstance(turn, Ask)
     assert (turn.session_id, turn.prompt_text, turn.images, turn.history) == ("ts-seq-x", "x", (URL,), ())
     assert type(turn.form) is type(command(body).form)
-    assert isinstance(opening, OpenAndAsk)
     assert opening.ask.prompt_text == "x"
 
 
@@ -490,5 +487,4 @@ def test_anything_is_a_command_or_a_handler_error(kind: str, value: Any, rest: d
         assert found.status == 400
         assert len(found.body()) < 2000
     else:
-        assert isinstance(found, Generate)
         assert (found.prompt is None) != (found.messages == ())

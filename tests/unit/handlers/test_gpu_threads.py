@@ -51,7 +51,6 @@ def test_models_are_loaded_and_closed_on_the_workers_gpu(tmp_path: Path, chosen:
     heard: SimpleQueue[ModelLease | HandlerError] = SimpleQueue()
     registry.acquire("a", heard.put, heard.put)
     lease = heard.get(timeout=60)
-    assert isinstance(lease, ModelLease)
 
     lease.release()
     registry.close()

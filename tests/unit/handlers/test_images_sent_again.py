@@ -1,6 +1,5 @@
 """Images of listed items, which clients send again by the ids that the list has."""
 
-import base64
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from PIL import Image
 
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
-from tests.torchserve.drawings import data_url
+from tests.torchserve.drawings import data_url, encoded
 from tests.unit.handlers.conftest import Client, Exchange, ServiceFactory
 from torchmoor.wire import headers as wire
 from torchmoor.wire.background import run_resource
@@ -66,7 +65,7 @@ def test_the_items_of_a_conversation_are_a_prompt_with_its_images(
 def test_the_input_of_a_response_has_ids_of_its_images(clients: list[Client], red: Image.Image) -> None:
     """The ids of images in a response's input are valid as long as the response, and do not name files."""
     first, other = clients
-    kept = ask(first, "POST files", {"file": png_of(red), "purpose": b"vision"}).json["id"]
+    kept = ask(first, "POST files", {"file": encoded(red), "purpose": b"vision"}).json["id"]
     named = {"role": "user", "content": [{"type": "input_image", "file_id": kept}, QUESTION]}
     response = respond(first, [named, say(red)]).json
 
@@ -96,7 +95,7 @@ def test_the_images_of_a_response_in_the_background_have_ids_before_its_answer(
 
     assert response["status"] == "queued"
     ids = [part["file_id"] for part in images_of(items)]
-    assert [ask(other, f"GET files/{each}/content").body for each in ids] == [png_of(blue), png_of(red)]
+    assert [ask(other, f"GET files/{each}/content").body for each in ids] == [encoded(blue), encoded(red)]
     assert respond(other, items).status == 200
 
 
@@ -112,7 +111,7 @@ def look(**image: str) -> dict[str, Any]:
 def test_a_tools_result_may_have_images(clients: list[Client], red: Image.Image, blue: Image.Image) -> None:
     """Images in a tool's result are placed by the template, stored, listed and sent again like those of a question."""
     first, other = clients
-    kept = ask(first, "POST files", {"file": png_of(red), "purpose": b"vision"}).json["id"]
+    kept = ask(first, "POST files", {"file": encoded(red), "purpose": b"vision"}).json["id"]
     asked = [say(blue), CALL, look(image_url=data_url(red))]
     picture = {"type": "image_url", "image_url": {"url": data_url(red)}}
     chat = [
@@ -137,7 +136,7 @@ def test_a_tools_result_may_have_images(clients: list[Client], red: Image.Image,
     assert follow_up.status == 200, follow_up.body
     result = items[2]
     assert result["output"][1]["file_id"]
-    assert ask(other, f"GET files/{result['output'][1]['file_id']}/content").body == png_of(red)
+    assert ask(other, f"GET files/{result['output'][1]['file_id']}/content").body == encoded(red)
     assert ask(other, f"DELETE conversations/{talk}/items/{result['id']}").status == 400
 
 
@@ -175,7 +174,7 @@ def test_items_that_are_named_have_their_images(
         shown = ask(other, f"GET responses/{named['id']}/input_items?order=asc").json["data"]
         ids = [part["file_id"] for part in (*images_of(shown), shown[2]["output"][1])]
         pixels = [ask(other, f"GET files/{each}/content").body for each in ids]
-        assert pixels == [png_of(each) for each in (blue, red, blue, red)]
+        assert pixels == [encoded(each) for each in (blue, red, blue, red)]
 
 
 def test_a_conversation_gets_named_items_with_their_images(clients: list[Client], red: Image.Image) -> None:
@@ -188,10 +187,6 @@ def test_a_conversation_gets_named_items_with_their_images(clients: list[Client]
 
     for talk, number in zip(talks, (1, 2), strict=True):
         shown = images_of(ask(first, f"GET conversations/{talk}/items").json["data"])
-        assert [ask(first, f"GET files/{each['file_id']}/content").body for each in shown] == [png_of(red)] * number
+        assert [ask(first, f"GET files/{each['file_id']}/content").body for each in shown] == [encoded(red)] * number
     assert respond(other, [name_of(items[0])] * 3).status == 200
     assert ask(other, "POST responses", {"model": "llava", "input": [name_of(items[0])]}, "bob").status == 404
-
-
-def png_of(image: Image.Image) -> bytes:
-    return base64.b64decode(data_url(image).partition(",")[2])

@@ -739,7 +739,6 @@ def test_what_is_remembered_of_a_session_is_bounded(make_client: Any, journal: D
 def test_images_that_are_sent_again_are_added_once(
     make_client: Any, journal: DirectoryJournal, red: Any, blue: Any, is_journaled: bool
 ) -> None:
-    """Images with the same invocation id are added once; other images or ids add again."""
     client = make_client(instance="llava-0", journal=journal if is_journaled else None)
     sid = client.open(data_url(red))
 

@@ -213,7 +213,6 @@ def test_a_large_image_is_refused(store: Store) -> None:
 
 
 def test_an_event_that_is_too_large_is_not_written(store: Store) -> None:
-    """An event that is too large is not written, and its number stays free."""
     sid, journal = new_id(), store.reopened(max_event_bytes=1000)
 
     with pytest.raises(EventTooLarge, match="over 1000"):
@@ -260,7 +259,6 @@ def test_what_has_expired_goes(store: Store) -> None:
     """An expired session, and the marker of a closed one, are deleted; others stay."""
     over, closed, open_ = new_id(lives_s=600), new_id(lives_s=600), new_id(lives_s=86_400)
     journal = open_journal(JournalSettings(url=store.url), tombstone_s=1)
-    assert journal is not None
     for sid in (over, closed, open_):
         journal.append(sid, 0, turn("a"), ANYONE)
         journal.put_image(sid, b"png", ANYONE)

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -20,7 +20,7 @@ from handlers.errors import (
     OutOfMemory,
     Overloaded,
 )
-from handlers.many.model import DiskLease, ModelLease, ModelTier, ResidentModel
+from handlers.many.model import ModelLease, ModelTier
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.model_entries import LoaderStep, ModelEntry, ModelState, ModelTicket
 from handlers.settings.many import ManySettings
@@ -126,7 +126,7 @@ class Bench:
             pass
         elif work is LoaderStep.CLOSE:
             assert entry.model is not None
-            model = cast(FakeLoaded, entry.model)
+            model = entry.model
             assert entry.num_leases == 0
             assert model.num_closed == 0
             model.num_closed += 1
@@ -138,12 +138,12 @@ class Bench:
             self.num_versions += 1
             lease = FakeDiskLease(f"v{self.num_versions}")
             self.disk_leases.append(lease)
-            cache.fetched(entry, cast(DiskLease, lease), num_bytes, self.now)
+            cache.fetched(entry, lease, num_bytes, self.now)
         elif work is LoaderStep.LOAD:
             self.models.append(FakeLoaded(num_bytes))
-            cache.loaded(entry, cast(ResidentModel, self.models[-1]), self.now)
+            cache.loaded(entry, self.models[-1], self.now)
         else:
-            cast(FakeLoaded, entry.model).is_on_device = work is LoaderStep.PROMOTE
+            entry.model.is_on_device = work is LoaderStep.PROMOTE
             (cache.promoted if work is LoaderStep.PROMOTE else cache.demoted)(entry, self.now)
         self.pump()
         return work
@@ -158,7 +158,6 @@ class Bench:
         ticket = self.want(name)
         self.finish_all(num_bytes)
         (lease,) = self.heard[ticket]
-        assert isinstance(lease, ModelLease)
         return lease
 
     def tiers(self) -> dict[str, ModelState]:
@@ -167,8 +166,8 @@ class Bench:
     def check(self) -> None:
         self.cache.check_integrity()
         for lease in self.leases:
-            assert cast(FakeLoaded, lease.model).num_closed == 0
-            assert cast(FakeLoaded, lease.model).is_on_device
+            assert lease.model.num_closed == 0
+            assert lease.model.is_on_device
         assert all(len(heard) <= 1 for heard in self.heard.values())
 
     def check_end(self) -> None:
@@ -352,7 +351,7 @@ def test_many_who_want_a_model_share_one_load() -> None:
     done = bench.finish_all()
 
     assert done == [LoaderStep.FETCH, LoaderStep.LOAD]
-    assert len({id(cast(ModelLease, bench.heard[ticket][0]).model) for ticket in tickets}) == 1
+    assert len({id(bench.heard[ticket][0].model) for ticket in tickets}) == 1
     bench.check_end()
 
 
@@ -405,7 +404,6 @@ def test_a_model_on_the_host_comes_back_without_being_read_again() -> None:
 
 
 def test_a_leased_model_stays_and_the_next_load_waits_for_it() -> None:
-    """A leased model is not evicted, and its release lets a waiting load continue."""
     bench = Bench(40, 0)
     lease = bench.load("a")
 
@@ -418,7 +416,6 @@ def test_a_leased_model_stays_and_the_next_load_waits_for_it() -> None:
 
     (second,) = bench.heard[ticket]
     assert waits == []
-    assert isinstance(second, ModelLease)
     assert (lease.found, second.found, second.load_s) == ("cold", "disk", 3)
     bench.check_end()
 
@@ -486,7 +483,7 @@ def test_a_replaced_model_serves_its_leases_to_the_end_and_new_requests_get_the_
 
     assert (old_version, bench.cache.entries.current["a"].version) == ("v1", "v2")
     assert new.model is bench.cache.entries.current["a"].model is not old.model
-    assert cast(FakeLoaded, old.model).num_closed == 1
+    assert old.model.num_closed == 1
     assert (told_early, done) == ([], [None])
     bench.check_end()
 
@@ -592,9 +589,9 @@ def test_without_a_cache_a_model_goes_with_its_last_request() -> None:
     first, second = bench.want("a"), bench.want("a")
     bench.finish_all()
 
-    bench.release(cast(ModelLease, bench.heard[first][0]))
+    bench.release(bench.heard[first][0])
     kept = bench.tiers()
-    bench.release(cast(ModelLease, bench.heard[second][0]))
+    bench.release(bench.heard[second][0])
     bench.finish_all()
 
     assert kept == {"a": ModelState.READY}

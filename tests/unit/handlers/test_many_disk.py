@@ -340,7 +340,6 @@ def test_what_a_killed_worker_left_is_cleaned(directory: Place) -> None:
 
 
 def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> None:
-    """A folder of temporary files that another program deleted is unpacked again."""
     directory.put("a.tar.gz", model())
     downloader = directory.downloader()
     downloader.fetch("a.tar.gz", LoadProgress()).release()

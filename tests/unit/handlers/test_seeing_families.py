@@ -1,7 +1,6 @@
 """Tiny random checkpoints of vision families: images and text give transformers' answers."""
 
 import base64
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from handlers.engine.contract import PlacedImage
 from handlers.models.llava import Pixels
 from handlers.models.loader import load_model
 from handlers.models.processor import scaled_side
-from tests.torchserve.drawings import draw_image
+from tests.torchserve.drawings import draw_image, encoded
 from tests.unit.handlers.tiny_checkpoints import CPU, GQA, WORKING, generate, save, seeing_config
 
 
@@ -142,11 +141,9 @@ def test_a_session_on_an_image_of_any_shape(family: str, tmp_path: Path, checkpo
     use_any_resolution(tmp_path, family)
     model: Any = load_model(tmp_path, CPU, "float32")
     picture = draw_image("ellipse", "red").resize((150, 60))
-    encoded = io.BytesIO()
-    picture.save(encoded, "PNG")
     client = make_client(model)
 
-    sid = client.open(base64.b64encode(encoded.getvalue()).decode())
+    sid = client.open(base64.b64encode(encoded(picture)).decode())
     found = client.answer(sid, "hello", parameters={"max_new_tokens": 6})
 
     pixels = model.preprocess(picture)

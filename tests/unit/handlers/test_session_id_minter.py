@@ -25,7 +25,6 @@ def test_minted_id_has_the_documented_form(ids: SessionIdMinter) -> None:
     sid = ids.mint(EXPIRES_AT, Caller("llava", "alice"))
 
     match = re.fullmatch(r"ts-seq-([a-z2-7]{16})-([0-9a-f]{8})-node-1-k1[a-z2-7]{26}", sid.text)
-    assert match is not None
     assert int(match[2], 16) == EXPIRES_AT
     assert sid == SessionId(sid.text, "node-1", EXPIRES_AT, "k1")
 
@@ -59,7 +58,6 @@ def test_instance_names_survive(instance: str) -> None:
 
     verified = ids.verify(ids.mint(EXPIRES_AT, Caller("e", "p")).text, Caller("e", "p"))
 
-    assert verified is not None
     assert verified.instance == instance
 
 
@@ -172,7 +170,6 @@ def test_malformed_keys_stop_the_worker(keys: str) -> None:
 
 
 def test_key_errors_do_not_tell_the_key() -> None:
-    """The error message does not contain the key."""
     with pytest.raises(SettingsError) as caught:
         SessionIdMinter.from_environment({"TORCHMOOR_SESSION_KEYS": "k1:5ec2e7"})
 

@@ -30,8 +30,7 @@ def operate(client: Any, **body: Any) -> Any:
 def listed(client: Any, **body: Any) -> list[dict[str, Any]]:
     answer = operate(client, **body)
     assert answer.status == 200, answer.body
-    rows: list[dict[str, Any]] = answer.json["sessions"]
-    return rows
+    return answer.json["sessions"]
 
 
 def settle(client: Any) -> None:

@@ -226,7 +226,6 @@ def test_a_worker_that_is_killed_loses_no_image(store: Store) -> None:
     command = [sys.executable, "-c", KILLED, store.url, ALICE, shared.decode(), stride]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdin is not None
-        assert worker.stdout is not None
         assert worker.stdout.readline() == "ready\n"
         statuses = []
         while not statuses or statuses[-1] != 0:

@@ -146,7 +146,6 @@ def test_the_stronger_source_wins(tmp_path: Path, sagemaker_model: Path) -> None
     ],
 )
 def test_a_malformed_value_names_its_variable(environ: dict[str, str], named: str) -> None:
-    """A malformed value stops the worker, and the error names its variable."""
     with pytest.raises(SettingsError, match=named):
         settings(environ)
 

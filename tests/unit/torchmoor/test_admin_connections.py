@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.waiting import until
 from torchmoor.admin.collectors import FleetCollector
 from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.config.limits import LimitSettings
@@ -69,7 +70,6 @@ async def served() -> AsyncIterator[Plane]:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     serve = runner.server
-    assert serve is not None
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: AdminConnection(plane.connections, serve()), "127.0.0.1", 0)
     plane.port = server.sockets[0].getsockname()[1]
@@ -79,12 +79,6 @@ async def served() -> AsyncIterator[Plane]:
     server.close()
     await runner.cleanup()
     await until(lambda: not plane.connections.open)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until a condition holds; the test's time-out ends it otherwise."""
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0)
 
 
 async def until_open(plane: Plane, number: int) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.waiting import until
 from torchmoor.bench.client import Sample
 from torchmoor.bench.load import NOT_SENT, Load, LoadOutcome, LoadSettings
 from torchmoor.bench.summary import describe, percentile, summarize
@@ -57,8 +58,7 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
     talk = Talk(turns=1, held=held)
     made = Load(LoadSettings(users=4, rate=500.0, num_requests=10), talk.converse)
     running = asyncio.create_task(made.run())
-    while len(made.outcome.samples) < 6:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: len(made.outcome.samples) >= 6)
     held.set()
     outcome = await running
 
@@ -72,8 +72,7 @@ async def test_what_was_asked_at_the_end_is_answered_and_counted() -> None:
     held = asyncio.Event()
     made = Load(LoadSettings(users=2, duration_s=600), Talk(turns=9, held=held).converse)
     running = asyncio.create_task(made.run())
-    while made.outcome.num_running < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: made.outcome.num_running == 2)
     made.stop()
     held.set()
     outcome = await running

@@ -48,7 +48,6 @@ def test_key_may_be_escaped(key: str) -> None:
 
 @pytest.mark.parametrize("value", ["7", "null", '["a"]', '{"a": 1}', r'"\x"', "}"])
 def test_another_kind_of_value_is_refused(value: str) -> None:
-    """Another type of value is refused with the expected type."""
     with pytest.raises(WrongModel, match="`model`"):
         find_model(f'{{"model": {value}'.encode() + b"}")
 

@@ -21,7 +21,6 @@ def fail(breaker: Breaker, times: int = 1, *, now: float = 0.0, may_open: bool =
 
 
 def test_breaker_opens_after_failures_in_a_row() -> None:
-    """The breaker opens after consecutive failures; a success resets the count."""
     breaker = Breaker(SETTINGS)
 
     assert fail(breaker, 2) is BreakerState.CLOSED

@@ -288,7 +288,6 @@ def test_hosts_that_would_never_match_are_refused(host: str) -> None:
 
 
 def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    """An unknown strategy is refused with the list of existing ones."""
     settings = parse(changed(f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "BEST"})).proxy
 
     with pytest.raises(ConfigError, match=r"RoutingStrategy must be one of LEAST_OUTSTANDING.* not 'BEST'"):
@@ -458,7 +457,6 @@ def test_predefined_metrics_of_variants_are_tracked(metric: TrackedMetric) -> No
         parse(scaled(MinCapacity=1, ScalingPolicies=[tracking(predefined(metric.value))])).proxy.endpoints[0].variants
     )
 
-    assert variant.scaling is not None
     assert variant.scaling.tracking == TargetTracking(metric=metric, target=70, scale_in_cooldown_s=300)
     assert variant.scaling.counts_invocations is (metric is TrackedMetric.INVOCATIONS)
 
@@ -470,7 +468,6 @@ def test_published_policy_alone_wakes_an_endpoint_at_zero(caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         (variant,) = parse(scaled(MinCapacity=0, ScalingPolicies=[policy])).proxy.endpoints[0].variants
 
-    assert variant.scaling is not None
     assert variant.scaling.step == StepScaling(num_instances=1)
     assert variant.scaling.tracking is not None
     assert len([record for record in caplog.records if "is assumed" in record.message]) == 1
@@ -485,7 +482,6 @@ def test_initial_instance_count_may_be_none(given: int | None, least: int, count
 
     scaling = parse(content).proxy.endpoints[0].variants[0].scaling
 
-    assert scaling is not None
     assert scaling.initial_count == count
 
 
@@ -562,7 +558,6 @@ def test_initial_instance_count_may_be_none(given: int | None, least: int, count
     ],
 )
 def test_autoscaling_that_cannot_work_is_refused(entry: dict[str, object], message: str) -> None:
-    """Impossible autoscaling is refused with its place and value."""
     with pytest.raises(ConfigError, match=message):
         parse(scaled(**entry))
 

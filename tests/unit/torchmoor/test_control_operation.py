@@ -2,14 +2,14 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from torchmoor.config.control import ControlSettings
 from torchmoor.proxy.access.web_pages import WebPageGuard
-from torchmoor.proxy.api.control_operation import TARGET, ControlApi, ControlReply, ControlRequest
+from torchmoor.proxy.api.control_operation import TARGET, ControlApi, ControlRequest
 from torchmoor.proxy.api.other_services import refuse_unknown
-from torchmoor.proxy.http.call import WAIT, NextStep, Waiter
-from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.http.call import WAIT, NextStep
+from torchmoor.proxy.http.message import Reply
 
 
 class Client:
@@ -38,12 +38,10 @@ def test_no_more_run_at_a_time_than_the_limit_allows_whenever_their_bodies_arriv
         fields = {TARGET: b"SageMaker.ListModels"}
         request: Any = SimpleNamespace(method=b"POST", path=b"/", find=fields.get, body_check=None)
         handle = api.find_handler(b"POST", b"/")
-        assert handle is not None
-        replies = [handle(cast(Request, request), b"1") for _ in range(2)]
+        replies = [handle(request, b"1") for _ in range(2)]
         steps = []
         for reply, body in zip(replies, (b"first", b"second"), strict=True):
-            assert isinstance(reply, ControlReply)
-            steps.append(reply.route(body, cast(Waiter, cast(Any, Client()))))
+            steps.append(reply.route(body, Client()))
             await asyncio.sleep(0)
         return steps
 

@@ -4,15 +4,14 @@ import asyncio
 import json
 import logging
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from torchmoor.errors import ModelBusy, ValidationError
 from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply, in_task
 from torchmoor.proxy.api.replies import runtime_error
-from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.http.call import WAIT, Waiter
+from torchmoor.proxy.http.call import WAIT
 from torchmoor.proxy.http.head import Layout
 from torchmoor.proxy.http.message import Reply, Request, RequestLine
 from torchmoor.tasks import BackgroundTasks
@@ -36,7 +35,7 @@ class SlowUpload:
 def make_reply(begin: Begin) -> DeferredReply:
     line = RequestLine(b"POST", b"/endpoints/llava/async-invocations", b"", is_http10=False)
     return DeferredReply(
-        cast(Dispatchers, SimpleNamespace(observe_reply=lambda *_: None)),
+        SimpleNamespace(observe_reply=lambda *_: None),
         Request(line, [], Layout([]), received_at=0.0),
         b"id-1",
         begin,
@@ -51,7 +50,7 @@ def test_the_time_of_an_operation_begins_with_it() -> None:
     """The time of an operation begins after its body has arrived, so that a slow upload does not use it up."""
     reply = make_reply(lambda deferred, body: None)
 
-    assert reply.route(b"", cast(Waiter, cast(Any, SlowUpload()))) is WAIT
+    assert reply.route(b"", SlowUpload()) is WAIT
 
     assert reply.wait_ends_at == BODY_S + TIMEOUT_S
 
@@ -59,7 +58,7 @@ def test_the_time_of_an_operation_begins_with_it() -> None:
 async def answer_with(work: Any, tasks: BackgroundTasks) -> Reply:
     """Return the answer to a request whose operation is this work."""
     waiter = SlowUpload()
-    step = make_reply(in_task(tasks, work, "Too many are running.")).route(b"the body", cast(Waiter, cast(Any, waiter)))
+    step = make_reply(in_task(tasks, work, "Too many are running.")).route(b"the body", waiter)
     if isinstance(step, Reply):
         return step
     await tasks.finish()

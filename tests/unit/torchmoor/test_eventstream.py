@@ -35,7 +35,6 @@ def test_parts_are_decoded_as_they_were(payloads: list[bytes]) -> None:
 
 @given(st.dictionaries(st.text("abc-:", min_size=1, max_size=20), st.text(max_size=50), max_size=5), st.binary())
 def test_any_headers_are_decoded_as_they_were(headers: dict[str, str], payload: bytes) -> None:
-    """Names and values of headers are decoded unchanged."""
     assert [(headers, payload)] == decode(encode_frame(encode_headers(headers), payload))
 
 

@@ -1,14 +1,12 @@
 """The Host field of requests to instances."""
 
 from collections.abc import Callable
-from typing import cast
 
 import pytest
 
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.dispatch.id_operations import IdOperations
-from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.instances.instance import Instance
 
 
@@ -28,7 +26,7 @@ def test_an_ipv6_address_has_brackets(host: str, field: bytes) -> None:
     instance = Instance(name="a", endpoint="llava", model="llava", host=host, port=8085)
     sent = Sent()
 
-    IdOperations(cast(Subrequests, sent), "cancel", "request_ids").send(instance, b"/predictions/llava", "1")
+    IdOperations(sent, "cancel", "request_ids").send(instance, b"/predictions/llava", "1")
     choice = Choice(instance, "random", b"AllTraffic", InvocationMetrics("llava", "AllTraffic").decisions["random"])
 
     assert b"\r\nhost: %b\r\n" % field in sent.data

@@ -1,10 +1,8 @@
 """Operations that name ids: which instance gets them."""
 
 from collections.abc import Callable
-from typing import cast
 
 from torchmoor.proxy.dispatch.id_operations import IdOperations
-from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.instances.instance import Instance
 
 PATH = b"/predictions/llava"
@@ -26,7 +24,7 @@ def test_ids_of_an_instance_that_was_replaced_do_not_hold_up_those_of_its_replac
     """Each gets its own ids, although both have one name: those of the new one would go to the old one's address."""
     old, new = (Instance(name="a", endpoint="llava", model="llava", port=port) for port in (8080, 8090))
     running = Running()
-    operations = IdOperations(cast(Subrequests, running), "cancel", "ids")
+    operations = IdOperations(running, "cancel", "ids")
 
     operations.send(old, PATH, "1")
     operations.send(old, PATH, "2")

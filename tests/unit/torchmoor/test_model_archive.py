@@ -195,7 +195,6 @@ def test_a_file_that_may_not_be_read_is_named(checkpoint: Path, tmp_path: Path, 
 
 
 def test_a_missing_shard_is_named(checkpoint: Path, tmp_path: Path) -> None:
-    """A shard that the index lists and that is missing is named."""
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model.safetensors"}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
 

@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -202,7 +202,7 @@ async def test_a_process_knows_what_an_operator_has_drained() -> None:
     """While an instance is down, too: no request waits for a start that the drain does not allow."""
     registry = Registry(SETTINGS.endpoints)
     group = ProcessGroup(SETTINGS.replace(listen=ListenSettings(processes=2)), registry, lambda instance: None)
-    child: Any = ChildProxy(ChildAssignment(SETTINGS, 0, 0, logging.INFO), cast(Any, OneWayLink()))
+    child: Any = ChildProxy(ChildAssignment(SETTINGS, 0, 0, logging.INFO), OneWayLink())
     messages: list[Message] = []
 
     class Recorder:
@@ -213,10 +213,9 @@ async def test_a_process_knows_what_an_operator_has_drained() -> None:
         for message in messages:
             await child.on_message(json.loads(json.dumps(message)))
         messages.clear()
-        may: bool = child.registry.get_endpoint("chat").variants[0].may_start
-        return may
+        return child.registry.get_endpoint("chat").variants[0].may_start
 
-    group.children = cast(Any, [Recorder()])
+    group.children = [Recorder()]
     registry.add(Instance(name="chat-0", endpoint="chat", model="chat", port=1))
     registry.set_state("chat-0", InstanceState.DOWN)
     assert await may_start()
@@ -228,7 +227,6 @@ async def test_a_process_knows_what_an_operator_has_drained() -> None:
 
 
 def test_number_of_processes_is_a_setting() -> None:
-    """The number of processes is a checked setting of the file."""
     content = {
         "Endpoints": [
             {

@@ -20,7 +20,6 @@ from torchmoor.proxy.http.head import Head, HeadBook
 
 
 def test_lengths_are_those_of_the_service_model() -> None:
-    """Lengths equal those in the installed botocore."""
     model = botocore.session.get_session().get_service_model("sagemaker-runtime")
 
     assert (ENDPOINT_NAME.max_length, ENDPOINT_NAME.min_length) == (63, 0)
@@ -39,7 +38,6 @@ def test_lengths_are_those_of_the_service_model() -> None:
 
 
 def test_the_asynchronous_operation_has_the_members_of_the_service_model() -> None:
-    """The asynchronous operation has the members of botocore's service model, and fields of the same types."""
     model = botocore.session.get_session().get_service_model("sagemaker-runtime")
     shapes = [each.serialization for each in model.operation_model("InvokeEndpointAsync").input_shape.members.values()]
     types = get_type_hints(AsyncRequest)

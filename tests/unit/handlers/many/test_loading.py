@@ -170,23 +170,16 @@ def test_weights_that_do_not_fit_are_refused(change: Any, reason: str, tmp_path:
         load(tmp_path, hf.AutoModelForSequenceClassification, shared)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 7, b"\xff" * 8, (9).to_bytes(8, "little") + b'{"a": 1}', b"PK"])
-def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path, shared: SharedParts) -> None:
-    """A damaged file is refused with the reason."""
-    save_checkpoint(tmp_path, "BertModel")
-    (tmp_path / "model.safetensors").write_bytes(content)
-
-    with pytest.raises(ModelBroken, match="safetensors"):
-        load(tmp_path, hf.AutoModel, shared)
-
-
-def test_a_cut_off_file_is_refused(tmp_path: Path, shared: SharedParts) -> None:
-    """A file of an incomplete download is refused."""
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 7, b"\xff" * 8, (9).to_bytes(8, "little") + b'{"a": 1}', b"PK", "cut off"]
+)
+def test_a_damaged_file_is_refused(content: bytes | str, tmp_path: Path, shared: SharedParts) -> None:
+    """A download may be incomplete."""
     save_checkpoint(tmp_path, "BertModel")
     file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
+    file.write_bytes(file.read_bytes()[:-100] if content == "cut off" else content)
 
-    with pytest.raises(ModelBroken, match="damaged"):
+    with pytest.raises(ModelBroken, match="safetensors"):
         load(tmp_path, hf.AutoModel, shared)
 
 

@@ -27,7 +27,6 @@ def read(body: Any, task: str = EMBEDDINGS) -> TaskRequest:
 
 def answer(body: Any, result: Any, task: str = EMBEDDINGS) -> dict[str, Any]:
     form = read(body, task).form
-    assert form is not None
     return form.answer(result, 7)
 
 

@@ -25,12 +25,9 @@ from handlers.engine.builtin.runner import ModelRunner
 from handlers.errors import InternalError, ModelBroken, OutOfMemory
 from handlers.many.compute import TaskRow
 from handlers.many.loading.checkpoint_loader import CheckpointLoader
-from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.tensor_placement import PlacedModel
 from handlers.many.model import AnsweringModel, LoadProgress
 from handlers.many.request import TaskRequest
-from handlers.many.tasks.image_classification import ImageClassification
-from handlers.many.tasks.question_answering import QuestionAnswering
 from handlers.models import memory
 from handlers.models.chat_template import TemplateProcess
 from handlers.requests.incoming import Incoming
@@ -42,6 +39,7 @@ from handlers.settings.model import ModelSettings
 from handlers.settings.pump import PumpSettings
 from handlers.settings.tasks import TaskSettings
 from tests.servers import BUCKET, S3Server
+from tests.torchserve.drawings import encoded
 from tests.unit.handlers.many.tiny import VOCABULARY, make_tokenizer, save_checkpoint
 from tests.waiting import wait_until
 
@@ -82,9 +80,7 @@ def send(model: AnsweringModel, body: Any, headers: dict[str, str] = JSON) -> Pe
 
 def whole(reply: PendingReply) -> WholeReply:
     wait_until(reply.has_news, "there is an answer")
-    said = reply.take(1 << 30)
-    assert isinstance(said, WholeReply)
-    return said
+    return reply.take(1 << 30)
 
 
 def ask(model: AnsweringModel, inputs: Any, **parameters: Any) -> Any:
@@ -161,7 +157,6 @@ def test_the_ignored_labels_are_not_searched_for_each_token(tmp_path: Path, load
             raise AssertionError("searched")
 
     model = load(save_checkpoint(tmp_path, "BertForTokenClassification"))
-    assert isinstance(model, TaskModel)
     labels = Unsearchable([model.task.model.config.id2label[0], ["no label"]])
 
     work = model.task.read(TaskRequest(TEXTS, {"ignore_labels": labels}), PendingReply(lambda: None))
@@ -193,7 +188,6 @@ def test_gaps_are_filled_as_the_pipeline_does(architecture: str, tmp_path: Path,
 def test_more_targets_than_the_vocabulary_has_are_refused(tmp_path: Path, load: Load) -> None:
     """A million targets would keep one of the threads that read for all models for 20 seconds."""
     model = load(save_checkpoint(tmp_path, "BertForMaskedLM"))
-    assert isinstance(model, TaskModel)
     number = model.task.model.config.vocab_size
 
     assert ask(model, "the [MASK] sat", targets=["cat"] * number)
@@ -404,8 +398,6 @@ def test_a_long_text_is_searched_piece_by_piece(tmp_path: Path, load: Load) -> N
 def test_pieces_are_counted_before_they_are_made(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a large stride, each token of a text begins a piece: 200 kB took gigabytes."""
     model = load(save_checkpoint(tmp_path, "BertForQuestionAnswering"))
-    assert isinstance(model, TaskModel)
-    assert isinstance(model.task, QuestionAnswering)
     encode = model.task.shared.encode
 
     def encode_whole(*texts: str, **options: Any) -> Any:
@@ -436,7 +428,6 @@ def test_answers_that_are_too_long_are_refused_before_they_are_computed(
 ) -> None:
     """A request for more results than an answer can hold is refused before they are computed."""
     model = load(save_checkpoint(tmp_path, architecture), pump=PumpSettings(max_response_bytes=50_000))
-    assert isinstance(model, TaskModel)
     computed: list[Any] = []
     model.queue.run = computed.append
 
@@ -450,9 +441,7 @@ def test_answers_that_are_too_long_are_refused_before_they_are_computed(
 def picture(seed: int) -> bytes:
     torch.manual_seed(seed)
     pixels = torch.randint(0, 255, (20, 30, 3), dtype=torch.uint8).numpy()
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.fromarray(pixels))
 
 
 @pytest.mark.parametrize("architecture", ["ViTForImageClassification", "SwinForImageClassification"])
@@ -488,8 +477,6 @@ def test_pixels_count_until_their_image_is_classified(tmp_path: Path, load: Load
     model = load(
         save_checkpoint(tmp_path, "ViTForImageClassification"), intake=IntakeSettings(decoding_bytes=3 * pixel_bytes)
     )
-    assert isinstance(model, TaskModel)
-    assert isinstance(model.task, ImageClassification)
     budget, run, may_run = model.task.intake.decoding, model.queue.run, threading.Event()
 
     def wait_and_run(rows: Any) -> Any:
@@ -535,9 +522,8 @@ def test_an_image_that_cannot_be_decoded_beside_the_pixels_before_it(tmp_path: P
         save_checkpoint(tmp_path, "ViTForImageClassification"),
         intake=IntakeSettings(decoding_bytes=2 * 3 * 32 * 32 * 4),
     )
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(file, "PNG")
-    small, large = (base64.b64encode(each).decode() for each in (picture(1), file.getvalue()))
+    files = picture(1), encoded(Image.new("RGB", (32, 32)))
+    small, large = (base64.b64encode(each).decode() for each in files)
 
     assert ask(model, [large, small])
     status, message = error(model, {"inputs": [small, large]})
@@ -554,8 +540,6 @@ def test_requests_of_several_pictures_do_not_wait_for_the_pixels_of_each_other(
         save_checkpoint(tmp_path, "ViTForImageClassification"),
         intake=IntakeSettings(decoding_bytes=3 * 3 * 32 * 32 * 4, decoding_timeout_s=60),
     )
-    assert isinstance(model, TaskModel)
-    assert isinstance(model.task, ImageClassification)
     budget, read = model.task.intake.decoding, model.task.intake.read
     reads: Counter[PendingReply] = Counter()
 
@@ -582,10 +566,9 @@ def test_a_large_image_from_s3_does_not_wait_for_the_pixels_of_its_own_request(
 ) -> None:
     """It is scaled down before a larger image that waits for the memory which its request holds."""
     s3_server.use_in(monkeypatch)
-    file = io.BytesIO()
-    Image.new("RGB", (400, 200)).save(file, "TIFF")
     with closing(s3_server.client()) as client:
-        client.put_object(Bucket=BUCKET, Key="tasks/large.tif", Body=file.getvalue())
+        large = encoded(Image.new("RGB", (400, 200)), "TIFF")
+        client.put_object(Bucket=BUCKET, Key="tasks/large.tif", Body=large)
     model = load(
         save_checkpoint(tmp_path, "ViTForImageClassification"),
         intake=IntakeSettings(
@@ -596,8 +579,6 @@ def test_a_large_image_from_s3_does_not_wait_for_the_pixels_of_its_own_request(
             decoding_timeout_s=60,
         ),
     )
-    assert isinstance(model, TaskModel)
-    assert isinstance(model.task, ImageClassification)
     budget, read = model.task.intake.decoding, model.task.intake.read
 
     def use_all() -> None:

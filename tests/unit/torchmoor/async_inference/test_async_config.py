@@ -29,7 +29,6 @@ def test_example_in_the_docs_is_a_configuration() -> None:
     proxy = parse(example()).proxy
 
     config = proxy.endpoints[0].async_inference
-    assert config is not None
     assert (config.output_path, config.failure_path) == ("s3://bucket/results", "s3://bucket/failures")
     assert config.success_topic == "arn:aws:sns:eu-west-1:123456789012:done"
     assert config.max_concurrent_per_instance == 4
@@ -90,5 +89,4 @@ def test_include_without_topic_is_checked_by_name() -> None:
 
     config = parse(content).proxy.endpoints[0].async_inference
 
-    assert config is not None
     assert config.include_response_in == ("ERROR_NOTIFICATION_TOPIC",)

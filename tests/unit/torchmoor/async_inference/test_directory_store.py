@@ -7,10 +7,9 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -141,7 +140,7 @@ async def test_a_download_that_is_closed_reads_nobody_elses_file(tmp_path: Path)
 
     async with opened(tmp_path) as store:
         late = await store.open(f"file://{tmp_path}/x")
-        await asyncio.wrap_future(cast(Future[None], late.release()))
+        await asyncio.wrap_future(late.release())
         async with await store.open(f"file://{tmp_path}/y") as other:
             with pytest.raises(ObjectUnavailable):
                 await anext(aiter(late.chunks))

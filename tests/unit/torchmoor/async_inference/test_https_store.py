@@ -15,8 +15,8 @@ from typing import Any
 import boto3
 import pytest
 
+from tests.certificates import make_one_file
 from tests.servers import BUCKET, S3Server
-from tests.tools import require
 from tests.unit.torchmoor.async_inference.objects import MIB, closing, read_all
 from tests.unit.torchmoor.async_inference.rig import until
 from tests.unit.torchmoor.stream_server import Serve, stream_server
@@ -58,20 +58,7 @@ class Names:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a self-signed certificate for NAME, with the key in the same file."""
-    require("openssl")
-    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", str(path), "-out", str(path), "-days", "2", "-subj", f"/CN={NAME}"),
-            *("-addext", f"subjectAltName=DNS:{NAME}", "-addext", "basicConstraints=critical,CA:TRUE"),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    return path
+    return make_one_file(tmp_path_factory.mktemp("tls"), NAME)
 
 
 def opened(
@@ -315,7 +302,6 @@ async def test_a_name_that_is_not_known_is_a_reason_to_try_later(
 
 
 async def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A certificate for another name is refused, although the address was checked."""
     ok = answering(certificate, head("200 OK", "Content-Length: 0"))
     async with ok as port, opened(certificate, monkeypatch, https_hosts=("wrong.example",)) as store:
         with pytest.raises(ObjectUnavailable, match="certificate refused"):

@@ -10,7 +10,6 @@ OUT, FAILED = "s3://answers/out/", "s3://answers/failed"
 
 
 def test_results_are_named_after_the_inference_id() -> None:
-    """Results are named after the inference id, as on SageMaker."""
     found = locate_results(OUT, FAILED, "id-1")
 
     assert found.output == "s3://answers/out/id-1.out"

@@ -264,7 +264,6 @@ def test_an_endpoint_without_topics_tells_nobody(mailbox: Mailbox) -> None:
 
 
 def test_a_topic_that_is_not_there_is_not_tried_again(mailbox: Mailbox) -> None:
-    """A missing topic is not retried."""
     sleeps: list[float] = []
 
     assert notify([SUCCEEDED], AsyncEndpointSettings(success_topic=f"{mailbox.topic}-none"), sleeps) == [1]
@@ -562,7 +561,6 @@ async def test_a_name_server_that_does_not_answer_holds_up_no_stop(monkeypatch: 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 410])
 def test_a_webhook_that_refuses_is_not_tried_again(status: int) -> None:
-    """A webhook that refuses is not called again, and a redirect is not followed."""
     listener = Listener(statuses=[status])
 
     assert call_webhook(listener) == (1, [])

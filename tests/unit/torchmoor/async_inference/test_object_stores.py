@@ -74,7 +74,6 @@ async def test_what_was_uploaded_is_read_again(place: Place, size: int) -> None:
 
 
 async def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
-    """Writing and deleting a small object can be repeated."""
     url = f"{place.url}/small"
 
     async with place.opened() as store:
@@ -219,7 +218,6 @@ async def test_a_small_object_above_the_limit_is_refused(place: Place) -> None:
 
 
 async def test_an_input_above_the_limit_is_refused_unread(place: Place) -> None:
-    """An input above the limit is refused by its size, before it is read."""
     url = f"{place.url}/in"
     async with place.opened() as store:
         await store.upload(url, repeat(b"x" * MIB, 6))

@@ -180,7 +180,6 @@ def test_result_that_cannot_be_published_is_replaced_once_and_for_all(store: Sto
     assert store.do(queue.finish(after))
     assert not store.do(queue.replace(after, failure))
     record = store.do(queue.get("r1"))
-    assert record is not None
     assert (record.state, record.reason) == (AsyncState.FAILED, "taken")
 
 
@@ -230,7 +229,6 @@ def test_a_lapsed_lease_lets_another_take_the_request(store: Store, queue: Queue
 
     assert (first.attempt, second.attempt) == (1, 2)
     record = store.do(queue.get("r1"))
-    assert record is not None
     assert (record.state, record.attempts, record.instance) == (AsyncState.RUNNING, 2, "i-1")
 
 
@@ -301,7 +299,6 @@ def test_what_is_decided_is_only_published_by_the_next(store: Store, queue: Queu
     assert store.do(queue.claim(ENDPOINT, 30, may_begin=False)) is None
     store.clock.step(11)
     last = store.do(queue.claim(ENDPOINT, 30, may_begin=False))
-    assert last is not None
     assert (1, result(BINARY)) == (last.attempt, last.decided)
     assert store.do(queue.finish(last))
 
@@ -323,7 +320,6 @@ def test_a_retry_waits_for_its_delay_and_then_comes_first(store: Store, queue: Q
 
     assert store.do(claimed(queue)).request.inference_id == "r2"
     record = store.do(queue.get("r1"))
-    assert record is not None
     shown = record.state, record.attempts, record.reason, record.due_at
     assert (AsyncState.WAITING, 1, "instance died", store.clock.now + 10) == shown
     store.clock.step(11)
@@ -367,7 +363,6 @@ def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: Async
         assert not store.do(queue.decide(holder, result()))
         assert not store.do(queue.retry(holder, 0, "late"))
     publisher = store.do(queue.claim(ENDPOINT, 30, may_begin=False))
-    assert publisher is not None
     assert publisher.decided == CANCELLED
     assert store.do(queue.finish(publisher))
     assert store.do(queue.cancel("r1")) == AsyncState.CANCELLED
@@ -399,7 +394,6 @@ def test_a_request_past_its_time_to_live_is_not_run(store: Store, queue: Queue) 
     store.clock.step(61)
     expired = store.do(queue.claim(ENDPOINT, 30, may_begin=False))
 
-    assert expired is not None
     assert (expired.request.inference_id, expired.attempt, expired.decided) == ("waits", 0, EXPIRED)
     assert not store.do(queue.decide(expired, result()))
     assert store.do(queue.finish(expired))
@@ -411,7 +405,6 @@ def test_a_request_past_its_time_to_live_is_not_run(store: Store, queue: Queue) 
     assert not store.do(queue.decide(running, result()))
     assert store.do(claimed(queue)).request.inference_id == "lives"
     record = store.do(queue.get("waits"))
-    assert record is not None
     assert (record.state, record.outcome) == (AsyncState.EXPIRED, EXPIRED)
 
 

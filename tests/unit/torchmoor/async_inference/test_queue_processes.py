@@ -31,7 +31,6 @@ def user(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
     command = [sys.executable, "-m", "tests.unit.torchmoor.async_inference.queue_user", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             yield process
         finally:
@@ -64,7 +63,6 @@ def test_a_kill_loses_nothing_that_was_acknowledged(store: Store) -> None:
     for number in range(NUM_KILLS):
         with user("churn", store.url, f"a{number}") as one, user("churn", store.url, f"b{number}") as other:
             for process in (one, other):
-                assert process.stdout is not None
                 for _ in range(random.randrange(5, 60)):
                     acknowledged.append(process.stdout.readline().split())
                 process.kill()
@@ -76,10 +74,8 @@ def test_a_kill_loses_nothing_that_was_acknowledged(store: Store) -> None:
     for what, name, *staged in acknowledged:
         outcome = records[name].outcome
         if what == "decided":
-            assert outcome is not None
             assert [outcome.staged] == staged
         elif what == "cancelled":
-            assert outcome is not None
             assert outcome.state is AsyncState.CANCELLED
         elif what == "finished":
             assert records[name].state.is_end

@@ -35,7 +35,6 @@ def test_a_caller_at_its_share_is_refused_until_one_of_its_requests_ends(store: 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired", "failed", "finished twice"])
 def test_every_end_gives_a_callers_share_back_once(store: Store, queue: Queue, end: str) -> None:
-    """However a request ends, its caller gets its share back exactly once."""
     share = CallerShare("alice", 1, 1000)
     store.do(queue.submit(request("r1", ttl_s=60.0), share=share))
     if end == "cancelled":

@@ -44,6 +44,5 @@ def test_a_wrong_url_is_refused_without_its_secret(url: str) -> None:
 
 
 def test_settings_must_be_positive() -> None:
-    """A limit of a queue must be positive."""
     with pytest.raises(ConfigError, match=r"async_queue.max_pending"):
         AsyncQueueSettings(max_pending=0)

@@ -79,7 +79,6 @@ async def test_what_runs_may_end_and_what_waits_is_cancelled(rig: RemovalRig) ->
 
 
 async def test_what_runs_for_too_long_is_cancelled(rig: RemovalRig) -> None:
-    """A request that runs too long is cancelled without waiting for the instance."""
     gate = Gate()
 
     async with rig:

@@ -45,7 +45,6 @@ def opened(**settings: Any) -> AbstractAsyncContextManager[S3Store]:
 
 
 async def test_publishing_keeps_the_content_type(place: str) -> None:
-    """A published result keeps the model's content type."""
     async with opened() as store:
         tag = await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), ObjectMetadata("text/x-test"))
         await store.publish(f"{place}/staged", tag, f"{place}/final")
@@ -81,8 +80,6 @@ async def test_a_server_that_is_down_is_a_reason_to_try_later(place: str) -> Non
 
 
 async def test_a_server_that_never_answers_costs_the_time_out(place: str) -> None:
-    """A server that does not answer costs the time-out for each try, and no more."""
-
     with run_silent_server() as port:
         async with opened(s3_endpoint_url=f"http://127.0.0.1:{port}", read_timeout_s=0.2, max_attempts=2) as store:
             with pytest.raises(ObjectUnavailable, match="reached"):
@@ -321,7 +318,6 @@ async def test_missing_credentials_are_said(place: str, monkeypatch: pytest.Monk
 
 
 async def test_a_missing_bucket_and_a_missing_key_are_told_apart(place: str) -> None:
-    """The error distinguishes a missing bucket from a missing key."""
     async with opened() as store:
         with pytest.raises(ObjectMissing, match=r"there is no s3://.*/none"):
             await store.open(f"{place}/none")

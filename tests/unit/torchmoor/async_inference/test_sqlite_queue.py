@@ -20,9 +20,7 @@ pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 
 def sqlite_queue(store: Store, **limits: float) -> SqliteQueue:
     """Open the store's queue."""
-    queue = store.opened(**limits)
-    assert isinstance(queue, SqliteQueue)
-    return queue
+    return store.opened(**limits)
 
 
 def file_of(store: Store) -> Path:

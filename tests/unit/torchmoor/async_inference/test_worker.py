@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -243,7 +243,6 @@ async def test_time_out_is_final_and_the_instance_is_told(rig: Rig) -> None:
 
 
 async def test_late_error_in_a_text_is_a_failure(rig: Rig) -> None:
-    """A text whose end is marked as an error is a failure."""
     async with rig:
         mark = b'\x1e{"error": {"code": "OutOfMemory", "message": "no room"}}'
         rig.instance.behave = streaming([b"Once ", b"upon", mark])
@@ -266,7 +265,6 @@ async def test_late_error_with_half_a_surrogate_pair_is_a_failure(rig: Rig) -> N
 
 
 async def test_missing_input_is_a_failure(rig: Rig) -> None:
-    """A missing input is a failure without a retry."""
     async with rig:
         service = await rig.start()
         url = (rig.folder / "inputs/nothing").as_uri()
@@ -299,7 +297,6 @@ async def test_cancelled_request_stops_at_the_instance(rig: Rig) -> None:
 
 
 async def test_cancelled_while_waiting_never_runs(rig: Rig) -> None:
-    """A waiting request that is cancelled never reaches an instance."""
     async with rig:
         rig.places.instances = []
         service = await rig.start()
@@ -399,7 +396,7 @@ async def test_service_that_stops_while_it_claims_gives_the_claim_back(rig: Rig)
             return found
 
     async with rig:
-        rig.wrap_queue = lambda queue: cast(Queue, Slow(queue))
+        rig.wrap_queue = lambda queue: Slow(queue)
         async with rig.make_service(lease_s=3600.0) as first:
             await first.submit(rig.request("one"))
             await claimed.wait()
@@ -413,7 +410,6 @@ async def test_service_that_stops_while_it_claims_gives_the_claim_back(rig: Rig)
         record = await after.get("one")
         await after.close()
 
-        assert record is not None
         assert (record.state, record.attempts) == (AsyncState.WAITING, 0)
 
 

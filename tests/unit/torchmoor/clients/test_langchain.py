@@ -16,7 +16,6 @@ TESTS = ROOT / "tests" / "clients"
 
 @pytest.mark.slow
 def test_langchain_classes_pass_their_tests() -> None:
-    """Every test of that environment passes."""
     if not PYTHON.exists():
         missing("the clients are not installed; run make clients")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON", "PYTEST"))}

@@ -60,7 +60,6 @@ def waiting_fleet(run_dir: Path, *more: str, stdout: int | None = None) -> Itera
         as_in_a_terminal = ("env", "--default-signal=HUP")  # although the tests may run under nohup
         started = [*as_in_a_terminal, sys.executable, "-m", "torchmoor", "up", *options]
         command = subprocess.Popen(started, stdout=stdout, stderr=subprocess.PIPE, text=True)
-        assert command.stderr is not None
         assert "waiting for the earlier fleet" in command.stderr.readline()
         yield command
 
@@ -99,7 +98,6 @@ def test_fleet_in_the_foreground_serves_although_its_terminal_is_closed(
         command.send_signal(signal.SIGHUP)
 
     with command:
-        assert command.stderr is not None
         assert any("dashboard: " in line for line in command.stderr)
         stop_fleet()
         assert (command.wait(60), command.stderr.read()) == (0, "torchmoor: stopping\n")

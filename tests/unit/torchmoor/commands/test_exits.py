@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, ClassVar
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +17,7 @@ from tests.http_servers import QuietHandler, serve_http
 from torchmoor.cli.main import main
 
 ROOT = Path(__file__).parents[4]
+COMMAND = (sys.executable, "-m", "torchmoor")
 ROW = {"name": "llava-0", "endpoint": "llava", "state": "ready", "outstanding": 0, "capacity": 8, "status": None}
 
 
@@ -39,12 +40,25 @@ def run_admin(status: int = 200, body: object = None, **headers: str) -> Abstrac
     return serve_http(type("Bound", (Admin,), {"status": status, "body": body or Admin.body, "headers_sent": headers}))
 
 
+def run(
+    *command: str, stdout: int | IO[str] = subprocess.PIPE, stderr: int = subprocess.PIPE, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
 @contextmanager
 def watching(url: str) -> Iterator[subprocess.Popen[str]]:
     """Run `torchmoor instances --watch`, which does not end by itself."""
-    command = [sys.executable, "-m", "torchmoor", "instances", "--watch", "0.1", "--admin-url", url]
     with subprocess.Popen(
-        command,
+        [*COMMAND, "instances", "--watch", "0.1", "--admin-url", url],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -60,8 +74,6 @@ def watching(url: str) -> Iterator[subprocess.Popen[str]]:
 def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
     """If its reader ends, as with `| head -1`, a command exits with 141, like other programs, and prints no error."""
     with run_admin() as url, watching(url) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.readline().startswith("NAME")
 
         process.stdout.close()
@@ -74,16 +86,7 @@ def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
 def test_an_output_that_cannot_be_written_is_told(arguments: tuple[str, ...]) -> None:
     """A full disk gives a one-line error without a stack trace."""
     with run_admin() as url, open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "torchmoor", *arguments]
-        ended = subprocess.run(
-            command,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            timeout=60,
-            env={**os.environ, "TORCHMOOR_ADMIN_URL": url},
-        )
+        ended = run(*COMMAND, *arguments, stdout=full, TORCHMOOR_ADMIN_URL=url)
 
     assert ended.returncode == 1
     assert ended.stderr == "Error: the output cannot be written: No space left on device\n"
@@ -93,8 +96,7 @@ def test_help_that_is_not_read_ends_quietly() -> None:
     """`torchmoor --help | true` prints no error."""
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "torchmoor", "--help"]
-    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60)
+    ended = run(*COMMAND, "--help", stdout=writing)
     os.close(writing)
 
     assert (ended.returncode, ended.stderr) == (141, "")
@@ -104,15 +106,7 @@ def test_help_that_is_not_read_ends_quietly() -> None:
 def test_closed_streams_are_no_failure(closed: str) -> None:
     """A command works with closed standard streams, as a daemon may inherit them."""
     with run_admin() as url:
-        command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-m", "torchmoor", "instances"]
-        ended = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            timeout=60,
-            env={**os.environ, "TORCHMOOR_ADMIN_URL": url},
-        )
+        ended = run("sh", "-c", f'"$@" {closed}', "sh", *COMMAND, "instances", TORCHMOOR_ADMIN_URL=url)
 
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -129,8 +123,6 @@ def test_an_answer_that_breaks_off_is_told() -> None:
 def test_ctrl_c_is_no_failure_to_explain() -> None:
     """Ctrl-C exits with 130 and no stack trace."""
     with run_admin() as url, watching(url) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.readline()
 
         process.send_signal(signal.SIGINT)
@@ -161,28 +153,28 @@ def test_a_refusal_says_what_to_do(status: int, body: object, exit_status: int, 
     assert said in result.stderr
 
 
-def test_nobody_there_is_a_status_of_its_own() -> None:
-    """An unreachable address gives exit status 3 and is named."""
-    result = CliRunner().invoke(main, ["sessions", "list"], env={"TORCHMOOR_ADMIN_URL": "http://127.0.0.1:9"})
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("sessions", "list", "--admin-url", "http://127.0.0.1:9"), 3, "http://127.0.0.1:9"),
+        (("sessions", "close", os.fsdecode(b"caf\xe9")), 1, "Error: 'caf\\udce9' is not text in UTF-8\n"),
+        (("package", "x" * 300), 1, "Error: there is no directory xxx"),
+        (("instances", "--admin-url", "127.0.0.1:9080"), 2, "must begin with http"),
+    ],
+    ids=["no server", "not text", "a long name", "no address"],
+)
+def test_a_mistake_has_its_status_and_its_words(arguments: tuple[str, ...], status: int, said: str) -> None:
+    """An address without a server has a status of its own."""
+    result = CliRunner().invoke(main, arguments)
 
-    assert result.exit_code == 3
-    assert "http://127.0.0.1:9" in result.stderr
-
-
-def test_an_argument_that_is_not_text_is_told() -> None:
-    """An argument that is not valid text, such as a name in Latin-1, is an error."""
-    result = CliRunner().invoke(main, ["sessions", "close", os.fsdecode(b"caf\xe9")])
-
-    assert result.exit_code == 1
-    assert result.stderr == "Error: 'caf\\udce9' is not text in UTF-8\n"
+    assert result.exit_code == status
+    assert said in result.stderr
 
 
 def test_an_output_of_another_encoding_is_told() -> None:
     """An output encoding that cannot represent the text is an error with advice."""
     with run_admin(200, {"instances": [{**ROW, "endpoint": "€"}]}) as url:
-        command = [sys.executable, "-m", "torchmoor", "instances", "--admin-url", url]
-        environment = {**os.environ, "PYTHONIOENCODING": "iso-8859-1"}
-        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, env=environment)
+        ended = run(*COMMAND, "instances", "--admin-url", url, PYTHONIOENCODING="iso-8859-1")
 
     assert ended.returncode == 1
     assert "cannot be written in latin-1: select a locale of UTF-8" in ended.stderr
@@ -197,21 +189,6 @@ def test_a_name_that_no_header_can_have_is_told(option: str, value: str) -> None
     assert result.exit_code == 2
     assert f"Invalid value for '{option}'" in result.stderr
     assert f"{value!r} has a character that is not printable ASCII" in result.stderr
-
-
-def test_a_directory_whose_name_is_too_long_is_told() -> None:
-    result = CliRunner().invoke(main, ["package", "x" * 300])
-
-    assert result.exit_code == 1
-    assert "Error: there is no directory xxx" in result.stderr
-
-
-def test_an_address_that_is_none_is_told() -> None:
-    """An address without http:// is a usage error."""
-    result = CliRunner().invoke(main, ["instances", "--admin-url", "127.0.0.1:9080"])
-
-    assert result.exit_code == 2
-    assert "must begin with http" in result.stderr
 
 
 @pytest.mark.parametrize("address", ["ftp://x", "http://", "http://x:y", "nonsense"])
@@ -242,7 +219,6 @@ def test_a_word_for_no_number_is_no_number(command: tuple[str, ...], word: str) 
 
 
 def test_an_instance_that_refuses_is_in_the_exit_status() -> None:
-    """If one instance refuses, the warning names it and the exit status is 1."""
     rows = [{"instance": "a", "status": 200, "tier": "host"}, {"instance": "b", "status": 507, "error": "no room"}]
     with run_admin(200, {"model": "m", "instances": rows}) as url:
         result = CliRunner().invoke(main, ["models", "pin", "m", "--admin-url", url])
@@ -349,7 +325,6 @@ def test_what_boto3_cannot_use_is_told(name: str, value: str, said: str) -> None
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    """A key file that other users can read is refused, as at the fleet's start."""
     keys = tmp_path / "keys.txt"
     keys.write_text("admin 0123456789abcdef0123\n")
     keys.chmod(0o644)
@@ -375,16 +350,7 @@ report("three")
 logging.info("four")
 print("goes on")
 """
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=writing,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-        timeout=60,
-    )
+    ended = run(sys.executable, "-c", program, stderr=writing, PYTHONUNBUFFERED="")
     os.close(writing)
 
     assert (ended.returncode, ended.stdout) == (0, "goes on\n")
@@ -397,7 +363,6 @@ from torchmoor.run.log import announcer, report
 announcer()("{}")
 report("goes on")
 """
-    closed = ["bash", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program]
-    ended = subprocess.run(closed, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    ended = run("bash", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program)
 
     assert (ended.returncode, ended.stderr) == (0, "torchmoor: goes on\n")

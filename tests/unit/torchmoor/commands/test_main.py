@@ -41,14 +41,19 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("-h",), ("up", "-h"), ("chat", "--help"), ("sessions", "list", "-h")]
+    ("arguments", "status", "said"),
+    [
+        *(((*names, option), 0, "Usage:") for names in ((), ("up",), ("chat",)) for option in ("-h", "--help")),
+        (("sessions", "list", "-h"), 0, "Usage:"),
+        (("--version",), 0, "0.1.0"),
+        (("instancse",), 2, "--help"),
+    ],
 )
-def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
-    """Every command has help by -h and --help."""
+def test_help_version_and_unknown_commands(arguments: tuple[str, ...], status: int, said: str) -> None:
     result = invoke(*arguments)
 
-    assert result.exit_code == 0
-    assert "Usage:" in result.stdout
+    assert result.exit_code == status
+    assert said in (result.stderr if status else result.stdout)
 
 
 def test_help_shows_examples() -> None:
@@ -69,7 +74,6 @@ def test_help_of_all_fits_a_terminal() -> None:
 
 
 def test_what_lists_can_give_json() -> None:
-    """Commands that list values can print JSON."""
     without = {
         path.split()[1]
         for path, command in commands()
@@ -152,21 +156,6 @@ def test_the_page_has_the_help_of_every_command() -> None:
     page = PAGE.read_text()
 
     assert page == insert(page, render()), "run: python scripts/make_command_reference.py"
-
-
-def test_the_version_is_told() -> None:
-    result = invoke("--version")
-
-    assert result.exit_code == 0
-    assert "0.1.0" in result.stdout
-
-
-def test_an_unknown_command_is_a_usage_error() -> None:
-    """An unknown command exits with status 2 and advice."""
-    result = invoke("instancse")
-
-    assert result.exit_code == 2
-    assert "--help" in result.stderr
 
 
 def test_a_command_whose_packages_are_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,19 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
+def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> UpSettings:
+    """Return the settings of a command line."""
+    given: list[UpSettings] = []
+
+    async def take(options: UpSettings, *_: object, **__: object) -> None:
+        given.append(options)
+
+    monkeypatch.setattr("torchmoor.cli.commands.up.run", take)
+    result = invoke("up", *arguments)
+    assert result.exit_code == 0, result.output
+    return given[0]
+
+
 @pytest.mark.parametrize("plane", ["--port", "--admin-port"])
 def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane: str) -> None:
     """A port in use exits with status 1 and is named, and no instance is started."""
@@ -71,21 +84,33 @@ def test_a_host_without_a_temporary_folder_is_told(monkeypatch: pytest.MonkeyPat
     assert "listen" not in result.stderr
 
 
-def test_late_binding_asks_for_a_capacity() -> None:
-    """Without a reachable capacity late binding would silently have no effect."""
-    result = invoke("up", "--late-binding")
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("--late-binding",), 2, "--late-binding needs --capacity"),
+        (("--instances", "0"), 2, "--instances 0 needs --min-instances 0"),
+        (("--min-instances", "3", "--max-instances", "2"), 1, "max_instances must be 3 (--min-instances) or more"),
+        (("--min-instances", "3", "--instances", "2"), 1, "instances must be 3 (--min-instances) or more, not 2"),
+        (("--max-instances", "2", "--instances", "3"), 1, "instances must be 2 (--max-instances) or less, not 3"),
+        (("--async-output", "https://b/prefix"), 1, "must be s3://bucket or s3://bucket/prefix, not 'https://b"),
+        (("--async-failure", "https://b/prefix"), 1, "must be s3://bucket or s3://bucket/prefix, not 'https://b"),
+        *((("--journal", kind), 1, "must be file:///a/directory, redis://") for kind in ("redis", "file", "s3")),
+        (("--host", "0.0.0.0"), 1, "--no-auth"),
+        (("--endpoint", "llm", "--endpoint", "llm"), 1, "different names"),
+        (("--strategy", "BEST"), 2, "--strategy"),
+        (("--log-level", "loud"), 2, "--log-level"),
+        (("--port", "80800"), 2, "80800"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_the_start(
+    arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    """A usage error has status 2. The error says what to do."""
+    result = invoke("up", *arguments)
 
-    assert result.exit_code == 2
-    assert "--late-binding needs --capacity" in result.stderr
-
-
-@pytest.mark.parametrize("option", ["--async-output", "--async-failure"])
-def test_a_place_for_results_that_is_not_in_s3_is_refused(option: str) -> None:
-    """The error names the form."""
-    result = invoke("up", option, "https://bucket.s3.amazonaws.com/prefix")
-
-    assert result.exit_code == 1
-    assert "must be s3://bucket or s3://bucket/prefix, not 'https://bucket" in result.stderr
+    assert result.exit_code == status
+    assert said in result.stderr
+    assert "starting" not in result.stderr
 
 
 @pytest.mark.parametrize("host", ["http://10.0.0.5", "images.internal:8000", "10.0.0.0/33", "a/b", "[::1]", ""])
@@ -119,15 +144,6 @@ def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
     assert "secret" not in result.stderr
 
 
-@pytest.mark.parametrize("journal", ["redis", "file", "s3"])
-def test_a_journals_kind_alone_is_no_address(journal: str) -> None:
-    """A scheme without a colon is refused before the start, too."""
-    result = invoke("up", "--journal", journal)
-
-    assert result.exit_code == 1
-    assert "must be file:///a/directory, redis://" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "numbers"),
     [
@@ -145,32 +161,17 @@ def test_numbers_of_instances_follow_from_one_another(
     arguments: tuple[str, ...], numbers: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Missing numbers of instances follow from the others; without any, there is one that stays."""
-    given: list[UpSettings] = []
+    scaling = settings_of(monkeypatch, *arguments).variant_scaling()
 
-    async def take(options: UpSettings, *_: object, **__: object) -> None:
-        given.append(options)
-
-    monkeypatch.setattr("torchmoor.cli.commands.up.run", take)
-
-    assert invoke("up", *arguments).exit_code == 0
-
-    scaling = given[0].variant_scaling()
     found = None if scaling is None else (scaling.min_capacity, scaling.max_capacity, scaling.initial_count)
     assert found == numbers
 
 
 def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Added instances stay for 300 s, or for the scale-in cool-down if that is shorter."""
-    given: list[UpSettings] = []
+    settings = settings_of(monkeypatch, "--min-instances", "0", "--scale-in-cooldown", "7", "--max-hold", "9")
 
-    async def take(options: UpSettings, *_: object, **__: object) -> None:
-        given.append(options)
-
-    monkeypatch.setattr("torchmoor.cli.commands.up.run", take)
-
-    assert invoke("up", "--min-instances", "0", "--scale-in-cooldown", "7", "--max-hold", "9").exit_code == 0
-
-    assert given[0].variant_scaling() == ScalingSettings(
+    assert settings.variant_scaling() == ScalingSettings(
         tracking=TargetTracking(scale_in_cooldown_s=7, scale_out_cooldown_s=7),
         step=StepScaling(cooldown_s=7),
         max_hold_s=9,
@@ -191,23 +192,6 @@ def test_an_announcement_that_cannot_be_written_is_told(monkeypatch: pytest.Monk
     assert result.stderr == "Error: the output cannot be written: No space left on device\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--instances", "0"), "--instances 0 needs --min-instances 0"),
-        (("--min-instances", "3", "--max-instances", "2"), "max_instances must be 3 (--min-instances) or more"),
-        (("--min-instances", "3", "--instances", "2"), "instances must be 3 (--min-instances) or more, not 2"),
-        (("--max-instances", "2", "--instances", "3"), "instances must be 2 (--max-instances) or less, not 3"),
-    ],
-)
-def test_numbers_of_instances_that_contradict_each_other_are_refused(arguments: tuple[str, ...], said: str) -> None:
-    """Contradictory numbers of instances are refused before the start."""
-    result = invoke("up", *arguments)
-
-    assert result.exit_code != 0
-    assert said in result.stderr
-
-
 def test_a_missing_archive_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     """The error for a missing archive, as in a new clone, says how to create it, and which others there are."""
     arguments = ("up", "--port", "0", "--admin-port", "0", "--model-store", str(tmp_path))
@@ -222,39 +206,6 @@ def test_a_missing_archive_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     assert f"there is no llava.mar in {tmp_path}, but lava.mar: serve" in mistyped.stderr
 
 
-def test_an_address_open_to_a_network_must_be_meant() -> None:
-    """An address other than loopback needs credentials or a flag."""
-    result = invoke("up", "--host", "0.0.0.0")
-
-    assert result.exit_code == 1
-    assert "--no-auth" in result.stderr
-
-
-def test_an_endpoint_named_twice_is_an_error() -> None:
-    """Two endpoints of the same name are an error, since clients choose by name."""
-    result = invoke("up", "--endpoint", "llm", "--endpoint", "llm")
-
-    assert result.exit_code == 1
-    assert "different names" in result.stderr
-
-
-@pytest.mark.parametrize("arguments", [("--instances", "0"), ("--strategy", "BEST"), ("--log-level", "loud")])
-def test_a_wrong_option_is_a_usage_error(arguments: tuple[str, ...]) -> None:
-    """A wrong option is a usage error with status 2."""
-    result = invoke("up", *arguments)
-
-    assert result.exit_code == 2
-    assert arguments[0] in result.stderr
-
-
-def test_a_port_out_of_range_is_an_error_that_names_it() -> None:
-    """A port out of range gives an error without a stack trace."""
-    result = invoke("up", "--port", "80800")
-
-    assert result.exit_code in (1, 2)
-    assert "80800" in result.stderr
-
-
 def test_session_keys_that_cannot_be_read_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the key by its id, never by its digits."""
     monkeypatch.setenv("TORCHMOOR_SESSION_KEYS", "k0:not-hexadecimal")
@@ -264,19 +215,6 @@ def test_session_keys_that_cannot_be_read_are_an_error(monkeypatch: pytest.Monke
     assert result.exit_code == 1
     assert "k0" in result.stderr
     assert "not-hexadecimal" not in result.stderr
-
-
-def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> UpSettings:
-    """Return the settings of a command line."""
-    given: list[UpSettings] = []
-
-    async def take(options: UpSettings, *_: object, **__: object) -> None:
-        given.append(options)
-
-    monkeypatch.setattr("torchmoor.cli.commands.up.run", take)
-    result = invoke("up", *arguments)
-    assert result.exit_code == 0, result.output
-    return given[0]
 
 
 @pytest.fixture

@@ -62,8 +62,8 @@ def fetch(tmp_path: Path) -> Fetch:
         ControlSettings(model_directories=(str(tmp_path),)), ObjectSettings(), tmp_path / "no-store", ()
     )
 
-    def run(image: str = TORCHSERVE, *, download: DownloadState | None = None, **container: Any) -> ServedModel:
-        return artifacts.fetch({"Image": image, **container}, "name", tmp_path / "work", download or DownloadState())
+    def run(image: str = TORCHSERVE, **container: Any) -> ServedModel:
+        return artifacts.fetch({"Image": image, **container}, "name", tmp_path / "work", DownloadState())
 
     return run
 

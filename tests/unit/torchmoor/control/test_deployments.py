@@ -208,7 +208,6 @@ async def test_a_created_endpoint_takes_no_name_of_a_configured_ones_instances(t
 
 
 async def test_an_endpoint_that_is_gone_is_not_resized(deployments: Deployments) -> None:
-    """An endpoint that was deleted first is not resized."""
     await deployments.resize("e", {"v": 2})
 
     assert deployments.count_of("e", "v") == 0

@@ -39,8 +39,7 @@ def refused(body: bytes) -> str:
     assert reply.status == 400
     content = json.loads(reply.body)
     assert content["__type"] == "ValidationException"
-    message: str = content["message"]
-    return message
+    return content["message"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,6 @@ def test_body_with_too_many_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("key", ["Wrong", "NameContains"])
 def test_error_quotes_only_the_beginning_of_a_wrong_input(key: str) -> None:
-    """An error quotes only the beginning of a wrong input, whatever its length."""
     message = refused(json.dumps({key: "x" * MIB, "x" * MIB: 1}).encode())
 
     assert len(message) == MAX_REASON_CHARS + 3

@@ -107,7 +107,6 @@ def test_a_place_that_cannot_be_examined_is_a_problem(make_plan: MakePlan, tmp_p
 
 
 def test_an_archive_that_is_there_is_all_right(make_plan: MakePlan, tmp_path: Path) -> None:
-    """A packed or unpacked archive that exists is right."""
     write_small_archive(tmp_path / "llava.mar")
     folder = tmp_path / "llm.mar" / "MAR-INF"
     folder.mkdir(parents=True)

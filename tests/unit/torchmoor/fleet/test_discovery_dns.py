@@ -157,7 +157,6 @@ def test_no_answer_is_an_error_that_names_what_was_asked(behave: Behaviour) -> N
 
 
 async def test_another_server_is_asked_if_one_is_silent() -> None:
-    """If one server is silent another is asked within the same time-out."""
     async with serving(lambda query, is_tcp: None) as dead, serving(answering(*SRV, *ADDRESSES)) as server:
         servers = (dead.address, server.address)
         answer = await ask(DiscoverySettings(dns_name=NAME, nameservers=servers, timeout_s=3.0))

@@ -63,7 +63,6 @@ def ignored_by(pid: int) -> set[int]:
 
 
 def close_and_wait(process: subprocess.Popen[bytes]) -> int:
-    assert process.stdin is not None
     process.stdin.close()
     return process.wait(DEADLINE_S)
 
@@ -94,7 +93,6 @@ def test_the_folder_of_another_instance_is_not_touched(layout: Layout) -> None:
 
 
 def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) -> None:
-    """A JVM that ignores SIGTERM is killed after the configured grace time."""
     process = start_guard(layout, mode="ignore", grace_s=0.5)
     pids = layout.wait_for_pids()
 
@@ -150,5 +148,4 @@ def test_a_jvm_that_dies_ends_the_supervisor_with_its_worker_and_leaves_the_logs
     assert status != 0
     wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
     assert log.read_text() == "why"
-    assert process.stdin is not None
     process.stdin.close()

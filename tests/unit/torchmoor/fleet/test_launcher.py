@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 from tests.archives import write_small_archive
 from tests.processes import is_running
 from tests.unit.torchmoor.fleet import stub_torchserve
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import DEADLINE_S, until, wait_until
 from torchmoor.config.launcher import INSTANCE_LOG, LaunchSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
@@ -119,11 +119,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     finally:
         for pid in filter(is_running, made.pids):
             os.kill(pid, signal.SIGKILL)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  (nothing tells of it; the test has a deadline)
-        await asyncio.sleep(0.01)
 
 
 def launches(count: int) -> list[Launch]:
@@ -352,7 +347,6 @@ async def test_end_of_an_instance_is_reported_with_its_reason_and_log(host: Host
         await until(lambda: registry.instances()[0].is_ready)
 
         end = registry.instances()[0].last_end
-        assert end is not None
         assert end.reason.startswith("has ended")
         assert end.log[-2:] == ("line 4999", "the last words")
         assert len(end.log) == 15
@@ -372,7 +366,6 @@ async def test_reason_says_that_an_instance_did_not_answer(host: Host) -> None:
         await until(lambda: registry.instances()[0].last_end is not None)
 
         end = registry.instances()[0].last_end
-        assert end is not None
         assert re.fullmatch(r"did not answer for \d+ s and was stopped", end.reason)
 
 

@@ -39,7 +39,6 @@ def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(endpoints: list[str], models: str, message: str) -> None:
-    """An impossible combination is refused before the start, with advice."""
     with pytest.raises(ConfigError, match=message):
         many_environment(endpoints, models, {})
 

@@ -23,7 +23,6 @@ def test_ports_are_different_free_and_below_the_ephemeral_range() -> None:
 
 
 def test_a_port_that_is_listened_on_is_not_free_and_is_passed_over() -> None:
-    """The search skips a port in use."""
     (port,) = find_free_ports(1, random.Random(7))
     with socket.create_server(("127.0.0.1", port)):
         (other,) = find_free_ports(1, random.Random(7))

@@ -268,8 +268,6 @@ def test_a_scale_in_is_one_that_the_whole_cooldown_allows(
     """
     variant = Variant(scaling, scaling.initial_count)
     tracking, step = scaling.tracking, scaling.step
-    assert tracking is not None
-    assert step is not None
     seen: list[tuple[float, int]] = []
     stays_until = last_in_at = -math.inf
 
@@ -292,7 +290,6 @@ def test_a_scale_in_is_one_that_the_whole_cooldown_allows(
 def test_a_steady_backlog_comes_to_rest(scaling: ScalingSettings, backlog: int, initial: int) -> None:
     """Under a steady backlog the number settles, with each instance at its target or below, or at MaxCapacity."""
     variant = Variant(scaling, min(max(initial, scaling.min_capacity), scaling.max_capacity))
-    assert scaling.tracking is not None
 
     numbers = [variant.look(backlog, after_s=201) for _ in range(6)]
 

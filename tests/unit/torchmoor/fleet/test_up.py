@@ -153,7 +153,6 @@ def test_a_signal_ends_a_fleet_that_waits_for_an_earlier_one(tmp_path: Path, num
             str(tmp_path),
         ]
         waiting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert waiting.stderr is not None
         assert "waiting for the earlier fleet" in waiting.stderr.readline()
 
         waiting.send_signal(signal.SIGHUP)
@@ -275,7 +274,6 @@ def test_keys_of_the_environment_are_used(
 
 
 def test_allowed_image_hosts_reach_the_handlers(options: UpSettings, environments: dict[str, dict[str, str]]) -> None:
-    """--allow-image-host may be repeated, and its values reach the handlers."""
     serve(options.replace(allowed_image_hosts=("127.0.0.1", "10.0.0.0/8")))
 
     assert environments["llava-0"][ALLOWED_HOSTS] == "127.0.0.1,10.0.0.0/8"
@@ -348,7 +346,6 @@ def test_a_model_needs_no_model_store(tmp_path: Path) -> None:
     """The archive of a model has its name and the chat handler, without weights, so a model store is not needed."""
     [launch] = equip(plan(["mine"], 1, []), LaunchSettings(), [Checkpoint("mine", "/models/mine")])
 
-    assert launch.contents is not None
     assert "chat_entry.py" in launch.contents.names()
     assert not [name for name in launch.contents.names() if name.startswith("model/")]
 

@@ -141,5 +141,4 @@ def test_the_total_is_the_sum_of_the_bodies_that_arrive(steps: list[tuple[str, i
     ],
 )
 def test_an_ipv6_client_has_a_network(host: str, source: str) -> None:
-    """An IPv6 client counts by its network, an IPv4 client by its address."""
     assert source_of(host) == source

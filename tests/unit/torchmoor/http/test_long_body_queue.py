@@ -65,7 +65,6 @@ class Stage:
             idle_timeout_s=60,
         )
         body = self._spool.try_open()
-        assert body is not None
         body.append(bytes(NUM_BYTES))
         self._files.append(body)
         peer = Peer(connection, is_full=is_full)

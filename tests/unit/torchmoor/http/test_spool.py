@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any, cast
 
 from torchmoor.config.limits import LimitSettings
 from torchmoor.proxy.http.spool import PIECE_BYTES, Spool, SpoolSender
@@ -21,7 +20,6 @@ class Connection:
 
     def write(self, piece: bytes) -> None:
         self.pieces.append(piece)
-        assert self.sender is not None
         self.sender.is_paused = self._is_slow
 
 
@@ -29,10 +27,9 @@ async def send(folder: Path, *, is_slow: bool) -> tuple[list[bytes], list[int]]:
     """Return the written pieces of a body, and their number each time the connection could continue."""
     spool = Spool(LimitSettings(spool_folder=str(folder)))
     body = spool.try_open()
-    assert body is not None
     body.append(bytes(PIECE_BYTES) + b"x" * PIECE_BYTES + b"end")
     connection, sent, counts = Connection(is_slow=is_slow), asyncio.Event(), []
-    sender = connection.sender = SpoolSender(cast(Any, connection), body, sent.set)
+    sender = connection.sender = SpoolSender(connection, body, sent.set)
     sender.go_on()
     for _ in range(10):
         await asyncio.sleep(0)

@@ -45,7 +45,6 @@ def replay(
     choose: Choose,
     *,
     num_instances: int = 4,
-    num_proxies: int = 2,
     num_conversations: int = 100,
     num_turns: int = 10,
     think_time: int = 0,
@@ -54,7 +53,7 @@ def replay(
     """Run each conversation's turns in order, each over a random proxy; an instance serves one request at a time."""
     rng, outcome = Random(seed), Outcome()
     names = [f"llava-{number}" for number in range(num_instances)]
-    pools = [pool_of(*(FakeCandidate(name, capacity=64) for name in names)) for _ in range(num_proxies)]
+    pools = [pool_of(*(FakeCandidate(name, capacity=64) for name in names)) for _ in range(2)]
     servers = {name: Server() for name in names}
     events: list[tuple[int, float, int, int]] = [
         (rng.randrange(think_time + 1), rng.random(), number, 0) for number in range(num_conversations)
@@ -74,7 +73,6 @@ def replay(
         pool = rng.choice(pools)
         key = Random(conversation).getrandbits(64)
         pick = choose(StrategyRequest(affinity=key, prefix=b"conversation %d" % conversation), pool)
-        assert pick is not None
         instance, server = pick.instance, servers[pick.instance.name]
         change(pool, instance, outstanding=instance.outstanding + 1)
         running[conversation, turn] = (pool, instance)

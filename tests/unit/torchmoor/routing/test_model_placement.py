@@ -58,7 +58,6 @@ def test_burst_for_a_cold_model_makes_one_load(placement: ModelPlacement) -> Non
     """The first request for a cold model is noted and the others follow it, however many they are."""
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(8)))
     first = sent_to(placement, pool, "m")
-    assert first is not None
 
     others = {sent_to(placement, pool, "m") for _ in range(20)}
 
@@ -72,7 +71,6 @@ def test_hot_holder_gets_one_copy_at_a_time(placement: ModelPlacement) -> None:
     assert [sent_to(placement, pool, "m") for _ in range(HOT)] == [("i0", MODEL_RESIDENT)] * HOT
 
     copy = sent_to(placement, pool, "m")
-    assert copy is not None
     assert copy[0] != "i0"
     assert copy[1] == MODEL_COPY
     assert {sent_to(placement, pool, "m") for _ in range(5)} == {("i0", MODEL_RESIDENT)}
@@ -80,7 +78,6 @@ def test_hot_holder_gets_one_copy_at_a_time(placement: ModelPlacement) -> None:
     placement.loaded("m", copy[0])
     assert [sent_to(placement, pool, "m") for _ in range(HOT - 1)] == [(copy[0], MODEL_RESIDENT)] * (HOT - 1)
     third = sent_to(placement, pool, "m")
-    assert third is not None
     assert third[0] not in ("i0", copy[0])
     assert third[1] == MODEL_COPY
 
@@ -117,12 +114,10 @@ def test_refusing_instance_is_passed_by(placement: ModelPlacement) -> None:
     """An instance without room for the model is not tried again for this request or the next."""
     pool = pool_of(*named(2))
     first = sent_to(placement, pool, "m")
-    assert first is not None
     placement.failed("m", first[0])
 
     second = sent_to(placement, pool, "m", excluded=first[0])
 
-    assert second is not None
     assert second[0] != first[0]
     assert second[1] == MODEL_COLD
     placement.loaded("m", second[0])
@@ -192,7 +187,6 @@ def test_report_without_a_model_forgets_it(placement: ModelPlacement) -> None:
 
     assert not placement.is_held("m", "i0")
     pick = placement.choose("m", pool)
-    assert pick is not None
     assert pick.reason == MODEL_COLD
 
 
@@ -204,7 +198,6 @@ def test_note_outlives_a_report_that_was_asked_for_before_it(placement: ModelPla
     pool = pool_of(*named(3))
     mark = placement.mark()
     sent = sent_to(placement, pool, "m")
-    assert sent is not None
     placement.report(sent[0], ModelReport({}), mark)
     assert sent_to(placement, pool, "m") == (sent[0], MODEL_LOADING)
     hold(placement, sent[0])
@@ -217,7 +210,6 @@ def test_note_outlives_a_report_that_was_asked_for_before_it(placement: ModelPla
 
     assert not placement.is_expecting(sent[0])
     pick = placement.choose("m", pool)
-    assert pick is not None
     assert pick.reason == MODEL_COLD
 
 
@@ -225,7 +217,6 @@ def test_answer_outlives_a_report_that_was_asked_for_before_it(placement: ModelP
     """A model with a later answer stays, although a report requested during its load lacks it."""
     pool = pool_of(*named(3))
     sent = sent_to(placement, pool, "m")
-    assert sent is not None
     mark = placement.mark()
     placement.loaded("m", sent[0])
     placement.report(sent[0], ModelReport({"m": ReportedTier.LOADING}), mark)
@@ -257,7 +248,6 @@ def test_without_cache_nothing_is_held_after_its_last_request() -> None:
     placement = ModelPlacement(hot_outstanding=HOT, max_models=100, is_cached=False)
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(4)))
     first = sent_to(placement, pool, "m")
-    assert first is not None
     assert sent_to(placement, pool, "m") == (first[0], MODEL_LOADING)
     placement.loaded("m", first[0])
     placement.end("m", first[0])
@@ -317,7 +307,6 @@ class PlacementMachine(RuleBasedStateMachine):
             getattr(self.placement, end)(model, name)
         self.placement.end(model, name)
         instance = self.pool.find(name)
-        assert instance is not None
         change(self.pool, instance, outstanding=instance.outstanding - 1)
 
     @rule(name=names)

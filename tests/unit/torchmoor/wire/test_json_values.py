@@ -15,7 +15,6 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_every_mark_is_counted_once(text: str) -> None:
-    """Every mark is counted once, in text and in bytes."""
     number = sum(letter in ",[{" for letter in text)
 
     assert count_values(text) == count_values(text.encode()) == number
