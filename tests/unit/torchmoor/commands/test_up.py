@@ -95,7 +95,7 @@ def test_an_image_host_that_no_address_can_have_is_refused(host: str) -> None:
 
     assert result.exit_code == 1
     assert result.stderr == (
-        f"Error: allowed_image_hosts must be names, addresses or CIDR blocks, without scheme and port, not {host!r}\n"
+        f"Error: --allow-image-host must be names, addresses or CIDR blocks, without scheme and port, not {host!r}\n"
     )
 
 
@@ -195,8 +195,8 @@ def test_an_announcement_that_cannot_be_written_is_told(monkeypatch: pytest.Monk
     ("arguments", "said"),
     [
         (("--instances", "0"), "--instances 0 needs --min-instances 0"),
-        (("--min-instances", "3", "--max-instances", "2"), "max_instances must be 3 (--min-instances) or more"),
-        (("--min-instances", "3", "--instances", "2"), "instances must be 3 (--min-instances) or more, not 2"),
+        (("--min-instances", "3", "--max-instances", "2"), "--max-instances must be 3 (--min-instances) or more"),
+        (("--min-instances", "3", "--instances", "2"), "Error: --instances must be 3 (--min-instances) or more, not 2"),
         (("--max-instances", "2", "--instances", "3"), "instances must be 2 (--max-instances) or less, not 3"),
     ],
 )
@@ -205,6 +205,22 @@ def test_numbers_of_instances_that_contradict_each_other_are_refused(arguments: 
     result = invoke("up", *arguments)
 
     assert result.exit_code != 0
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tls-cert", "cert.pem"), "Error: --tls-cert needs --tls-key: give both, or neither"),
+        (("--port", "8080", "--admin-port", "8080"), "Error: --admin-port and --port are both 8080"),
+        (("--journal", "ftp://host"), "Error: --journal must be file:///"),
+    ],
+)
+def test_errors_name_options(arguments: tuple[str, ...], said: str) -> None:
+    """Errors name the options, because `up` has no file in which the settings would have other names."""
+    result = invoke("up", *arguments)
+
+    assert result.exit_code == 1
     assert said in result.stderr
 
 
@@ -316,7 +332,7 @@ def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("{0}", "{1}", "--name", "a"), "2 models and 1 names"),
+        (("{0}", "{1}", "--name", "a"), "MODEL and --name differ in number (2 and 1)"),
         (("--name", "a"), "--name is the name of a MODEL"),
         (("{0}", "--name", "my model"), "my-model is possible"),
         (("{0}", "--name", "many"), "must not be many"),
