@@ -78,15 +78,16 @@ docs: setup  ## build the documentation as a site with a search field: build/sit
 	@$(BIN)/zensical build --strict
 
 reference: setup  ## rewrite the generated pages: settings, commands, metrics, routes, modules
-	@for name in reference command_reference api_reference module_table; do $(BIN)/python scripts/make_$$name.py || exit; done
+	@$(BIN)/python scripts/make_reference.py
 
-check: setup  ## run ruff, mypy, import contracts, rules for modules and names, wording, the module table, and the documentation's links
+check: setup  ## run ruff, mypy, import contracts, rules for modules and names, wording, generated pages, and the documentation's links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -n 0 tests/unit/test_source.py tests/unit/test_documents.py
 	$(BIN)/python scripts/check_prose.py
+	$(BIN)/python scripts/make_reference.py --check
 	$(BIN)/zensical build --strict
 
 # A virtual environment of its own, so that these programs are not in the list that they write.

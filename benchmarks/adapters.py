@@ -75,7 +75,7 @@ def main() -> None:
     options = parse_options(__doc__, quick=f"one round of {QUICK_STEPS} steps")
     torch.set_num_threads(1)
     rows, ratios = measure(options.rounds, QUICK_STEPS if options.quick else NUM_STEPS)
-    print_report("adapters", rows, ratios, save=options.save, quick=options.quick, rounds=options.rounds)
+    print_report("adapters", rows, ratios, options)
 
 
 if __name__ == "__main__":

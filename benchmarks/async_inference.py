@@ -41,6 +41,7 @@ import yaml
 
 from benchmarks.async_load import BODY, AcceptedRequests, Client, Submitter
 from benchmarks.async_wake import measure_wakes
+from benchmarks.fleet import peak_rss_bytes
 from benchmarks.report import ROOT, parse_options, print_report
 
 NUM_REQUESTS, NUM_QUICK = 10_000, 300
@@ -70,7 +71,7 @@ def main() -> None:
         "wake_vs_start": round(wakes.wake_vs_start, 3),
     }
     settings = {"queue": "sqlite", "objects": "files", "gb_s": seconds, **asdict(wakes)}
-    print_report("async_inference", rows, ratios, save=options.save, **settings)
+    print_report("async_inference", rows, ratios, options, **settings)
 
 
 # Kills
@@ -231,7 +232,7 @@ def run_large(folder: Path, *, is_quick: bool) -> tuple[float, float, float]:
         large = folder / "inputs" / "large"
         with large.open("wb") as file:
             file.truncate(GIB)
-        before = _peak_mb(pid)
+        before = peak_rss_bytes(pid)
         began = time.monotonic()
         fields = {"X-Amzn-SageMaker-InputLocation": large.as_uri()}
         _, result, failure = client.submit("large", b"", **fields)
@@ -242,7 +243,7 @@ def run_large(folder: Path, *, is_quick: bool) -> tuple[float, float, float]:
         seconds = time.monotonic() - began
         if result.stat().st_size != GIB:
             raise RuntimeError(f"the result has {result.stat().st_size} bytes")
-        growth_mb = _peak_mb(pid) - before
+        growth_mb = (peak_rss_bytes(pid) - before) / (1 << 20)
     shutil.rmtree(folder)
     return growth_mb, ratio, round(seconds, 1)
 
@@ -266,12 +267,6 @@ def compare_submits(client: Client, folder: Path, number: int) -> float:
         inserts.append(time.perf_counter() - began)
     database.close()
     return median(submits) / median(inserts)
-
-
-def _peak_mb(pid: int) -> float:
-    """Return the peak resident memory of a process so far, in MB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 if __name__ == "__main__":

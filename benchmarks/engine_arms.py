@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from benchmarks.boto_client import make_runtime_client
-from benchmarks.fleet import Fleet, Spent
+from benchmarks.fleet import Fleet, Spent, make_runtime_client
 from benchmarks.report import ROOT
 from benchmarks.stepped_engine import NO_DEADLINE
 from handlers.engine.builtin.chat_engine import DEFAULT_CPU_KV_BYTES, make_engine

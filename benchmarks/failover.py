@@ -70,9 +70,7 @@ def main() -> None:
         "longest_gap_s": max((row["longest_gap_s"] for row in rows if row["fault"] != "hang"), default=None),
         "detect_s": None if None in detected else max(detected),
     }
-    print_report(
-        "failover", rows, ratios, save=options.save, instances=NUM_INSTANCES, sessions=num_sessions, journal="directory"
-    )
+    print_report("failover", rows, ratios, options, instances=NUM_INSTANCES, sessions=num_sessions, journal="directory")
 
 
 def run_round(

@@ -13,9 +13,11 @@ from typing import Any
 from urllib.request import Request
 
 import psutil
+from botocore.config import Config
 
 from benchmarks.report import ROOT
 from torchmoor.clients.local import make_opener
+from torchmoor.clients.runtime import make_client
 from torchmoor.config.launcher import INSTANCE_LOG
 from torchmoor.proxy.http.call import Outcome
 
@@ -200,6 +202,18 @@ def rss_bytes(pid: int) -> int:
     """Return the resident memory of a process."""
     found: int = psutil.Process(pid).memory_info().rss
     return found
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """Return the largest resident memory of a process so far, which psutil does not know."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+
+
+def make_runtime_client(url: str) -> Any:
+    """Return boto3's client of the runtime API, for many concurrent and long answers. It searches no credentials."""
+    keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
+    return make_client(endpoint_url=url, keys=keys, config=Config(read_timeout=600, max_pool_connections=64))
 
 
 def _get_json(url: str, headers: Mapping[str, str]) -> dict[str, Any]:

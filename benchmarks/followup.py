@@ -277,9 +277,7 @@ def main() -> None:
         "followup",
         rows,
         ratios,
-        save=options.save,
-        quick=options.quick,
-        rounds=options.rounds,
+        options,
         parameters=num_parameters,
         sessions=sessions,
     )

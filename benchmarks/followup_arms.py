@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from benchmarks.boto_client import make_runtime_client
+from benchmarks.fleet import make_runtime_client
 
 NEW_TOKENS = 16
 PARAMETERS = {"max_new_tokens": NEW_TOKENS}

@@ -128,7 +128,7 @@ def main() -> None:
         settings = {"SESSION_MAX_SESSIONS": str(MAX_SESSIONS), "SESSION_KV_BYTES": str(KV_BYTES)}
         with running_fleet(checkpoint, num_instances=NUM_INSTANCES, arguments=arguments, **settings) as fleet:
             rows, ratios = run(fleet, journal, number)
-    print_report("forgotten", rows, ratios, save=options.save, quick=options.quick, sessions=number)
+    print_report("forgotten", rows, ratios, options, sessions=number)
 
 
 def run(fleet: Fleet, journal: Path, number: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:

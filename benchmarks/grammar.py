@@ -170,7 +170,7 @@ def main() -> None:
     num_schemas = QUICK_SCHEMAS if options.quick else NUM_SCHEMAS
     found = Counter(judge(num_schemas))
     counts = {name: found[name] for name in ("valid", "invalid", "cut")}
-    print_report("grammar", rows, {**ratios, **counts}, save=options.save, quick=options.quick, rounds=options.rounds)
+    print_report("grammar", rows, {**ratios, **counts}, options)
 
 
 if __name__ == "__main__":

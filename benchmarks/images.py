@@ -75,7 +75,7 @@ def main() -> None:
             {"image": name, "arm": arm, "cpu_s": cpu_s[arm], "difference": differences[arm]} for arm in differences
         ]
         ratios[("cpu_photo_jpeg", "cpu_photo_png", "cpu_largest_png")[number]] = cpu_s["reduced"] / cpu_s["whole"]
-    print_report("images", rows, ratios, save=options.save, quick=options.quick, rounds=options.rounds)
+    print_report("images", rows, ratios, options)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ def measure_uploads(stage: Stage, *, rounds: int, num_bytes: int) -> Figures:
             process.forget_peak()
             seconds = upload(process.port, path, num_bytes)
             if number:
-                figures[name]["upload_rss_mb"].append((process.rss_bytes("VmHWM") - before) / MEGABYTE)
+                figures[name]["upload_rss_mb"].append((process.peak_rss_bytes() - before) / MEGABYTE)
                 figures[name]["upload_mbs"].append(num_bytes / MEGABYTE / seconds)
     _say("uploads: done")
     return figures
@@ -347,9 +347,7 @@ def main() -> None:
         "proxy",
         rows,
         ratios,
-        save=options.save,
-        quick=options.quick,
-        rounds=options.rounds,
+        options,
         connections=CONNECTIONS,
         backends=NUM_BACKENDS,
         other_python=describe_python(other.python) if other.is_installed() else None,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from zipfile import ZipFile
 
 import psutil
 
+from benchmarks.fleet import peak_rss_bytes, rss_bytes
 from benchmarks.report import ROOT
 from torchmoor.fleet.ports import find_free_ports
 
@@ -272,16 +272,16 @@ class Process:
         """Return the processor time so far, user and system, from the kernel's CPU clock of each process."""
         return sum(time.clock_gettime((~pid << 3) | 2) for pid in self.pids())
 
-    def rss_bytes(self, what: str = "VmRSS") -> int:
-        """Return the resident memory. what: VmHWM returns the peak since `forget_peak`."""
-        total = 0
-        for pid in self.pids():
-            found = re.search(rf"{what}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-            total += int(found[1]) * 1024 if found else 0
-        return total
+    def rss_bytes(self) -> int:
+        """Return the resident memory."""
+        return sum(map(rss_bytes, self.pids()))
+
+    def peak_rss_bytes(self) -> int:
+        """Return the largest resident memory since `forget_peak`."""
+        return sum(map(peak_rss_bytes, self.pids()))
 
     def forget_peak(self) -> None:
-        """Reset VmHWM."""
+        """Measure the largest memory from now on."""
         for pid in self.pids():
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 

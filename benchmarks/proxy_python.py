@@ -206,7 +206,7 @@ def main() -> None:
     options = parse_options(__doc__, quick="20 passes", rounds=400)
     rounds = 20 if options.quick else options.rounds
     rows = [asyncio.run(measure(kind, rounds)) for kind in KINDS]
-    print_report("proxy_python", rows, {}, save=options.save, quick=options.quick, rounds=rounds)
+    print_report("proxy_python", rows, {}, options, rounds=rounds)
 
 
 if __name__ == "__main__":

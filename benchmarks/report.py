@@ -51,21 +51,27 @@ def print_report(
     name: str,
     rows: Sequence[Mapping[str, Any]],
     ratios: Mapping[str, Any],
-    *,
-    save: bool = False,
+    options: argparse.Namespace,
     **settings: Any,
 ) -> None:
     """Print a table of the rows, the ratios, and the report as one line of JSON.
 
-    rows: all with the same keys; ratios: explained in docs/benchmarks.md, None if not measured.
-    save: also write the report to docs/benchmarks/NAME.json.
+    rows: all with the same keys; ratios: explained in docs/benchmarks.md, None if not measured. options: of
+    `parse_options`; with --save, the report is also written to docs/benchmarks/NAME.json. settings: further ones.
     """
     for line in as_table(rows):
         print(line)
     for key, value in ratios.items():
         print(f"{key} = {_cell(value)}")
-    report = {"benchmark": name, "rows": list(rows), "ratios": dict(ratios), **about(), "settings": settings}
-    if save:
+    chosen = {key: value for key, value in vars(options).items() if key != "save"}
+    report = {
+        "benchmark": name,
+        "rows": list(rows),
+        "ratios": dict(ratios),
+        **about(),
+        "settings": {**chosen, **settings},
+    }
+    if options.save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
         subprocess.run([sys.executable, "-m", "benchmarks.plot", name], cwd=ROOT, check=True, timeout=60)

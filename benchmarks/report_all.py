@@ -151,8 +151,6 @@ def run(name: str, *, timeout_s: float) -> Result:
             is_over.set()
             _signal_group(process.pid, signal.SIGKILL)
     report = find_report(name, lines) if status == 0 else None
-    if report is not None:
-        report["settings"]["quick"] = True
     return Result(
         name=name,
         summary=summary_of(name),

@@ -152,7 +152,7 @@ def main() -> None:
                     }
                 )
     settings = {"num_requests": num_requests, "instances": INSTANCES, "service": "lognormal, cv 0.5"}
-    print_report("routing_hosts", rows, ratios, save=options.save, quick=options.quick, **settings)
+    print_report("routing_hosts", rows, ratios, options, **settings)
 
 
 if __name__ == "__main__":

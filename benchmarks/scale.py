@@ -81,7 +81,7 @@ def main() -> None:
         "scale",
         rows_of(plan, outcome, costs),
         ratios,
-        save=options.save,
+        options,
         plan=asdict(plan),
         turns_a_session=NUM_TURNS,
         journals=[asdict(cost) for cost in costs],

@@ -237,8 +237,7 @@ def main() -> None:
         raise SystemExit(f"there is no {TARGET}; run scripts/make_minilm.py")
     part_s = QUICK_PART_S if options.quick else PART_S
     rows, ratios, memory_mb = run(options.rounds, part_s)
-    settings = {"rounds": options.rounds, "part_s": part_s, "memory_mb": memory_mb}
-    print_report("soak", rows, ratios, save=options.save, quick=options.quick, **settings)
+    print_report("soak", rows, ratios, options, part_s=part_s, memory_mb=memory_mb)
 
 
 def run(rounds: int, part_s: float) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[int]]]:

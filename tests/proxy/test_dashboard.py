@@ -147,6 +147,8 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
             expect(page.locator(".tile", has_text="In flight").locator("b")).to_have_text("1")
             expect(page.get_by_role("img", name=re.compile("Answers by latency"))).to_be_visible()
             expect(page.locator(".card").first).to_contain_text("700 MiB of 1 GiB")
+            expect(page.locator(".card").first).to_contain_text("Turns waiting1Turns done812")
+            expect(page.locator(".card").first).to_contain_text("Prompt tokens reused36,000")
             expect(page.locator(".card").nth(2).get_by_role("button")).to_have_count(0)
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             tab.check_accessibility()

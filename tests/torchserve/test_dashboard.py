@@ -47,6 +47,8 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(fleet: Fleet, browse
         expect(card).to_contain_text(f"{status['sessions']['open']:,} of {status['sessions']['max']:,}")
         expect(card).to_contain_text(re.compile(r"KV cache \(device\)[\d.]+ [KMG]iB of"))
         expect(card).to_contain_text(f"Tokens generated{status['tokens']['generated']:,}")
+        expect(card).to_contain_text(f"Turns done{status['turns']['finished']:,}")
+        expect(card).to_contain_text(f"Prompt tokens reused{status['tokens']['reused']:,}")
         expect(page.get_by_role("img", name=re.compile("Answers by latency: .*[1-9]"))).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("Streams by time to their first chunk"))).to_be_visible()
         expect(page.locator("article .label", has_text="it holds this session")).to_be_visible()

@@ -42,6 +42,11 @@ SHOWN_VALUES = (
         "Images (host)", "status.memory.host_bytes", "status.memory.host_capacity_bytes", unit="bytes", column="HOST"
     ),
     ShownValue("Room for new sessions", "session_room"),
+    ShownValue("Turns running", "status.turns.running"),
+    ShownValue("Turns waiting", "status.turns.waiting"),
+    ShownValue("Turns done", "status.turns.finished"),
+    ShownValue("Prompt tokens computed", "status.tokens.prefilled"),
+    ShownValue("Prompt tokens reused", "status.tokens.reused"),
     ShownValue("Tokens generated", "status.tokens.generated"),
     ShownValue("Device", "status.device", unit="text"),
 )

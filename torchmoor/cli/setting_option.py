@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -13,9 +15,11 @@ from pydantic.fields import FieldInfo
 from torchmoor.cli.options import Number
 from torchmoor.config.error_texts import limits_of
 from torchmoor.config.group import SettingsGroup, field_at
+from torchmoor.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 GIVEN = "torchmoor.settings"
+SEPARATOR = "__"  # instead of the dots of a field's path, in the name of its option
 
 
 def setting(root: type[SettingsGroup], path: str, *names: str, **attributes: Any) -> Callable[[F], F]:
@@ -43,7 +47,7 @@ def setting(root: type[SettingsGroup], path: str, *names: str, **attributes: Any
             at = at.setdefault(group, {})
         at[key] = _plain(value)
 
-    name = path.replace(".", "__")
+    name = path.replace(".", SEPARATOR)
     return click.option(*names, name, expose_value=False, callback=store, **{**found, **attributes})
 
 
@@ -51,6 +55,18 @@ def given_settings() -> dict[str, Any]:
     """Return the fields that the running command's options set, as nested keys and values."""
     given: dict[str, Any] = click.get_current_context().meta.get(GIVEN, {})
     return given
+
+
+@contextmanager
+def named_by_options() -> Iterator[None]:
+    """In a ConfigError, name the running command's options instead of the fields that they set."""
+    try:
+        yield
+    except ConfigError as error:
+        parameters = click.get_current_context().command.params
+        options = {each.name.replace(SEPARATOR, "."): each.opts[0] for each in parameters if each.name is not None}
+        text = re.sub(r"^\w+(?= must )|\b\w+(?:\.\w+)+", lambda found: options.get(found[0], found[0]), str(error))
+        raise ConfigError(text) from error
 
 
 def _type_of(field: FieldInfo) -> Any:

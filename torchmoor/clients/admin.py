@@ -77,6 +77,8 @@ class AdminClient:
                 ) from error
             if isinstance(reason, SSLError):
                 reason = failure_reason(reason)
+            elif isinstance(reason, OSError):
+                reason = reason.strerror or reason  # without the error's number
             raise AdminUnreachable(
                 f"no answer from the admin plane at {self._url}: {reason} (does the fleet run, and is this its "
                 "--admin-url?)"

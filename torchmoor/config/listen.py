@@ -81,8 +81,10 @@ class ListenSettings(SettingsGroup, title="listen"):
     def _check_pairs(self) -> Self:
         for prefix in ("", "admin_"):
             pair = f"{prefix}tls_certificate", f"{prefix}tls_key"
-            if bool(getattr(self, pair[0])) != bool(getattr(self, pair[1])):
-                raise refusal(pair[0], f"and listen.{pair[1]} must be given together")
+            given = [name for name in pair if getattr(self, name)]
+            if len(given) == 1:
+                [missing] = {*pair} - {*given}
+                raise refusal(given[0], f"needs listen.{missing}: give both, or neither")
         return self
 
     @property

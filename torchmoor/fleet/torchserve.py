@@ -211,7 +211,10 @@ def find_torchserve(python: Path) -> Path:
     """Return the torchserve command beside a Python. Raises LaunchError."""
     command = python.with_name("torchserve")
     if not command.is_file():
-        raise LaunchError(f"there is no {command}; run make setup, or pip install 'torchmoor[serve]'")
+        raise LaunchError(
+            f"there is no torchserve beside {python}; run make setup, or install it there: pip install "
+            "'torchmoor[serve]'"
+        )
     return command
 
 

@@ -40,7 +40,8 @@ def find_checkpoints(settings: UpSettings) -> list[Checkpoint]:
         raise ConfigError("--name is the name of a MODEL: give its directory, s3://bucket/prefix or hf://owner/name")
     if names and len(names) != len(places):
         raise ConfigError(
-            f"there are {len(places)} models and {len(names)} names: give each MODEL its --name, or none of them"
+            f"MODEL and --name differ in number ({len(places)} and {len(names)}): give each MODEL its --name, or none "
+            "of them"
         )
     found = [
         Checkpoint(name, _check_place(place))

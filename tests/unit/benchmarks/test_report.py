@@ -1,5 +1,6 @@
 """Benchmark output is read by people and by programs, and drawn as charts."""
 
+import argparse
 import json
 import platform
 import sys
@@ -15,14 +16,17 @@ ROWS = [{"arm": "alone", "ms": 12.5, "tokens": None}, {"arm": "ours", "ms": 3.0,
 
 def test_report_is_a_table_and_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     """A benchmark prints aligned rows, its ratios, and a last line of JSON with all of it."""
-    report.print_report("example", ROWS, {"ours_vs_alone": 0.24, "ours_vs_peer": None}, rounds=5)
+    options = argparse.Namespace(quick=False, rounds=5, save=False)
+
+    report.print_report("example", ROWS, {"ours_vs_alone": 0.24, "ours_vs_peer": None}, options, streams=8)
 
     *table, last = capsys.readouterr().out.splitlines()
     assert table[:3] == ["  arm      ms  tokens", "alone  12.500       -", " ours   3.000       8"]
     assert table[3:] == ["ours_vs_alone = 0.240", "ours_vs_peer = -"]
     found = json.loads(last)
     assert {"benchmark", "rows", "ratios", "date", "commit", "machine", "versions", "settings"} == set(found)
-    assert (found["benchmark"], found["rows"], found["settings"]) == ("example", ROWS, {"rounds": 5})
+    assert (found["benchmark"], found["rows"]) == ("example", ROWS)
+    assert found["settings"] == {"quick": False, "rounds": 5, "streams": 8}
     assert found["ratios"] == {"ours_vs_alone": 0.24, "ours_vs_peer": None}
 
 
@@ -32,7 +36,7 @@ def test_kept_result_is_the_last_line(
     """--save keeps exactly the printed result for docs/benchmarks.md."""
     monkeypatch.setattr(report, "RESULTS", tmp_path)
 
-    report.print_report("example", ROWS, {}, save=True)
+    report.print_report("example", ROWS, {}, argparse.Namespace(quick=False, save=True))
 
     last = capsys.readouterr().out.splitlines()[-1]
     assert json.loads(last) == json.loads((tmp_path / "example.json").read_text())

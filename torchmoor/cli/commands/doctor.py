@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from torchmoor.cli.exit_status import ExitStatus
 from torchmoor.cli.options import admin_keys_option, admin_url_option, find_admin_token, url_option
-from torchmoor.cli.setting_option import given_settings, setting
+from torchmoor.cli.setting_option import given_settings, named_by_options, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.wire.handler_variables import JOURNAL_URL
 
@@ -87,7 +87,8 @@ def _make_plan(
     from torchmoor.run.launching import find_model_store
 
     given = given_settings()
-    settings = UpSettings.read(given)
+    with named_by_options():
+        settings = UpSettings.read(given)
     endpoints, listen, num_instances = settings.endpoints, settings.listen, given.get("instances", 1)
     model_store, configuration = find_model_store(settings.launch), None
     is_admin_named = context.get_parameter_source("admin_url") is not ParameterSource.DEFAULT

@@ -14,7 +14,7 @@ from torchmoor.cli.background import announce, detach
 from torchmoor.cli.exit_status import is_explained
 from torchmoor.cli.options import log_level_option, no_auth_option
 from torchmoor.cli.running_fleets import recorded
-from torchmoor.cli.setting_option import given_settings, setting
+from torchmoor.cli.setting_option import given_settings, named_by_options, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.proxy.access.credential_sources import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.proxy.routing.strategies import STRATEGIES
@@ -138,7 +138,8 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
         given = {"endpoints": (), **given, "checkpoints": checkpoints}
     elif "control" in given and given["control"].get("is_on"):
         given = {"endpoints": (), **given}
-    settings = UpSettings.read(given)
+    with named_by_options():
+        settings = UpSettings.read(given)
     if settings.is_late_binding and "capacity" not in given.get("launch", {}):
         raise click.UsageError(
             "--late-binding needs --capacity: the number of requests that an instance processes at full speed"

@@ -18,13 +18,13 @@ def check_exposure(listen: ListenSettings, credentials: Credentials, *, is_open:
     is_open: --no-auth was given, which allows it for the data plane only.
     """
     if is_open and credentials.guards_data:
-        raise ConfigError("--no-auth lets anybody in, and there are access keys or tokens: leave one of them out")
+        raise ConfigError("--no-auth allows every client, but there are access keys or tokens: leave one of them out")
     if not is_loopback(listen.host):
         if not (is_open or credentials.guards_data):
             raise ConfigError(
-                f"on {listen.host} anybody who reaches this machine could use it: give access keys or tokens (up "
-                "--keys FILE, access.keys_file of serve, TORCHMOOR_ACCESS_KEYS or TORCHMOOR_TOKENS), or say --no-auth "
-                "if that is meant"
+                f"on {listen.host} every client that reaches this machine could use it: give access keys or tokens (up "
+                "--keys FILE, access.keys_file of serve, TORCHMOOR_ACCESS_KEYS or TORCHMOOR_TOKENS), or allow it with "
+                "--no-auth"
             )
         if credentials.tokens and not listen.tls_certificate:
             logger.warning("bearer tokens cross the network in clear: set a TLS certificate, or end TLS in front")

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, the cost of a call, and the reference page."""
+"""The command line as a whole: help and the cost of a call."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from scripts.make_command_reference import PAGE, insert, render, walk
+from scripts.reference.commands import walk
 from torchmoor.cli.main import COMMANDS, main
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.config.launcher import INSTANCE_LOG
@@ -149,13 +149,6 @@ def test_completion_prints_the_shells_own_script(shell: str) -> None:
     assert result.exit_code == 0
     assert f"_TORCHMOOR_COMPLETE={shell}_complete" in result.stdout
     assert "install it as ~/" in result.stderr
-
-
-def test_the_page_has_the_help_of_every_command() -> None:
-    """The reference page is up to date; run scripts/make_command_reference.py after a change of an option."""
-    page = PAGE.read_text()
-
-    assert page == insert(page, render()), "run: python scripts/make_command_reference.py"
 
 
 def test_a_command_whose_packages_are_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,12 +89,19 @@ def test_a_host_without_a_temporary_folder_is_told(monkeypatch: pytest.MonkeyPat
     [
         (("--late-binding",), 2, "--late-binding needs --capacity"),
         (("--instances", "0"), 2, "--instances 0 needs --min-instances 0"),
-        (("--min-instances", "3", "--max-instances", "2"), 1, "max_instances must be 3 (--min-instances) or more"),
-        (("--min-instances", "3", "--instances", "2"), 1, "instances must be 3 (--min-instances) or more, not 2"),
+        (("--min-instances", "3", "--max-instances", "2"), 1, "--max-instances must be 3 (--min-instances) or more"),
+        (
+            ("--min-instances", "3", "--instances", "2"),
+            1,
+            "Error: --instances must be 3 (--min-instances) or more, not 2",
+        ),
         (("--max-instances", "2", "--instances", "3"), 1, "instances must be 2 (--max-instances) or less, not 3"),
         (("--async-output", "https://b/prefix"), 1, "must be s3://bucket or s3://bucket/prefix, not 'https://b"),
         (("--async-failure", "https://b/prefix"), 1, "must be s3://bucket or s3://bucket/prefix, not 'https://b"),
         *((("--journal", kind), 1, "must be file:///a/directory, redis://") for kind in ("redis", "file", "s3")),
+        (("--journal", "ftp://host"), 1, "Error: --journal must be file:///"),
+        (("--tls-cert", "cert.pem"), 1, "Error: --tls-cert needs --tls-key: give both, or neither"),
+        (("--port", "8080", "--admin-port", "8080"), 1, "Error: --admin-port and --port are both 8080"),
         (("--host", "0.0.0.0"), 1, "--no-auth"),
         (("--endpoint", "llm", "--endpoint", "llm"), 1, "different names"),
         (("--strategy", "BEST"), 2, "--strategy"),
@@ -105,7 +112,7 @@ def test_a_host_without_a_temporary_folder_is_told(monkeypatch: pytest.MonkeyPat
 def test_options_that_cannot_work_are_refused_before_the_start(
     arguments: tuple[str, ...], status: int, said: str
 ) -> None:
-    """A usage error has status 2. The error says what to do."""
+    """A usage error has status 2. The error says what to do, and names options: `up` has no file with other names."""
     result = invoke("up", *arguments)
 
     assert result.exit_code == status
@@ -120,7 +127,7 @@ def test_an_image_host_that_no_address_can_have_is_refused(host: str) -> None:
 
     assert result.exit_code == 1
     assert result.stderr == (
-        f"Error: allowed_image_hosts must be names, addresses or CIDR blocks, without scheme and port, not {host!r}\n"
+        f"Error: --allow-image-host must be names, addresses or CIDR blocks, without scheme and port, not {host!r}\n"
     )
 
 
@@ -254,7 +261,7 @@ def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("{0}", "{1}", "--name", "a"), "2 models and 1 names"),
+        (("{0}", "{1}", "--name", "a"), "MODEL and --name differ in number (2 and 1)"),
         (("--name", "a"), "--name is the name of a MODEL"),
         (("{0}", "--name", "my model"), "my-model is possible"),
         (("{0}", "--name", "many"), "must not be many"),

@@ -37,12 +37,6 @@ function facts(instance, shown) {
     const value = find(instance, used);
     if (!most && value !== null) rows.push([label, WRITERS[unit](value)]);
   }
-  const { turns, tokens } = instance.status ?? {};
-  if (turns) rows.push(["Turns running, waiting, done", `${number(turns.running)}, ${number(turns.waiting)}, ${number(turns.finished)}`]);
-  if (tokens) {
-    const prompts = tokens.prefilled + tokens.reused;
-    rows.push(["Prompt tokens reused", prompts ? `${Math.round((100 * tokens.reused) / prompts)} %` : "–"]);
-  }
   return rows;
 }
 

@@ -1,25 +1,17 @@
-"""Write docs/api.md, which lists every route of both planes, from the definitions of /openapi.json.
-
-A test compares them.
-
-python scripts/make_api_reference.py
-"""
+"""Renders docs/api.md, which lists every route of both planes, from the definitions of /openapi.json."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from torchmoor.admin.server import ADMIN_PLANE
 from torchmoor.proxy.api.reference.data_routes import DATA_PLANE
 from torchmoor.proxy.api.reference.document import make_document
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 HEAD = """# API reference
 
-The routes of the two planes, written by `scripts/make_api_reference.py`. `GET /openapi.json` returns the same as an
+The routes of the two planes, written by `scripts/make_reference.py`. `GET /openapi.json` returns the same as an
 OpenAPI 3.1 document, on each port for its own routes. [runtime-api.md](runtime-api.md), [responses.md](responses.md)
 and [many-models.md](many-models.md) describe bodies and errors. Not listed are TorchServe's `/predictions/...`, the
 operations of the [control plane](control-plane.md), the [chat page](chat-page.md) and the [dashboard](dashboard.md).
@@ -58,9 +50,3 @@ def _fields(route: dict[str, Any]) -> Iterator[str]:
         required = content["schema"].get("required", ())
         for name in content["schema"].get("properties", {}):
             yield f"**`{name}`**" if name in required else f"`{name}`"
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    PAGE.write_text(render(), encoding="utf-8")
-    print(f"wrote {PAGE}")

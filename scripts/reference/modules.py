@@ -1,23 +1,18 @@
-"""Write docs/modules.md, a table of every module, from the modules' docstrings.
-
-python scripts/make_module_table.py
-"""
+"""Renders docs/modules.md, a table of every module, from the modules' docstrings."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "modules.md"
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("handlers", "torchmoor")
 HEAD = """# Modules
 
 Each package, and the first sentence of each module's docstring or of each script's first comment.
-`scripts/make_module_table.py` writes this page.
+`scripts/make_reference.py` writes this page.
 [architecture.md](architecture.md) follows a request and a token through these packages.
 The [last table](#settings) says which module has which setting.
 """
@@ -83,8 +78,8 @@ def make_settings_rows(path: Path) -> Iterator[str]:
                 yield f"| `{path.relative_to(ROOT)}` | `{node.name}` | {', '.join(fields)} |\n"
 
 
-def make_page() -> str:
-    """Return the whole page."""
+def render() -> str:
+    """Return the page."""
     folders = [
         folder
         for package in PACKAGES
@@ -93,8 +88,3 @@ def make_page() -> str:
     ]
     rows = [row for path in SETTINGS for row in make_settings_rows(path)]
     return "\n\n".join([HEAD.rstrip(), *map(make_section, folders), SETTINGS_HEAD + "".join(rows)])
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    PAGE.write_text(make_page(), encoding="utf-8")

@@ -1,20 +1,13 @@
-"""Write the help of every command into docs/command-line.md, between its two markers. A test compares them.
-
-python scripts/make_command_reference.py
-"""
+"""Renders the help of every command, for docs/command-line.md."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
 from torchmoor.cli.main import main
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "command-line.md"
-BEGIN, END = "<!-- made by scripts/make_command_reference.py -->", "<!-- end -->"
 COLUMNS = 100
 
 
@@ -33,17 +26,3 @@ def walk(command: click.Command, parent: click.Context | None, name: str) -> Ite
 def render() -> str:
     """Return all commands as Markdown."""
     return "\n".join(f"### {path}\n\n```text\n{text}\n```\n" for path, text in walk(main, None, "torchmoor"))
-
-
-def insert(page: str, reference: str) -> str:
-    """Return the page with a new reference between its markers."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"the page needs both {BEGIN} and {END}")
-    return f"{before}{begin}\n\n{reference}\n{end}{after}"
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    PAGE.write_text(insert(PAGE.read_text(), render()))
