@@ -17,8 +17,8 @@ have no sessions. Envoy and the routers are run if TORCHMOOR_BENCH_PEERS names t
 took 24.9 us per request for nginx, 33.9 for a callback proxy in Python, 73 for Envoy, and 162 for aiohttp.
 
 TORCHMOOR_BENCH_PYTHON may name another Python with the proxy's packages, which runs torchmoor in one more arm of
-requests and streams, other-python. If there is a compiled wheel (make wheel COMPILED=1), both Pythons also run that:
-compiled, other-python-compiled.
+requests and streams, other-python. If dist/ has a compiled wheel of this source (make wheel COMPILED=1), both Pythons
+also run that: compiled, other-python-compiled.
 
     make bench NAME=proxy [QUICK=1]
     python -m benchmarks.proxy [--quick] [--rounds 5] [--save]
@@ -253,7 +253,7 @@ def find_arms() -> list[Arm]:
     if not OtherPython().is_installed():
         _say(f"no other Python is measured: {PYTHON} is not set")
     if not CompiledWheel().is_installed():
-        _say("no compiled wheel is measured: make wheel COMPILED=1")
+        _say("dist/ has no compiled wheel of this source, so none is measured: make wheel COMPILED=1")
     return [arm for arm in (Nginx(), Torchmoor(), *further_arms(), GeneralPath(), *peers) if arm.is_installed()]
 
 

@@ -122,10 +122,11 @@ class CompiledWheel(Torchmoor):
     name = "compiled"
 
     def is_installed(self) -> bool:
-        return bool(self.python) and bool(_compiled_wheels())
+        return bool(self.python) and find_compiled_wheel() is not None
 
     def command(self, port: int, upstreams: Sequence[int], folder: Path) -> list[str]:
-        [wheel, *_] = _compiled_wheels()
+        wheel = find_compiled_wheel()
+        assert wheel is not None
         with ZipFile(wheel) as bundle:
             bundle.extractall(folder)
         _, *arguments = super().command(port, upstreams, folder)
@@ -139,10 +140,22 @@ class OtherPythonCompiled(CompiledWheel):
     python = OtherPython.python
 
 
-def _compiled_wheels() -> list[Path]:
-    """Return those for this version of Python; another version would run the sources in the wheel."""
+def find_compiled_wheel(folder: Path = ROOT / "dist") -> Path | None:
+    """Return the wheel of this source for this version of Python; None without one.
+
+    Another version of Python would run the modules in the wheel as they are, not compiled.
+    """
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return sorted((ROOT / "dist").glob(f"torchmoor-*-{tag}-*.whl"))
+    source = {str(path.relative_to(ROOT)): path.read_bytes() for path in (ROOT / "torchmoor").rglob("*.py")}
+    wheels = sorted(folder.glob(f"torchmoor-*-{tag}-*.whl"))
+    return next((wheel for wheel in wheels if _read_modules(wheel) == source), None)
+
+
+def _read_modules(wheel: Path) -> dict[str, bytes]:
+    """Return the source of each module of the product in a wheel, by its path."""
+    with ZipFile(wheel) as bundle:
+        paths = [path for path in bundle.namelist() if path.startswith("torchmoor/") and path.endswith(".py")]
+        return {path: bundle.read(path) for path in paths if not path.startswith("torchmoor/bundle/")}
 
 
 class GeneralPath(PythonArm):

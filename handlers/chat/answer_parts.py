@@ -2,10 +2,12 @@
 
 import json
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from handlers.chat.checks import is_unicode
+from handlers.chat.custom_input import CustomInput
 from handlers.models.answer_style import CALL_HEAD, AnswerStyle
 from torchmoor.wire.held_text import num_held
 
@@ -26,19 +28,21 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The beginning of a call. index: its number in the answer."""
+    """The beginning of a call. index: its number in the answer. is_custom: it calls a custom tool."""
 
     index: int
     id: str
     name: str
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments, which are JSON text."""
+    """More of a call's arguments, which are JSON text, or of a custom tool's input, which is any text."""
 
     index: int
     text: str
+    is_custom: bool = False
 
 
 AnswerPart = Content | Reasoning | CallStart | CallArguments
@@ -46,11 +50,12 @@ AnswerPart = Content | Reasoning | CallStart | CallArguments
 
 @dataclass(slots=True)
 class WrittenCall:
-    """A call of a tool. arguments: JSON text, incomplete if the answer was cut there."""
+    """A call of a tool. arguments: JSON text, or a custom tool's input; incomplete if the answer was cut there."""
 
     id: str
     name: str
     arguments: str = ""
+    is_custom: bool = False
 
 
 @dataclass(slots=True)
@@ -73,8 +78,8 @@ class AnswerMessage:
                 self.content += text
             case Reasoning(text):
                 self.reasoning += text
-            case CallStart(_, own_id, name):
-                self.calls.append(WrittenCall(own_id, name))
+            case CallStart(_, own_id, name, is_custom):
+                self.calls.append(WrittenCall(own_id, name, is_custom=is_custom))
             case CallArguments(index, text):
                 self.calls[index].arguments += text
 
@@ -84,13 +89,15 @@ class AnswerReader:
 
     Text that may be the beginning of a mark, and white space before a mark, is held back until the next piece decides.
     A call that is not JSON stays content. Only an answer's beginning can be reasoning. has_tools: the answer may
-    contain calls. name: identifies the answer. The ids of its calls are derived from it, so an instance that continues
-    the answer derives the same ids.
+    contain calls. custom: the names of custom tools. name: identifies the answer. The ids of its calls are derived
+    from it, so an instance that continues the answer derives the same ids.
     """
 
-    def __init__(self, style: AnswerStyle, *, has_tools: bool, name: str) -> None:
+    def __init__(self, style: AnswerStyle, *, has_tools: bool, name: str, custom: Collection[str] = ()) -> None:
         self.message = AnswerMessage()
         self._call = style.call if has_tools else None
+        self._custom = custom
+        self._custom_input = CustomInput()  # of the last call
         self._name = name
         self._thought = style.thought
         self._buffer = ""
@@ -214,15 +221,25 @@ class AnswerReader:
             self._add(Content(begin + text + end))
         else:
             self._start_call(call["name"])
-            arguments = json.dumps(call.get("arguments", call.get("parameters")) or {}, ensure_ascii=False)
-            self._add(CallArguments(len(self.message.calls) - 1, arguments))
+            arguments = call.get("arguments", call.get("parameters")) or {}
+            if call["name"] in self._custom and isinstance(arguments, str):
+                arguments = {"input": arguments}
+            self._add_arguments(json.dumps(arguments, ensure_ascii=False))
         self._read = self._read_content
         return True
 
     def _start_call(self, name: str) -> None:
         index = len(self.message.calls)
         own_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{self._name} {index}").hex[:24]
-        self._add(CallStart(index, f"call_{own_id}", name))
+        self._add(CallStart(index, f"call_{own_id}", name, name in self._custom))
+        self._custom_input = CustomInput()
+
+    def _add_arguments(self, text: str) -> None:
+        is_custom = self.message.calls[-1].is_custom
+        if is_custom:
+            text = self._custom_input.read(text)
+        if text:
+            self._add(CallArguments(len(self.message.calls) - 1, text, is_custom))
 
     def _read_arguments(self) -> bool:
         """Return the object's text piece by piece, up to its last brace."""
@@ -244,7 +261,7 @@ class AnswerReader:
                 break
         end -= is_escaped  # the next piece has what is escaped
         if end:
-            self._add(CallArguments(len(self.message.calls) - 1, self._cut(end)))
+            self._add_arguments(self._cut(end))
         if self._depth:
             return False
         self._read = self._read_tail

@@ -17,6 +17,7 @@ from handlers.chat.messages import (
     Message,
     Part,
     TextPart,
+    ToolCall,
     images_of,
     joined,
     read_call,
@@ -28,6 +29,7 @@ from handlers.errors import ContextTooLong, InvalidRequest
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _COMPACTIONS = ("compaction", "compaction_summary")
 _REFERENCE = "item_reference"
+RESULTS = ("function_call_output", "custom_tool_call_output")
 _PHASES = ("commentary", "final_answer")
 _DETAILS = ("auto", "low", "high", "original")
 _FIELDS = {"type", "id", "role", "status", "content", "phase"}
@@ -174,7 +176,7 @@ def _item(given: Any, where: str, files: Mapping[str, KeptImage] | None) -> Item
         raise InvalidRequest(f"{where} must be an object", param=where, api_code="invalid_type")
     given = {name: value for name, value in given.items() if value is not None and name not in _UNREAD_FIELDS}
     kind = given.get("type", "message")
-    if kind == "function_call_output":
+    if isinstance(kind, str) and kind in RESULTS:
         return _result(given, where, files)
     if isinstance(kind, str) and kind in _OTHERS:
         return _OTHERS[kind](given, where)
@@ -222,19 +224,20 @@ def _read_status(given: dict[str, Any], where: str) -> str:
     return str(status)
 
 
-_CALL_TEXTS = ("call_id", "name", "arguments")
-
-
 def _call(given: dict[str, Any], where: str) -> Item:
-    """Read a call that the model made. A function in a namespace has the name by which the model calls it."""
-    known = {"type", "id", "status", "namespace", "parsed_arguments", *_CALL_TEXTS}  # OpenAI's `parse` adds the last
+    """Read a call that the model made. A tool in a namespace has the name by which the model calls it."""
+    is_custom = given["type"] == "custom_tool_call"
+    texts = ("call_id", "name", "input" if is_custom else "arguments")
+    known = {"type", "id", "status", "namespace", "parsed_arguments", *texts}  # OpenAI's `parse` adds parsed_arguments
     _check_fields(given, known, where)
     status = _read_status(given, where)
-    call_id, name, text = (_text(given.get(each), f"{where}.{each}") for each in _CALL_TEXTS)
+    call_id, name, text = (_text(given.get(each), f"{where}.{each}") for each in texts)
     namespace = _text(given.get("namespace", ""), f"{where}.namespace")
-    value = {"type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": text}
+    value = {"type": given["type"], "status": status, "call_id": call_id, "name": name, texts[2]: text}
     value |= {"namespace": namespace} if namespace else {}
-    return Item(value, Message(ASSISTANT, (), (read_call(call_id, join_name(namespace, name), text),)))
+    called = join_name(namespace, name)
+    call = ToolCall(call_id, called, {"input": text}) if is_custom else read_call(call_id, called, text)
+    return Item(value, Message(ASSISTANT, (), (call,)))
 
 
 def _result(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | None) -> Item:
@@ -244,7 +247,7 @@ def _result(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | 
     output = given.get("output")
     said = _parts(output, TOOL, f"{where}.output", files)
     shown = output if isinstance(output, str) else [part for _, part in said]
-    value = {"type": "function_call_output", "status": status, "call_id": call_id, "output": shown}
+    value = {"type": given["type"], "status": status, "call_id": call_id, "output": shown}
     return Item(value, Message(TOOL, tuple(part for part, _ in said), call_id=call_id))
 
 
@@ -263,7 +266,7 @@ def _reasoning(given: dict[str, Any], where: str) -> Item:
     return Item(shown, Message(ASSISTANT, (), reasoning=text))
 
 
-_OTHERS = {"function_call": _call, "reasoning": _reasoning}
+_OTHERS = {"function_call": _call, "custom_tool_call": _call, "reasoning": _reasoning}
 
 
 def check_results(items: Sequence[Item], earlier: Sequence[Mapping[str, Any]], field: str = "input") -> None:

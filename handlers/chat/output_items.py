@@ -8,7 +8,8 @@ from typing import Any
 from handlers.chat.answer_parts import AnswerPart, CallArguments, CallStart, Content, Reasoning
 from handlers.chat.logprobs import TokenScore, show_score
 
-MESSAGE, REASONING, CALL = "message", "reasoning", "function_call"
+MESSAGE, REASONING, CALL, CUSTOM_CALL = "message", "reasoning", "function_call", "custom_tool_call"
+_CALLS = {CALL: "arguments", CUSTOM_CALL: "input"}  # the name of the call's text
 
 
 def write_output_text(text: str, scores: Sequence[TokenScore] = ()) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def write_output_text(text: str, scores: Sequence[TokenScore] = ()) -> dict[str,
 class OutputItem:
     """One item, whose kind is its type.
 
-    name, namespace: of the function that a call calls; the namespace is "" if the function is in none. pieces: lengths
+    name, namespace: of the tool that a call calls; the namespace is "" if the tool is in none. pieces: lengths
     of the deltas that made its text. scores: of each delta's tokens, and of those after the last delta; a message has
     them if the request asks for log probabilities.
     """
@@ -38,8 +39,9 @@ class OutputItem:
         is_begun = status != "in_progress"
         value: dict[str, Any]
         match self.kind:
-            case "function_call":
-                value = {"call_id": self.call_id, "name": self.name, "arguments": self.text if is_begun else ""}
+            case "function_call" | "custom_tool_call":
+                text = self.text if is_begun else ""
+                value = {"call_id": self.call_id, "name": self.name, _CALLS[self.kind]: text}
                 value |= {"namespace": self.namespace} if self.namespace else {}
             case "message":
                 value = {"role": "assistant", "content": [self.part()] if is_begun else []}
@@ -76,7 +78,7 @@ class Delta:
 class OutputItems:
     """All items of an answer. Text after a call is a new item; reasoning is shown as a summary.
 
-    namespaced: the namespace and the name of each function in a namespace, by the name that the model calls.
+    namespaced: the namespace and the name of each tool in a namespace, by the name that the model calls.
     """
 
     def __init__(self, namespaced: Mapping[str, tuple[str, str]]) -> None:
@@ -119,11 +121,12 @@ class OutputItems:
     def _add(self, part: AnswerPart) -> Delta:
         if isinstance(part, CallStart):
             namespace, name = self._namespaced.get(part.name, ("", part.name))
-            self.items.append(OutputItem(CALL, call_id=part.id, name=name, namespace=namespace))
+            kind = CUSTOM_CALL if part.is_custom else CALL
+            self.items.append(OutputItem(kind, call_id=part.id, name=name, namespace=namespace))
             return Delta(len(self.items) - 1, "", is_new=True)
-        kind = CALL if isinstance(part, CallArguments) else MESSAGE
-        if isinstance(part, Reasoning):
-            kind = REASONING
+        kind = REASONING if isinstance(part, Reasoning) else MESSAGE
+        if isinstance(part, CallArguments):
+            kind = CUSTOM_CALL if part.is_custom else CALL
         is_new = not self.items or self.items[-1].kind != kind
         if is_new:
             self.items.append(OutputItem(kind))
@@ -161,8 +164,8 @@ def read_output(
 
 
 def _read(value: dict[str, Any]) -> OutputItem:
-    if value["type"] == CALL:
-        return OutputItem(CALL, value["arguments"], value["call_id"], value["name"], value.get("namespace", ""))
+    if (kind := value["type"]) in _CALLS:
+        return OutputItem(kind, value[_CALLS[kind]], value["call_id"], value["name"], value.get("namespace", ""))
     if value["type"] == MESSAGE:
         return OutputItem(MESSAGE, value["content"][0]["text"])
     return OutputItem(REASONING, value["summary"][0]["text"])
@@ -214,7 +217,7 @@ class ResponseStream:
         item = self._output.items[index]
         shown = {"id": self._item_id(index, item.kind), **item.show("in_progress")}
         data += self._event("response.output_item.added", output_index=index, item=shown)
-        return data if item.kind == CALL else data + self._part_event(index, "added", item.part(is_empty=True))
+        return data if item.kind in _CALLS else data + self._part_event(index, "added", item.part(is_empty=True))
 
     def _delta(self, delta: Delta) -> bytes:
         item = self._output.items[delta.index]
@@ -224,12 +227,13 @@ class ResponseStream:
     def _finish(self, index: int, status: str) -> bytes:
         item, place = self._output.items[index], self._place(index)
         shown = {"id": place["item_id"], **item.show(status)}
-        if item.kind == CALL:
-            values: dict[str, Any] = {"name": item.name, "arguments": item.text}
+        if item.kind in _CALLS:
+            values: dict[str, Any] = {_CALLS[item.kind]: item.text}
+            values |= {"name": item.name} if item.kind == CALL else {}
         else:
             values = {"text": item.text, **({"logprobs": item.part()["logprobs"]} if item.kind == MESSAGE else {})}
         data = self._event(f"{_text_event(item)}.done", **place, **values)
-        data += b"" if item.kind == CALL else self._part_event(index, "done", item.part())
+        data += b"" if item.kind in _CALLS else self._part_event(index, "done", item.part())
         return data + self._event("response.output_item.done", output_index=index, item=shown)
 
     def _part_event(self, index: int, what: str, part: dict[str, Any]) -> bytes:
@@ -239,12 +243,12 @@ class ResponseStream:
     def _place(self, index: int) -> dict[str, Any]:
         kind = self._output.items[index].kind
         place: dict[str, Any] = {"item_id": self._item_id(index, kind), "output_index": index}
-        if kind != CALL:
+        if kind not in _CALLS:
             place["content_index" if kind == MESSAGE else "summary_index"] = 0
         return place
 
 
 def _text_event(item: OutputItem) -> str:
     """Return the name of an item's text events without its suffix, such as "response.output_text"."""
-    names = {MESSAGE: "output_text", CALL: "function_call_arguments"}
+    names = {MESSAGE: "output_text", CALL: "function_call_arguments", CUSTOM_CALL: "custom_tool_call_input"}
     return f"response.{names.get(item.kind, 'reasoning_summary_text')}"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,21 @@ MAX_TOOLS = 128  # OpenAI's limit
 MAX_CALLS = 16  # calls of an answer that must call: without a bound a weak model would not stop
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
-# Tools of the Responses API that are not functions. The model is not offered them, as in llama.cpp and vLLM:
-_NOT_OFFERED = {"custom", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview", "tool_search"}
+# Other tools of the Responses API. The model is not offered them, as in llama.cpp and vLLM:
+_NOT_OFFERED = {"local_shell", "shell", "apply_patch", "computer", "computer_use_preview", "tool_search"}
 _NOT_OFFERED |= {"code_interpreter", "file_search", "image_generation", "mcp", "programmatic_tool_calling"}
 _NOT_OFFERED |= {"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"}
-_NAMESPACE = "namespace"  # the type of a tool that has functions of its own
+_NAMESPACE = "namespace"  # the type of a tool that has tools of its own
+_FUNCTION, _CUSTOM = "function", "custom"
+_LARK = "lark"  # the syntax of a custom tool's grammar that cannot be enforced within the JSON of a call
 _THINKING = r"""
 thinking: thought GAP
 thought[lazy]: /(.|\n)*<\/think>/
 GAP: /\n{0,2}/
+"""
+_TEXT_BEFORE_CALLS = r"""
+lead[lazy]: TEXT BEGIN
+TEXT: /(.|\n)*/
 """
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -33,52 +39,61 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 class ToolUse:
     """The tools that an answer may call.
 
-    definitions: in OpenAI's form, for the template. must_call: the answer must be a call. is_parallel: it may
-    contain several calls.
+    definitions: in OpenAI's form, for the template; a custom tool is a function with one text, its input. must_call:
+    the answer must be a call. is_parallel: it may contain several calls. custom: the names of custom tools.
     """
 
     definitions: tuple[dict[str, Any], ...]
     must_call: bool
     is_parallel: bool
+    custom: frozenset[str] = frozenset()
 
     @property
     def num_chars(self) -> int:
         return len(json.dumps(self.definitions, ensure_ascii=False))
 
+    @property
+    def patterned(self) -> frozenset[str]:
+        """The names of the custom tools whose input must match a regular expression."""
+        functions = [each["function"] for each in self.definitions if each["function"]["name"] in self.custom]
+        return frozenset(each["name"] for each in functions if "pattern" in each["parameters"]["properties"]["input"])
+
 
 def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | None:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`; None if the answer may call no tool.
 
-    is_flat: as in the Responses API, a function's fields are not nested in `function`, functions may be in a namespace,
-    and OpenAI's other kinds of tools are left out. Raises InvalidRequest.
+    is_flat: as in the Responses API, a tool's fields are not nested in `function` or `custom`, tools may be in a
+    namespace, and those that the model cannot be offered are left out. Raises InvalidRequest.
     """
     tools = given.get("tools", [])
-    functions = list(_list_functions(tools, is_flat)) if isinstance(tools, list) else None
-    if functions is None or len(functions) > MAX_TOOLS:
+    listed = list(_list_tools(tools, is_flat)) if isinstance(tools, list) else None
+    if listed is None or len(listed) > MAX_TOOLS:
         raise InvalidRequest(f"'tools' must be a list with at most {MAX_TOOLS} functions", param="tools")
     definitions: dict[str, dict[str, Any]] = {}
-    for where, tool, namespace in functions:
-        definition = _read_tool(tool, where, is_flat)
-        name = definition["function"]["name"] = join_name(namespace, definition["function"]["name"])
+    kinds: dict[str, str] = {}
+    for where, tool, namespace in listed:
+        kind, function = _read_tool(tool, where, is_flat)
+        name = function["name"] = join_name(namespace, function["name"])
         if name in definitions:
-            where += ".name" if is_flat else ".function.name"
+            where += ".name" if is_flat else f".{kind}.name"
             raise InvalidRequest(f"{where}: another tool has the name {name!r}, too", param=where)
-        definitions[name] = definition
+        definitions[name], kinds[name] = {"type": _FUNCTION, "function": function}, kind
     is_parallel = read_flag(given, "parallel_tool_calls", default=True)
     choice = given.get("tool_choice", "auto")
     if not is_flat:
-        choice = _in_openais_form(choice, definitions)
+        choice = _in_openais_form(choice, kinds)
     if choice == "none" or (choice == "auto" and not definitions):
         return None
-    chosen, must_call = _read_choice(choice, list(definitions), is_flat)
-    is_one = isinstance(choice, dict) and choice["type"] == "function"  # a named function is called once
-    return ToolUse(tuple(definitions[name] for name in chosen), must_call, is_parallel and not is_one)
+    chosen, must_call = _read_choice(choice, kinds, is_flat)
+    is_one = isinstance(choice, dict) and choice["type"] in (_FUNCTION, _CUSTOM)  # a named tool is called once
+    custom = frozenset(name for name in chosen if kinds[name] == _CUSTOM)
+    return ToolUse(tuple(definitions[name] for name in chosen), must_call, is_parallel and not is_one, custom)
 
 
-def _list_functions(
+def _list_tools(
     tools: Sequence[Any], is_flat: bool, at: str = "tools", namespace: str = ""
 ) -> Iterator[tuple[str, Any, str]]:
-    """Yield each tool that must be a function: its place in the request, the tool, and its namespace, "" without one.
+    """Yield each tool that is offered to the model: its place in the request, the tool, and its namespace, if any.
 
     Raises InvalidRequest for a wrong namespace.
     """
@@ -88,9 +103,15 @@ def _list_functions(
             name = _read_name(tool, where)
             if not isinstance(tool.get("tools"), list):
                 raise InvalidRequest(f"{where}.tools must be a list of functions", param=f"{where}.tools")
-            yield from _list_functions(tool["tools"], is_flat, f"{where}.tools", name)
-        elif kind not in _NOT_OFFERED:
+            yield from _list_tools(tool["tools"], is_flat, f"{where}.tools", name)
+        elif kind not in _NOT_OFFERED and not (kind == _CUSTOM and _has_lark(tool)):
             yield where, tool, namespace
+
+
+def _has_lark(tool: Mapping[str, Any]) -> bool:
+    """Return whether a custom tool of the Responses API has a lark grammar."""
+    form = tool.get("format")
+    return isinstance(form, dict) and form.get("syntax") == _LARK
 
 
 def _find_type(tool: Any) -> str:
@@ -100,7 +121,7 @@ def _find_type(tool: Any) -> str:
 
 
 def join_name(namespace: str, name: str) -> str:
-    """Return the name by which the model calls a function. namespace: "" if the function is in none."""
+    """Return the name by which the model calls a tool. namespace: "" if the tool is in none."""
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -110,44 +131,70 @@ def list_offered(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     for tool in tools:
         if tool["type"] == _NAMESPACE:
             tool = {**tool, "tools": list_offered(tool["tools"])}
-        if tool["type"] == "function" or (tool["type"] == _NAMESPACE and tool["tools"]):
+        is_custom = tool["type"] == _CUSTOM and not _has_lark(tool)
+        if tool["type"] == _FUNCTION or is_custom or (tool["type"] == _NAMESPACE and tool["tools"]):
             offered.append(tool)
     return offered
 
 
 def find_namespaced(tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Return the namespace and the name of each function in a namespace, by the name that the model calls."""
+    """Return the namespace and the name of each tool in a namespace, by the name that the model calls."""
     spaces = [tool for tool in tools if tool["type"] == _NAMESPACE]
-    owned = [(space["name"], function["name"]) for space in spaces for function in space["tools"]]
+    owned = [(space["name"], each["name"]) for space in spaces for each in space["tools"]]
     return {join_name(*names): names for names in owned}
 
 
-def _in_openais_form(choice: Any, names: Collection[str]) -> Any:
-    """Return a choice in OpenAI's form. TGI also takes a function's name, and an object without a type."""
-    if isinstance(choice, str) and choice in names and choice not in ("none", "auto", "required"):
-        return {"type": "function", "function": {"name": choice}}
-    if isinstance(choice, dict) and choice.keys() == {"function"}:
-        return {"type": "function", **choice}
+def _in_openais_form(choice: Any, kinds: Mapping[str, str]) -> Any:
+    """Return a choice in OpenAI's form. TGI also takes a tool's name, and an object without a type."""
+    if isinstance(choice, str) and choice in kinds and choice not in ("none", "auto", "required"):
+        return {"type": kinds[choice], kinds[choice]: {"name": choice}}
+    if isinstance(choice, dict) and choice.keys() == {_FUNCTION}:
+        return {"type": _FUNCTION, **choice}
     return choice
 
 
-def _read_tool(given: Any, where: str, is_flat: bool) -> dict[str, Any]:
-    function = _member(given, "function", is_flat)
-    if function is None or given.get("type") != "function":
-        wanted = "" if is_flat else " with 'function'"
-        kind = given.get("type") if isinstance(given, dict) else None
-        other = f", not {names([kind])}" if isinstance(kind, str) and kind != "function" else ""
-        raise InvalidRequest(f"{where} must be an object of type function{wanted}{other}", param=where)
-    where += "" if is_flat else ".function"
-    name, about = _read_name(function, where), function.get("description")
+def _read_tool(given: Any, where: str, is_flat: bool) -> tuple[str, dict[str, Any]]:
+    """Return a tool's type, and the tool as a function for the template. Raises InvalidRequest."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind not in (_FUNCTION, _CUSTOM):
+        other = f", not {names([kind])}" if isinstance(kind, str) else ""
+        raise InvalidRequest(f"{where} must be an object of type function or custom{other}", param=where)
+    own = _member(given, kind, is_flat)
+    if own is None:
+        raise InvalidRequest(f"{where} must be an object of type {kind} with '{kind}'", param=where)
+    where += "" if is_flat else f".{kind}"
+    name, about = _read_name(own, where), own.get("description")
     if not isinstance(about, str | None):
         raise InvalidRequest(f"{where}.description must be a text", param=f"{where}.description")
-    schema = function.get("parameters")
+    schema = own.get("parameters") if kind == _FUNCTION else _make_input_schema(own.get("format"), where, is_flat)
     if not isinstance(schema, dict | None):
         raise InvalidRequest(f"{where}.parameters must be a JSON schema", param=f"{where}.parameters")
-    check_texts(function, where, where)
-    known = {"name": name, "description": about or "", "parameters": schema or NO_PARAMETERS}
-    return {"type": "function", "function": known}
+    check_texts(own, where, where)
+    return kind, {"name": name, "description": about or "", "parameters": schema or NO_PARAMETERS}
+
+
+def _make_input_schema(given: Any, where: str, is_flat: bool) -> dict[str, Any]:
+    """Return the parameters of a custom tool: its input, as its format requires. Raises InvalidRequest."""
+    text: dict[str, Any] = {"type": "string"}
+    where += ".format"
+    given = {"type": "text"} if given is None else given
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "grammar":
+        grammar = _member(given, "grammar", is_flat) or {}
+        where += "" if is_flat else ".grammar"
+        expression = grammar.get("definition")
+        if grammar.get("syntax") == _LARK:
+            raise InvalidRequest(
+                f"{where}.syntax: a lark grammar cannot be enforced within a call, which is JSON; use regex, or the "
+                "format text",
+                param=f"{where}.syntax",
+            )
+        if grammar.get("syntax") != "regex" or not isinstance(expression, str) or not expression:
+            raise InvalidRequest(f"{where} must have the syntax regex and a definition", param=where)
+        text["pattern"] = f"^(?:{expression})$"
+    elif kind != "text":
+        raise InvalidRequest(f"{where} must be an object of type text or grammar", param=where)
+    return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
 
 
 def _read_name(given: Mapping[str, Any], where: str) -> str:
@@ -165,37 +212,42 @@ def _member(given: Any, name: str, is_flat: bool) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _read_choice(given: Any, names: Sequence[str], is_flat: bool) -> tuple[list[str], bool]:
-    """Return the names that may be called, and whether one must be."""
+def _read_choice(given: Any, kinds: Mapping[str, str], is_flat: bool) -> tuple[list[str], bool]:
+    """Return the names that may be called, and whether one must be. kinds: the type of each tool by its name."""
     if given in ("auto", "required"):
-        if not names:
+        if not kinds:
             raise InvalidRequest("'tool_choice' is required, but no function is among the 'tools'", param="tool_choice")
-        return list(names), given == "required"
+        return list(kinds), given == "required"
     kind = _find_type(given)
-    if kind == "function" or kind in _NOT_OFFERED:
-        return [_named(given, names, is_flat)], True
+    if kind in (_FUNCTION, _CUSTOM) or kind in _NOT_OFFERED:
+        return [_named(given, kinds, is_flat)], True
     allowed = _member(given, "allowed_tools", is_flat) if kind == "allowed_tools" else None
     if allowed is None or allowed.get("mode") not in ("auto", "required"):
         raise InvalidRequest(
-            "'tool_choice' must be none, auto, required, a function or allowed_tools", param="tool_choice"
+            "'tool_choice' must be none, auto, required, a function, a custom tool or allowed_tools",
+            param="tool_choice",
         )
     tools = allowed.get("tools")
     if not isinstance(tools, list) or not tools:
         raise InvalidRequest("the tools of 'allowed_tools' must be a list of functions", param="tool_choice")
-    wanted = {_named(tool, names, is_flat) for tool in tools}
-    return [name for name in names if name in wanted], allowed["mode"] == "required"
+    wanted = {_named(tool, kinds, is_flat) for tool in tools}
+    return [name for name in kinds if name in wanted], allowed["mode"] == "required"
 
 
-def _named(given: Any, names: Sequence[str], is_flat: bool) -> str:
-    if (kind := _find_type(given)) in _NOT_OFFERED:
+def _named(given: Any, kinds: Mapping[str, str], is_flat: bool) -> str:
+    """Return the name of the tool that a choice names. Raises InvalidRequest if the model is not offered it."""
+    kind = _find_type(given)
+    if kind in _NOT_OFFERED:
         raise InvalidRequest(
-            f"'tool_choice' names a tool of type {kind}, but this server offers only functions to the model",
+            f"'tool_choice' names a tool of type {kind}, but this server offers only functions and custom tools to "
+            "the model",
             param="tool_choice",
         )
-    function = _member(given, "function", is_flat)
-    name = None if function is None else function.get("name")
-    if not isinstance(name, str) or name not in names:
-        raise InvalidRequest("'tool_choice' names a function that is not among the 'tools'", param="tool_choice")
+    own = _member(given, kind or _FUNCTION, is_flat)
+    name = None if own is None else own.get("name")
+    if not isinstance(name, str) or kinds.get(name) != (kind or _FUNCTION):
+        named = "a custom tool that has a lark grammar or" if kind == _CUSTOM else "a function that"
+        raise InvalidRequest(f"'tool_choice' names {named} is not among the 'tools'", param="tool_choice")
     return name
 
 
@@ -217,6 +269,8 @@ def constrain(tools: ToolUse | None, grammar: GrammarText | None, style: AnswerS
             raise InvalidRequest("an answer that may call tools can follow a JSON schema only", param=grammar.field)
         if tools.must_call or grammar is not None:
             rules["calls"] = _calls_lark(tools, style.call)
+        elif tools.patterned:
+            return GrammarText("lark", _text_and_calls_lark(tools, style.call), "tools")
     if grammar is not None and (tools is None or not tools.must_call):
         rules["answer"] = f"answer: {_json_lark(json.loads(grammar.text))}\n"
     if not rules:
@@ -234,14 +288,31 @@ def _thought_lark(style: AnswerStyle) -> str:
 
 
 def _calls_lark(tools: ToolUse, marks: tuple[str, str]) -> str:
-    begin, end = json.dumps(f"{marks[0]}\n"), json.dumps(f"\n{marks[1]}")
+    """Return the part of the grammar for one call or more."""
     more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if tools.is_parallel else ""
-    bodies = " | ".join(f"body{number}" for number in range(len(tools.definitions)))
-    lines = [f"calls: call{more}", f"call: {begin} ({bodies}) {end}"]
-    for number, definition in enumerate(tools.definitions):
-        function = definition["function"]
-        head, tail = map(json.dumps, forced_call(function["name"]))
-        lines.append(f"body{number}: {head} {_json_lark(close_objects(function['parameters']))} {tail}")
+    functions = [each["function"] for each in tools.definitions]
+    bodies = {each["name"]: close_objects(each["parameters"]) for each in functions}
+    return f"calls: call{more}\ncall: {json.dumps(marks[0])} {_body_lark(bodies, marks[1])}"
+
+
+def _text_and_calls_lark(tools: ToolUse, marks: tuple[str, str]) -> str:
+    """Return a grammar of text with calls, in which inputs of custom tools match the tools' patterns."""
+    functions = [each["function"] for each in tools.definitions]
+    patterned = tools.patterned
+    bodies = {
+        each["name"]: each["parameters"] if each["name"] in patterned else {"type": "object"} for each in functions
+    }
+    lead = _TEXT_BEFORE_CALLS.replace("BEGIN", json.dumps(marks[0]))
+    return f"start: call* TEXT\n{lead}call: lead {_body_lark(bodies, marks[1])}"
+
+
+def _body_lark(bodies: Mapping[str, dict[str, Any]], end: str) -> str:
+    """Return the rest of a call's rule, behind its first mark. bodies: the schema of each tool's arguments."""
+    choices = " | ".join(f"body{number}" for number in range(len(bodies)))
+    lines = [f'"\\n" ({choices}) {json.dumps(chr(10) + end)}']
+    for number, (name, schema) in enumerate(bodies.items()):
+        head, tail = map(json.dumps, forced_call(name))
+        lines.append(f"body{number}: {head} {_json_lark(schema)} {tail}")
     return "\n".join(lines) + "\n"
 
 

@@ -66,10 +66,12 @@ def test_shell_command_of_structured_output_works(fleet: Fleet) -> None:
 
 
 def test_python_of_structured_output_works(fleet: Fleet) -> None:
-    """The answer has the fields of the page's class."""
+    """An answer has the fields of the page's class, and a custom tool's input matches the page's pattern."""
     answer = run(fleet, sys.executable, "\n".join(blocks(STRUCTURED_OUTPUT, "python")))
 
-    assert re.fullmatch(r"kind='(circle|square)' colour='(red|green|blue)'\n", answer)
+    shape, query = answer.splitlines()
+    assert re.fullmatch(r"kind='(circle|square)' colour='(red|green|blue)'", shape)
+    assert re.fullmatch(r"SELECT \w{1,20} FROM \w{1,20}", query)
 
 
 def test_python_of_the_responses_works(fleet: Fleet) -> None:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import openai
 import pytest
 import requests
+from openai.types.chat import ChatCompletionMessageCustomToolCall
+from openai.types.responses import ResponseCustomToolCall
 from pydantic import BaseModel, Field
 
 from tests.torchserve.conftest import Fleet
@@ -121,6 +123,60 @@ def test_openai_client_calls_a_tool(gpt: openai.OpenAI, choice: Any) -> None:
     ]
     assert kinds.count("tool_calls.function.arguments.delta") > 1
     assert answer.choices[0].message.content is not None
+
+
+COUNTED = r"[0-9]{1,3} rows"
+
+
+@at_both_bases
+def test_openai_client_calls_a_custom_tool(gpt: openai.OpenAI) -> None:
+    """The input is a text that matches the tool's pattern, in both APIs, whole and streamed; a result continues."""
+    grammar = {"syntax": "regex", "definition": COUNTED}
+    custom: Any = {"name": "query", "description": "Query the table"}
+    tool: Any = {"type": "custom", "custom": {**custom, "format": {"type": "grammar", "grammar": grammar}}}
+    messages: list[Any] = [{"role": "user", "content": "How many?"}]
+    request: Any = {"model": "llava", "tools": [tool], "tool_choice": {"type": "custom", "custom": {"name": "query"}}}
+
+    said = gpt.chat.completions.create(messages=messages, **request).choices[0].message
+    chunks = [chunk.choices[0] for chunk in gpt.chat.completions.create(messages=messages, stream=True, **request)]
+    [call] = said.tool_calls or []
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Three"}
+    answer = gpt.chat.completions.create(model="llava", messages=[*messages, said, result], tools=[tool], max_tokens=8)
+
+    assert isinstance(call, ChatCompletionMessageCustomToolCall)
+    assert re.fullmatch(COUNTED, call.custom.input)
+    parts: list[Any] = [part.to_dict() for chunk in chunks for part in chunk.delta.tool_calls or []]
+    assert (parts[0]["type"], parts[0]["custom"]["name"], chunks[-1].finish_reason) == ("custom", "query", "tool_calls")
+    assert "".join(part["custom"]["input"] for part in parts) == call.custom.input
+    assert answer.choices[0].message.content is not None
+
+    flat: Any = {"type": "custom", **custom, "format": {"type": "grammar", **grammar}}
+    named: Any = {"model": "llava", "tools": [flat], "tool_choice": {"type": "custom", "name": "query"}}
+    with gpt.responses.stream(input="How many?", **named) as events:
+        deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+        first = events.get_final_response()
+    [item] = first.output
+    assert isinstance(item, ResponseCustomToolCall)
+    output = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "Three"}
+    second = gpt.responses.create(
+        model="llava", input=[output], previous_response_id=first.id, tools=[flat], max_output_tokens=8
+    )
+
+    assert re.fullmatch(COUNTED, item.input)
+    assert "".join(deltas) == item.input
+    assert [each.type for each in first.tools] == ["custom"]
+    assert second.output[0].type == "message"
+
+
+def test_openai_client_learns_why_a_custom_tool_is_refused(gpt: openai.OpenAI) -> None:
+    """A lark grammar cannot be enforced inside a call; the error names the field and what works."""
+    grammar: Any = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"'}}
+    tool: Any = {"type": "custom", "custom": {"name": "query", "format": grammar}}
+
+    with pytest.raises(openai.BadRequestError, match="use regex, or the format text") as caught:
+        gpt.chat.completions.create(model="llava", messages=[{"role": "user", "content": "Hello"}], tools=[tool])
+
+    assert caught.value.param == "tools[0].custom.format.grammar.syntax"
 
 
 @at_both_bases

@@ -3,7 +3,7 @@
     resp_{session}_{number}            an entry of the session, from 1: a question with its answer
     conv_{session}                     the session itself, of a conversation
     cmp_{session}, file-{session}      the same, of a compacted conversation, and of a file
-    msg_{session}_{number}_{place}     an item of an entry, from 0; fc_ for a function's call, rs_ for reasoning
+    msg_{session}_{number}_{place}     an item of an entry, from 0; fc_ or ctc_ for a call, rs_ for reasoning
     file-{session}_{number}_{place}    an image in an entry's items, from 0
 
 An item is found by its place only: calls and reasoning had msg_, too, in earlier versions.
@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from torchmoor.wire.session_ids import MAX_ID_LENGTH, PREFIX
 
 _RESPONSE, _CONVERSATION, _COMPACTION, _FILE = "resp_", "conv_", "cmp_", "file-"
-_ITEM, _ITEMS = "msg_", {"function_call": "fc_", "reasoning": "rs_"}  # by type
+_ITEM, _ITEMS = "msg_", {"function_call": "fc_", "custom_tool_call": "ctc_", "reasoning": "rs_"}  # by type
 _NUMBER = r"(0|[1-9][0-9]{0,5})"
 _SESSION = rf"([a-z0-9-]{{1,{MAX_ID_LENGTH - len(PREFIX)}}})"
 

@@ -159,17 +159,32 @@ def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:
 
 
 def _call(given: Any, where: str) -> ToolCall:
-    function = given.get("function") if isinstance(given, dict) else None
-    if not isinstance(function, dict) or not isinstance(given.get("id"), str):
-        raise InvalidRequest(f"{where} must be an object with 'id' and 'function'", param=where)
+    own = given if isinstance(given, dict) else {}
+    kind = "custom" if own.get("type") == "custom" else "function"
+    called = own.get(kind)
+    if not isinstance(called, dict) or not isinstance(own.get("id"), str):
+        raise InvalidRequest(f"{where} must be an object with 'id' and '{kind}'", param=where)
+    read = _custom_call if kind == "custom" else _function_call
+    return read(own["id"], called, where)
+
+
+def _custom_call(call_id: str, custom: dict[str, Any], where: str) -> ToolCall:
+    name, text = custom.get("name"), custom.get("input")
+    if not isinstance(name, str) or not isinstance(text, str):
+        raise InvalidRequest(f"{where}.custom must have a name, and an input as a text", param=f"{where}.custom")
+    check_texts([call_id, name, text], where, where)
+    return ToolCall(call_id, name, {"input": text})
+
+
+def _function_call(call_id: str, function: dict[str, Any], where: str) -> ToolCall:
     name, arguments = function.get("name"), function.get("arguments") or ""
-    check_texts([given["id"], name, arguments], where, where)
+    check_texts([call_id, name, arguments], where, where)
     if isinstance(arguments, dict):  # OpenAI's clients send a text
         arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(name, str) or not isinstance(arguments, str):
         where += ".function"
         raise InvalidRequest(f"{where} must have a name, and arguments as a text or an object", param=where)
-    return read_call(given["id"], name, arguments)
+    return read_call(call_id, name, arguments)
 
 
 def _part(given: Any, role: str, where: str) -> Part:
@@ -262,10 +277,7 @@ def _whole_message(summary: Summary) -> dict[str, Any]:
     message = summary.message
     if message is None:
         return {"content": summary.text}
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in message.calls
-    ]
+    calls = [{"id": call.id, **_show_call(call.name, call.arguments, call.is_custom)} for call in message.calls]
     found: dict[str, Any] = {"content": message.content or (None if calls else "")}
     if message.reasoning:
         found["reasoning_content"] = message.reasoning
@@ -274,13 +286,20 @@ def _whole_message(summary: Summary) -> dict[str, Any]:
     return found
 
 
+def _show_call(name: str, text: str, is_custom: bool) -> dict[str, Any]:
+    """Return a call without its id. text: its arguments, or a custom tool's input."""
+    if is_custom:
+        return {"type": "custom", "custom": {"name": name, "input": text}}
+    return {"type": "function", "function": {"name": name, "arguments": text}}
+
+
 def _delta(part: AnswerPart) -> dict[str, Any]:
     match part:
-        case CallStart(index, call_id, name):
-            function = {"name": name, "arguments": ""}
-            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
-        case CallArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case CallStart(index, call_id, name, is_custom):
+            return {"tool_calls": [{"index": index, "id": call_id, **_show_call(name, "", is_custom)}]}
+        case CallArguments(index, text, is_custom):
+            more = {"custom": {"input": text}} if is_custom else {"function": {"arguments": text}}
+            return {"tool_calls": [{"index": index, **more}]}
         case Reasoning(text):
             return {"reasoning_content": text}
         case Content(text):

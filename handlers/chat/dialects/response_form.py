@@ -10,7 +10,7 @@ from typing import Any
 from handlers.chat.answer_parts import Content
 from handlers.chat.commands import ItemQuery
 from handlers.chat.forms import Summary, Token, encode
-from handlers.chat.items import Item, read_items, text_of
+from handlers.chat.items import RESULTS, Item, read_items, text_of
 from handlers.chat.messages import Message
 from handlers.chat.output_items import Delta, OutputItem, OutputItems, ResponseStream, read_output
 from handlers.chat.tools import find_namespaced
@@ -274,7 +274,7 @@ def show_items(items: Sequence[Item], session_id: str, number: int) -> list[dict
 
 def _with_image_ids(value: Mapping[str, Any], image_ids: Iterator[str]) -> Mapping[str, Any]:
     """Return an item. image_ids: of each image from here on."""
-    name = "output" if value["type"] == "function_call_output" else "content"
+    name = "output" if value["type"] in RESULTS else "content"
     if not has_image(value):
         return value
     parts = []

@@ -324,6 +324,8 @@ def read_metadata(given: dict[str, Any]) -> dict[str, str]:
 def _show_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if tool["type"] == "namespace":
         return {**tool, "tools": [_show_tool(each) for each in tool["tools"]]}
+    if tool["type"] == "custom":
+        return {"description": None, "format": {"type": "text"}, **tool}
     return {"type": "function", "description": None, "parameters": None, "strict": True, **tool}
 
 

@@ -222,7 +222,10 @@ class SessionForm:
     def whole(self, summary: Summary) -> bytes:
         body: dict[str, object] = {"response_text": self.text_before + summary.text}
         if summary.message is not None and summary.message.calls:
-            calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in summary.message.calls]
+            calls = [
+                {"id": call.id, "name": call.name, "input" if call.is_custom else "arguments": call.arguments}
+                for call in summary.message.calls
+            ]
             body = {"response_text": self.text_before + summary.message.content, "tool_calls": calls}
         if self.has_details:
             body["details"] = details_of(summary)

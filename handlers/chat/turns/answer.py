@@ -58,6 +58,7 @@ class AnswerWriter:
         self._detokenizer = Detokenizer(model.tokenizer, parameters.stop, parameters.min_tokens or 0)
         tools = parameters.tools
         self._has_tools = tools is not None
+        self._custom = () if tools is None else tools.custom
         # An answer that must call is ended by its grammar.
         self._ends_after_call = tools is not None and not (tools.is_parallel or tools.must_call)
         self._is_read_at_once = bool(parameters.stop) or self._ends_after_call
@@ -74,7 +75,9 @@ class AnswerWriter:
     def read_as(self, style: AnswerStyle) -> None:
         """Split the answer into parts by its style, if it can have parts besides content. Call before adding tokens."""
         if self._has_tools or style.thought is not None:
-            self._make_reader = partial(AnswerReader, style, has_tools=self._has_tools, name=self._name)
+            self._make_reader = partial(
+                AnswerReader, style, has_tools=self._has_tools, name=self._name, custom=self._custom
+            )
             self._reader = self._make_reader()
 
     def resume(self, given: Continuation) -> None:

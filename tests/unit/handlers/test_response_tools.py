@@ -140,7 +140,9 @@ def test_results_continue_a_call(make_client: ServiceFactory, tmp_path: Path, is
 
 def test_other_kinds_of_tools_change_no_prompt(client: Client) -> None:
     """The Codex CLI sends some with each request; the model reads the same prompt as without them."""
-    others = [{"type": "custom", "name": "apply_patch"}, {"type": "web_search", "external_web_access": True}]
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'}
+    patch = {"type": "custom", "name": "apply_patch", "format": grammar}
+    others = [patch, {"type": "web_search", "external_web_access": True}]
 
     plain = respond(client, "Hello", tools=TOOLS).json
     answer = respond(client, "Hello", tools=[others[0], *TOOLS, others[1]]).json
@@ -225,4 +227,6 @@ def test_bad_fields_are_named(client: Client, fields: dict[str, Any], param: str
 
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
     if fields.get("tools") == [{"type": "web_serch"}]:
-        assert answer.json["error"]["message"] == "tools[0] must be an object of type function, not 'web_serch'"
+        assert (
+            answer.json["error"]["message"] == "tools[0] must be an object of type function or custom, not 'web_serch'"
+        )

@@ -21,11 +21,18 @@ from torchmoor.wire import sampling_parameters
 
 _CONTENT: Schema = {"oneOf": [TEXT, array(OBJECT, minItems=1)]}
 FUNCTION = record(("name",), name=TEXT, description=TEXT, parameters=OBJECT, strict=FLAG)
+_CUSTOM = record(("name",), name=TEXT, description=TEXT, format=OBJECT)
 
 
 def _call(arguments: Schema) -> Schema:
     function = record(("name", "arguments"), name=TEXT, arguments=arguments)
-    return record(("id", "type", "function"), id=TEXT, type={"const": "function"}, function=function)
+    custom = record(("name", "input"), name=TEXT, input=TEXT)
+    return {
+        "oneOf": [
+            record(("id", "type", "function"), id=TEXT, type={"const": "function"}, function=function),
+            record(("id", "type", "custom"), id=TEXT, type={"const": "custom"}, custom=custom),
+        ]
+    }
 
 
 _MESSAGE = record(
@@ -39,7 +46,14 @@ _MESSAGE = record(
     refusal=or_null(TEXT),
 )
 FOR_TEMPLATE: dict[str, Schema] = {
-    "tools": array(record(("type", "function"), type={"const": "function"}, function=FUNCTION)),
+    "tools": array(
+        {
+            "oneOf": [
+                record(("type", "function"), type={"const": "function"}, function=FUNCTION),
+                record(("type", "custom"), type={"const": "custom"}, custom=_CUSTOM),
+            ]
+        }
+    ),
     "tool_choice": {"oneOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
     "parallel_tool_calls": FLAG,
     "chat_template_kwargs": {"type": "object", "maxProperties": 16},

@@ -42,8 +42,8 @@ def page(item: Schema) -> Schema:
     )
 
 
-_TYPE: Schema = {**TEXT, "description": "function, or namespace with functions as its tools; others are not offered"}
-_RESPONSE_TOOL = record(("type",), type=_TYPE, tools=OBJECTS, **FUNCTION["properties"])
+_TYPE: Schema = {**TEXT, "description": "function, custom, or namespace with these; others are not offered"}
+_RESPONSE_TOOL = record(("type",), type=_TYPE, tools=OBJECTS, format=OBJECT, **FUNCTION["properties"])
 RESPONSE = record(
     ("model",),
     model=TEXT,
