@@ -279,14 +279,12 @@ class Invocation:
         assignment, refusal = self.assignment, self._note_refusal(head)
         is_gone = refusal.is_busy or refusal.has_died
         may_leave = assignment.is_repeatable if is_gone else refusal.is_for_now and assignment.session is None
-        if not may_leave or (refusal.has_died and assignment.num_repeats >= MAX_REPEATS):
-            return False
-        if not assignment.try_reassign(self._resume, is_counted=True):
+        has_tried_enough = refusal.has_died and assignment.num_repeats >= MAX_REPEATS
+        if not may_leave or has_tried_enough or not assignment.try_reassign(self._resume, is_counted=True):
             return False
         assignment.num_repeats += refusal.has_died
-        wait_s = head.retry_after_s if refusal.is_for_now else None
-        if wait_s is not None:
-            before = self._soonest_retry_s
+        wait_s, before = head.retry_after_s, self._soonest_retry_s
+        if refusal.is_for_now and wait_s is not None:
             self._soonest_retry_s = wait_s if before is None else min(before, wait_s)
         return True
 
