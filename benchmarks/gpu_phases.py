@@ -27,6 +27,8 @@ SYNCHRONIZES = "called a synchronizing CUDA operation"  # in torch's warning
 def environment(bench: Bench) -> dict[str, Any]:
     """Describe the device and its software, and measure the bandwidth of a copy."""
     found: dict[str, Any] = {
+        "shape": bench.shape.name,
+        "dtype": str(bench.dtype).removeprefix("torch."),
         "device": _describe(bench.device),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "transformers": transformers.__version__},
         "sdpa": {

@@ -19,8 +19,7 @@ model on the CPU, as a test of itself.
     make gpu-report [ARGS="--minutes 9 --shape llava-1.5-7b --only decode,ttft"]
     python -m benchmarks.gpu_report --help
 
-Prints one line of JSON per phase. With --out it also writes them and a page to that folder. A phase that exceeds the
-time limit is recorded as failed and ends the program.
+Prints one line of JSON per phase. A phase that exceeds the time limit is recorded as failed and ends the program.
 """
 
 import argparse
@@ -30,14 +29,12 @@ import sys
 import threading
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_model import SHAPES
-from benchmarks.gpu_page import as_page
 from benchmarks.gpu_phases import PHASES
 from handlers.worker.device import choose_device
 
@@ -45,11 +42,9 @@ SPARE_S = 10.0  # of the time limit, for the last step of the soak
 
 
 class Report:
-    """Prints the results, and writes them to the folder `out`. about: the page's title."""
+    """Prints the results."""
 
-    def __init__(self, about: str, out: Path | None) -> None:
-        self._about = about
-        self._out = out
+    def __init__(self) -> None:
         self._results: list[dict[str, Any]] = []
         self._phase, self._begin = "", 0.0
         self._lock = threading.Lock()
@@ -63,10 +58,6 @@ class Report:
             seconds = round(time.monotonic() - self._begin, 2)
             self._results.append({"phase": self._phase, "seconds": seconds, **result})
             print(json.dumps(self._results[-1]), flush=True)
-            if self._out:
-                self._out.mkdir(parents=True, exist_ok=True)
-                (self._out / "gpu-report.json").write_text("".join(json.dumps(each) + "\n" for each in self._results))
-                (self._out / "gpu-report.md").write_text(as_page(self._results, self._about))
 
     def has_failed(self) -> bool:
         return any("failed" in each or each.get("passed") is False for each in self._results)
@@ -100,13 +91,12 @@ def main() -> None:
         help="seconds of the phase soak; default: the rest of the time, without a GPU 2",
     )
     parser.add_argument("--only", help=f"run only these phases, separated by commas: {', '.join(PHASES)}")
-    parser.add_argument("--out", type=Path, help="write gpu-report.json and gpu-report.md to this folder")
     options = parser.parse_args()
     chosen = options.only.split(",") if options.only else list(PHASES)
     if unknown := set(chosen) - set(PHASES):
         parser.error(f"there is no phase {', '.join(sorted(unknown))}")
     dtype = getattr(torch, options.dtype) if has_gpu else torch.float32
-    report = Report(f"{options.shape}, {str(dtype).removeprefix('torch.')}", options.out)
+    report = Report()
     limit = threading.Timer(60 * options.minutes, report.abort)
     limit.daemon = True
     end = time.monotonic() + 60 * options.minutes

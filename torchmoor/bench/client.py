@@ -252,12 +252,8 @@ async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the error text of the model or the endpoint; "" if there is none.
-
-    Without control characters, which a terminal would obey.
-    """
-    words = str(error)[:MAX_REASON] if isinstance(error, (Refused, StreamError)) else ""
-    return "".join(sign if sign.isprintable() else " " for sign in words)
+    """Return the error text of the model or the endpoint; "" if there is none."""
+    return str(error)[:MAX_REASON] if isinstance(error, (Refused, StreamError)) else ""
 
 
 def _kind(error: Exception) -> str:

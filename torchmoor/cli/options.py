@@ -79,7 +79,11 @@ def _keys_option(text: str) -> Callable[[F], F]:
 
 
 log_level_option = click.option(
-    "--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"])
+    "--log-level",
+    default="warning",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Print log messages of this level and above.",
 )
 
 no_auth_option = click.option(

@@ -25,19 +25,21 @@ class ControlSettings(SettingsGroup, title="control"):
         (), description="Further repository names of this project's image that Image may have. Repeatable."
     )
     max_resources: Count = Field(
-        1000, description="Models, endpoint configurations and endpoints: at most this number of each."
+        1000, description="Maximum number of models, of endpoint configurations and of endpoints."
     )
     max_resource_bytes: Count = Field(
         8 * MIB, description="Size limit of all resources with their tags, which are written at each change."
     )
-    max_instances: Count = Field(8, description="Instances of all created endpoints, those that are stopping included.")
+    max_instances: Count = Field(
+        8, description="Maximum number of instances of all created endpoints, stopping ones included."
+    )
     max_model_bytes: Count = Field(64 * GIB, description="Size limit of a created endpoint's downloaded model.")
     max_body_bytes: Count = Field(MIB, description="Longest request.")
     max_requests: Count = Field(64, description="Requests that are answered at a time; further ones get 503.")
     metric_minutes: Count = Field(180, description="Minutes for which metrics are kept.")
     drain_timeout_s: Positive = Field(
         120.0,
-        description="Time for the running requests of a created endpoint's stopping instance; then it is stopped.",
+        description="Time that running requests have to end when an instance of a created endpoint is stopped.",
     )
     removal_timeout_s: Positive = Field(
         900.0,

@@ -30,12 +30,14 @@ class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=Tru
 
     metric: TrackedMetric = TrackedMetric.BACKLOG
     target: Positive = Field(
-        5.0, alias="TargetValue", description="Requests per instance that wait or run; with more, instances are added."
+        5.0,
+        alias="TargetValue",
+        description="Target backlog per instance: requests that wait or run. Above it, instances are added.",
     )
     scale_in_cooldown_s: NotNegative = Field(
         600.0,
         alias="ScaleInCooldown",
-        description="An instance is stopped after fewer instances have been enough for this time.",
+        description="Time for which fewer instances must have been enough before one is stopped.",
     )
     scale_out_cooldown_s: NotNegative = Field(
         300.0,
