@@ -48,16 +48,22 @@ class LongStream(threading.Thread):
         return LOGPROB.sub("", self._text)
 
 
-def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
-    """Begin a turn of a session, answers in the forms of TGI and LMI by boto3, one at TGI's route, two by OpenAI's."""
-    turn = {"type": "send_text_prompt", "prompt_text": "hello", "stream": True, "parameters": LONG}
+def begin_by_boto3(fleet: Fleet, body: dict[str, Any], **more: str) -> LongStream:
+    """Begin an answer by boto3. more: further members of the request."""
 
-    def by_boto3(body: dict[str, Any], **more: str) -> tuple[str, Iterator[str]]:
+    def begin() -> tuple[str, Iterator[str]]:
         answer = fleet.client().invoke_endpoint_with_response_stream(
             EndpointName="llava", ContentType="application/json", Body=json.dumps(body), **more
         )
         pieces = (event["PayloadPart"]["Bytes"].decode() for event in answer["Body"])
         return answer["ResponseMetadata"]["HTTPHeaders"][INSTANCE], pieces
+
+    return LongStream(begin)
+
+
+def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
+    """Begin a turn of a session, answers in the forms of TGI and LMI by boto3, one at TGI's route, two by OpenAI's."""
+    turn = {"type": "send_text_prompt", "prompt_text": "hello", "stream": True, "parameters": LONG}
 
     def by_route() -> tuple[str, Iterator[str]]:
         answer = requests.post(f"{fleet.runtime}/generate_stream", json=INPUTS, stream=True, timeout=60)
@@ -82,9 +88,9 @@ def begin_streams(fleet: Fleet, chat: Chat) -> list[LongStream]:
         return answer.headers[INSTANCE], pieces()
 
     return [
-        LongStream(lambda: by_boto3(turn, SessionId=chat.id)),
-        LongStream(lambda: by_boto3(INPUTS, Accept="text/event-stream")),
-        LongStream(lambda: by_boto3(INPUTS, Accept="application/jsonlines")),
+        begin_by_boto3(fleet, turn, SessionId=chat.id),
+        begin_by_boto3(fleet, INPUTS, Accept="text/event-stream"),
+        begin_by_boto3(fleet, INPUTS, Accept="application/jsonlines"),
         LongStream(by_route),
         LongStream(by_openai),
         LongStream(lambda: _begin_response(fleet)),
