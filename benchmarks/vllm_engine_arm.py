@@ -154,7 +154,7 @@ class Request:
         self._reply = PendingReply(self._news.set)
         self._begun = time.perf_counter()
         self.ttft_s = 0.0
-        service.start(Incoming(headers or {}, body), self._reply)
+        service.start(Incoming(headers or {}, json.dumps(body).encode()), self._reply)
 
     def read(self) -> bytes:
         """Wait for the end of the reply, and return its body."""

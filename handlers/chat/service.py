@@ -167,8 +167,9 @@ class ChatService:
         with reply.guarded():
             begun = reply.continuation
             reply.received_at = self._wall() if begun is None else begun.start.received_at
-            incoming = replace(incoming, fingerprint=f"fp_{self._model.fingerprint[:FINGERPRINT_CHARS]}")
-            self.dispatch(parse(incoming, self._settings.request, reply.received_at), reply)
+            fingerprint = f"fp_{self._model.fingerprint[:FINGERPRINT_CHARS]}"
+            incoming = replace(incoming, received_at=reply.received_at, fingerprint=fingerprint)
+            self.dispatch(parse(incoming, self._settings.request), reply)
 
     def _in_background(self, reply: PendingReply, action: Callable[[], None], line: str | None = None) -> None:
         """Run an action on another thread. line: the queue for its downloads; None if there are none."""

@@ -67,7 +67,7 @@ def read_body(incoming: Incoming, max_json_values: int) -> Any:
     Raises InvalidJson, InvalidRequest, UnsupportedMedia.
     """
     kind, body = incoming.media_type, incoming.body
-    if not isinstance(body, bytes | bytearray) or not body:
+    if not body:
         raise missing_body(incoming)
     refuse_other_media(kind)
     if kind == "text/plain":

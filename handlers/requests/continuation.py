@@ -79,8 +79,6 @@ def read_continuation(incoming: Incoming) -> tuple[Incoming, Continuation | None
     if length is None:
         return incoming, None
     try:
-        if not isinstance(incoming.body, bytes | bytearray):
-            raise TypeError("not bytes")
         request, body = wire_continuation.split_request(int(length), incoming.body)
         start = AnswerStart(**json.loads(request.start))
         notes = request.notes.removeprefix(BEGUN)

@@ -5,8 +5,7 @@ Shared by the chat service and the service of many models; knows nothing of sess
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from handlers.errors import InvalidRequest, NotAcceptable, UnsupportedMedia
 from torchmoor.wire import headers as wire
@@ -31,12 +30,14 @@ MAX_ATTRIBUTES = 1024  # characters; SageMaker's own limit
 class Incoming:
     """A request with its header names in lower case.
 
-    body: as the worker read it: a long one is a bytearray; a form's fields are a dict; None without a body.
-    fingerprint: the model's, for answers that name it.
+    body: as the worker read it: a long one is a bytearray; empty without one, and for a form. form: a form's fields.
+    received_at: in seconds since 1970. fingerprint: the model's, for answers that name it.
     """
 
     headers: Mapping[str, str]
-    body: bytes | bytearray | dict[str, Any] | None
+    body: bytes | bytearray = b""
+    form: Mapping[str, bytes] = field(default_factory=dict)
+    received_at: float = 0.0
     fingerprint: str | None = None
 
     @property

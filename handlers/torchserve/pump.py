@@ -238,7 +238,7 @@ class Pump:
 
 
 def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
-    """Read a TorchServe row. The body is bytes, a bytearray (a long one, which is not copied), or the fields of a form.
+    """Read a TorchServe row. A long body is a bytearray, which is not copied.
 
     TorchServe adds each form field's headers to the request's as dicts; those are skipped. Raises InvalidRequest if the
     body is compressed.
@@ -250,8 +250,8 @@ def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
             f"compressed bodies are not read: send it without Content-Encoding, not in {coding[:40]!r}"
         )
     body = row.get("body", row.get("data"))
-    if body is None and wire.RESOURCE in lower:  # a form, such as that of a file
-        body = {name: bytes(part) for name, part in row.items() if isinstance(part, bytes | bytearray)}
+    if body is None:  # a form, such as that of a file, or nothing
+        return Incoming(lower, form={name: bytes(part) for name, part in row.items()})
     return Incoming(lower, body)
 
 
@@ -267,11 +267,11 @@ def read_timeout_s(headers: Mapping[str, str]) -> float:
     return int(text) / 1000
 
 
-def read_cancelled(body: Any) -> set[str]:
+def read_cancelled(body: bytes | bytearray) -> set[str]:
     """Read the body of a cancel operation, {"request_ids": [...]}. Raises InvalidRequest."""
     try:
         said = json.loads(body)
-    except (ValueError, TypeError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise InvalidRequest("the body of a cancel operation must be JSON") from exc
     ids = said.get(operations.REQUEST_IDS) if isinstance(said, dict) else None
     if not isinstance(ids, list) or not all(isinstance(i, str) and i for i in ids) or len(ids) > MAX_CANCELLED:

@@ -64,7 +64,7 @@ _OWN_MESSAGE_FIELDS = {  # of one role
 }
 
 
-def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
+def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings) -> Generate:
     """Read a body with `messages`. Raises InvalidRequest, ContextTooLong, which name the field."""
     given = {name: value for name, value in body.items() if value is not None}
     refuse_unsupported(given, _FIELDS, _NEUTRAL, "chat completions")
@@ -72,9 +72,7 @@ def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: Re
     messages = _messages(given.get("messages"), settings)
     if not incoming.headers.get(wire.SESSION_ID):  # else the session has the calls
         _check_results(messages)
-    form = ChatCompletionForm(
-        **read_answer("chatcmpl", given, incoming, now), has_logprobs=read_flag(given, "logprobs")
-    )
+    form = ChatCompletionForm(**read_answer("chatcmpl", given, incoming), has_logprobs=read_flag(given, "logprobs"))
     return Generate(
         caller=incoming.caller,
         prompt=None,

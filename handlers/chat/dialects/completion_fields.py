@@ -164,11 +164,11 @@ class OpenAIAnswer(ABC):
         return b"data: " + error.body() + b"\n\n"
 
 
-def read_answer(prefix: str, given: Mapping[str, Any], incoming: Incoming, now: float) -> dict[str, Any]:
+def read_answer(prefix: str, given: Mapping[str, Any], incoming: Incoming) -> dict[str, Any]:
     """Return the fields of an OpenAIAnswer but has_logprobs. prefix: begins the answer's id."""
     return {
         "id": make_answer_id(prefix, incoming),
-        "created": int(now),
+        "created": int(incoming.received_at),
         "model": read_model(given, incoming),
         "fingerprint": incoming.fingerprint,
         "service_tier": "default" if "service_tier" in given else None,

@@ -30,7 +30,7 @@ _NEUTRAL: Neutral = {
 }
 
 
-def parse_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
+def parse_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings) -> Generate:
     """Read a body with `prompt`. Raises InvalidRequest, which names the field."""
     given = {name: value for name, value in body.items() if value is not None}
     refuse_unsupported(given, _FIELDS, _NEUTRAL, "completions")
@@ -47,7 +47,7 @@ def parse_completion(incoming: Incoming, body: dict[str, Any], settings: Request
         parameters=Parameters(**parameters),
         invocation_id=incoming.invocation_id,
         form=CompletionForm(
-            **read_answer("cmpl", given, incoming, now),
+            **read_answer("cmpl", given, incoming),
             has_logprobs="logprobs" in given,
             num_prompts=1 + len(more_prompts),
         ),

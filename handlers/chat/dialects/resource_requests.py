@@ -50,7 +50,7 @@ MAX_ADDED_ITEMS = 20  # of a conversation, by one request: OpenAI's limit
 
 
 def parse_resource(
-    resource: str, incoming: Incoming, read_body: Callable[[], dict[str, Any]], settings: RequestSettings, now: float
+    resource: str, incoming: Incoming, read_body: Callable[[], dict[str, Any]], settings: RequestSettings
 ) -> Command:
     """Read a request of OpenAI's API. resource: its method and its path below /v1/, with its query.
 
@@ -63,7 +63,7 @@ def parse_resource(
     caller, values = incoming.caller, dict(parse_qsl(query))
     match method, *(part or None for part in parts):  # str(): an id, which is not empty
         case ("POST", "responses") | ("POST", "responses", "input_tokens" | "compact"):
-            return _parse_input(incoming, target, read_body(), settings, now)
+            return _parse_input(incoming, target, read_body(), settings)
         case "POST", "responses", str(), "cancel":
             return EndResponse(caller=caller, response_id=ids[0], ended={"status": background.CANCELLED})
         case background.RUN, "responses", str():
@@ -78,7 +78,7 @@ def parse_resource(
         case "DELETE", "responses", str():
             return DeleteResponse(caller=caller, response_id=ids[0], invocation_id=incoming.invocation_id)
         case "POST", "conversations":
-            return _parse_conversation(incoming, read_body(), now)
+            return _parse_conversation(incoming, read_body())
         case "POST", "conversations", str(), "items":
             return _parse_items(incoming, ids[0], read_body())
         case "GET", "conversations", str():
@@ -98,7 +98,7 @@ def parse_resource(
         case "DELETE", "conversations", str():
             return DeleteConversation(caller=caller, conversation_id=ids[0], invocation_id=incoming.invocation_id)
         case "POST", "files":
-            return _parse_file(incoming, read_body(), now)
+            return _parse_file(incoming)
         case "GET", "files":
             page = _parse_page(values, MAX_FILE_LIMIT, MAX_LIMIT)
             return ListFiles(caller=caller, page=page, purpose=values.get("purpose", ""))
@@ -109,24 +109,22 @@ def parse_resource(
         case "DELETE", "files", str():
             return DeleteFile(caller=caller, file_id=ids[0], invocation_id=incoming.invocation_id)
         case "POST", "tokenize":
-            return parse_tokenize(incoming, read_body(), settings, now)
+            return parse_tokenize(incoming, read_body(), settings)
         case "POST", "detokenize":
             return parse_detokenize(read_body())
         case _:
             raise ResponseUnknown(f"Invalid URL ({method} /v1/{path[:100]})", api_code="unknown_url")
 
 
-def _parse_input(
-    incoming: Incoming, target: str, body: dict[str, Any], settings: RequestSettings, now: float
-) -> Command:
+def _parse_input(incoming: Incoming, target: str, body: dict[str, Any], settings: RequestSettings) -> Command:
     """Read a body with an `input`: a response, the count of its tokens, or its compaction."""
 
     def resume(referred: Referred) -> Command:
         if target == "POST responses":
-            return parse_response(incoming, body, settings, now, referred)
+            return parse_response(incoming, body, settings, referred)
         # Nothing is stored; but the API has no `store: false` with a conversation.
         changed = {**body, "store": None if body.get("conversation") else False, "background": False}
-        request = parse_response(incoming, changed, settings, now, referred)
+        request = parse_response(incoming, changed, settings, referred)
         assert isinstance(request, Generate | Respond | RespondInConversation)
         if target == "POST responses/input_tokens":
             return CountTokens(request=request)
@@ -138,7 +136,7 @@ def _parse_input(
             invocation_id=incoming.invocation_id,
             question=identify(body.get("input"), body.get("previous_response_id")),
         )
-        return Compact(request=request, opening=opening, created_at=int(now))
+        return Compact(request=request, opening=opening, created_at=int(incoming.received_at))
 
     return resolve(incoming, find_references(body.get("input"), settings.max_messages), resume)
 
@@ -180,7 +178,7 @@ def _parse_page(query: Mapping[str, str], max_limit: int = MAX_LIMIT, default: i
     return ItemQuery(after=query.get("after", ""), limit=number, is_ascending=order == "asc")
 
 
-def _parse_conversation(incoming: Incoming, body: dict[str, Any], now: float) -> Command:
+def _parse_conversation(incoming: Incoming, body: dict[str, Any]) -> Command:
     """Read a body that opens a conversation."""
     _refuse_other_fields(body, {"items", "metadata"})
     check_session_limit(incoming)
@@ -189,7 +187,7 @@ def _parse_conversation(incoming: Incoming, body: dict[str, Any], now: float) ->
         caller=incoming.caller,
         invocation_id=incoming.invocation_id,
         question=identify(body.get("items"), metadata),
-        resource=json.dumps({"object": "conversation", "created_at": int(now), "metadata": metadata}),
+        resource=json.dumps({"object": "conversation", "created_at": int(incoming.received_at), "metadata": metadata}),
     )
 
     def resume(referred: Referred) -> AddItems:
@@ -227,10 +225,10 @@ def _refuse_other_fields(body: dict[str, Any], known: set[str]) -> None:
         raise unknown_field(min(unknown))
 
 
-def _parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFile:
+def _parse_file(incoming: Incoming) -> OpenFile:
     """Read a form with an image."""
-    content, purpose = form.get("file"), form.get("purpose")
-    if not isinstance(content, bytes) or not content:
+    content, purpose = incoming.form.get("file"), incoming.form.get("purpose", b"")
+    if not content:
         raise missing_field("file")
     if purpose not in (b"vision", b"user_data"):
         raise InvalidRequest("'purpose' must be vision or user_data: files are images here", param="purpose")
@@ -238,7 +236,7 @@ def _parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFil
     fields = {
         "object": "file",
         "bytes": len(content),
-        "created_at": int(now),
+        "created_at": int(incoming.received_at),
         "filename": _read_filename(incoming) or UNNAMED_FILE,
         "purpose": purpose.decode(),
         "status": "processed",
@@ -246,21 +244,21 @@ def _parse_file(incoming: Incoming, form: dict[str, Any], now: float) -> OpenFil
     opening = OpenSession(
         caller=incoming.caller,
         images=(content,),
-        ttl_s=_read_lifetime(form),
+        ttl_s=_read_lifetime(incoming.form),
         invocation_id=incoming.invocation_id,
         resource=json.dumps(fields),
     )
     return OpenFile(opening=opening)
 
 
-def _read_lifetime(form: dict[str, Any]) -> int | None:
+def _read_lifetime(form: Mapping[str, bytes]) -> int | None:
     """Return the seconds of `expires_after`, as OpenAI's clients send it; None without it. Raises InvalidRequest."""
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None
     if anchor != b"created_at":
         raise InvalidRequest("'expires_after[anchor]' must be created_at", param="expires_after[anchor]")
-    lifetime_s = int(seconds) if isinstance(seconds, bytes) and re.fullmatch(rb"[0-9]{1,9}", seconds) else 0
+    lifetime_s = int(seconds) if seconds and re.fullmatch(rb"[0-9]{1,9}", seconds) else 0
     if lifetime_s not in LIFETIMES_S:
         wanted = f"a whole number of seconds from {LIFETIMES_S[0]} to {LIFETIMES_S[-1]}"
         raise InvalidRequest(f"'expires_after[seconds]' must be {wanted}", param="expires_after[seconds]")

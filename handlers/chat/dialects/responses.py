@@ -72,7 +72,7 @@ _FIELDS |= {TEMPLATE_FIELD, *TOOL_FIELDS, *_LABELS, *_UNUSED}
 
 
 def parse_response(
-    incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float, referred: Referred
+    incoming: Incoming, body: dict[str, Any], settings: RequestSettings, referred: Referred
 ) -> Generate | OpenAndAsk | Respond | RespondInConversation | QueueResponse:
     """Read a body that creates a response. referred: the stored objects that its input refers to.
 
@@ -98,7 +98,7 @@ def parse_response(
     place = find_response(previous, "previous_response_id") if previous else read_conversation_id(conversation)
     make_form = BackgroundForm if given.get("background") else ResponseForm if has_output else PreparedForm
     form = make_form(
-        _describe(given, parameters, now),
+        _describe(given, parameters, incoming.received_at),
         items,
         instructions=instructions,
         after=None if conversation else 0 if place is None else place.number,
@@ -327,13 +327,13 @@ def _show_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "function", "description": None, "parameters": None, "strict": True, **tool}
 
 
-def _describe(given: dict[str, Any], parameters: Parameters, now: float) -> dict[str, Any]:
+def _describe(given: dict[str, Any], parameters: Parameters, received_at: float) -> dict[str, Any]:
     """Return the fields of the response object: the request's values, and OpenAI's defaults for the others."""
     temperature = parameters.temperature
     if not parameters.is_sampling:
         temperature = 0.0
     return {
-        "created_at": int(now),
+        "created_at": int(received_at),
         "completed_at": None,
         "status": "queued" if given.get("background") else "in_progress",
         "background": given.get("background", False),

@@ -19,13 +19,13 @@ from handlers.settings.request import RequestSettings
 from torchmoor.wire import headers as wire
 
 # Parsers by the field that identifies a dialect's body. Such a body does not name a session, but the session header
-# makes the request a turn. Any other body belongs to the session API. A parser gets the request, its body, the settings
-# and the time.
+# makes the request a turn. Any other body belongs to the session API. A parser gets the request, its body and the
+# settings.
 DIALECTS = {"messages": parse_chat_completion, "inputs": parse_inputs, "prompt": parse_completion}
 
 
-def parse(incoming: Incoming, settings: RequestSettings, now: float) -> Command:
-    """Read a request. now: seconds since 1970.
+def parse(incoming: Incoming, settings: RequestSettings) -> Command:
+    """Read a request.
 
     Raises InvalidJson, InvalidRequest, EulaNotAccepted, UnsupportedMedia, ContextTooLong, SessionIdMismatch,
     SessionLimitReached.
@@ -38,16 +38,16 @@ def parse(incoming: Incoming, settings: RequestSettings, now: float) -> Command:
     if settings.requires_eula and (resource is None or resource.startswith("POST ")):
         _check_license(incoming)
     if resource:
-        return parse_resource(resource, incoming, read_body, settings, now)
+        return parse_resource(resource, incoming, read_body, settings)
     if wire.TGI_ROUTE in incoming.headers:
-        return join_session(incoming, parse_inputs(incoming, read_body(), settings, now))
+        return join_session(incoming, parse_inputs(incoming, read_body(), settings))
     refuse_other_media(incoming.media_type)
-    if isinstance(incoming.body, bytes | bytearray) and _is_image(incoming.media_type, incoming.body):
+    if incoming.body and _is_image(incoming.media_type, incoming.body):
         return parse_image(incoming, bytes(incoming.body))
     body = read_body()
     for field, parse_body in DIALECTS.items():
         if field in body:
-            return join_session(incoming, parse_body(incoming, body, settings, now))
+            return join_session(incoming, parse_body(incoming, body, settings))
     return parse_session(incoming, body)
 
 
@@ -62,16 +62,14 @@ def _check_license(incoming: Incoming) -> None:
 
 def _is_image(media_type: str, body: bytes | bytearray) -> bool:
     if media_type in ("", "application/octet-stream"):
-        return bool(body) and not begins_as_json(body)
+        return not begins_as_json(body)
     return media_type.startswith("image/")
 
 
 def _json_object(incoming: Incoming, max_values: int) -> dict[str, Any]:
-    body = incoming.body
-    if body is None or body == b"":
+    if not incoming.body:
         raise missing_body(incoming)
-    if isinstance(body, bytes | bytearray):
-        body = load_json(body, max_values, hint=_type_hint(incoming))
+    body = load_json(incoming.body, max_values, hint=_type_hint(incoming))
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body

@@ -20,7 +20,7 @@ from torchmoor.wire import headers as wire
 _FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds the model's name
 
 
-def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
+def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSettings) -> Generate:
     """Read a body with `inputs`. Raises InvalidRequest."""
     check_fields("a body with 'inputs'", body, _FIELDS)
     prompt = body.get("inputs")

@@ -13,11 +13,11 @@ from handlers.settings.request import RequestSettings
 MAX_TOKENS = 1 << 17  # of a request
 
 
-def parse_tokenize(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Tokenize:
+def parse_tokenize(incoming: Incoming, body: dict[str, Any], settings: RequestSettings) -> Tokenize:
     """Read a body with a `prompt` or with `messages`. Raises InvalidRequest, ContextTooLong."""
     parse = parse_chat_completion if "messages" in body else parse_completion
     prompt = {name: value for name, value in body.items() if name != "return_token_strs"}
-    request = parse(incoming, prompt, settings, now)
+    request = parse(incoming, prompt, settings)
     if request.more_prompts:
         raise InvalidRequest("'prompt' must be one text", param="prompt")
     return Tokenize(request=request, has_texts=read_flag(body, "return_token_strs"))

@@ -126,7 +126,7 @@ def _split(incoming: Incoming, max_json_values: int) -> tuple[Any, memoryview, b
     body = incoming.body
     if text is None:
         return read_body(incoming, max_json_values), memoryview(b""), False
-    if not isinstance(body, bytes | bytearray):
+    if not body:
         raise missing_body(incoming)
     if not (text.isascii() and text.isdigit() and len(text) <= 10) or int(text) > len(body):
         raise InvalidRequest("the length of the JSON must be a number of bytes, within the body")

@@ -16,11 +16,10 @@ from handlers.journal.directory import DirectoryJournal
 from handlers.journal.url import open_journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
-from handlers.requests.incoming import Incoming
 from handlers.settings.journal import JournalSettings
 from scripts.make_adapters import make_adapters
 from tests.servers import BUCKET, S3Server
-from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, Reference, ServiceFactory
+from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, Reference, ServiceFactory, make_incoming
 from tests.unit.handlers.merged import add_adapter
 from tests.unit.handlers.test_chat_service import Hold
 from tests.unit.handlers.test_continued_answers import Shown, pieces_of, rest_of
@@ -251,7 +250,7 @@ def unload(client: Client, name: str) -> None:
     assert client.adapters is not None
     exchange = Exchange()
     body = json.dumps({"action": "unload", "model": name}).encode()
-    operation = Incoming({"x-torchmoor-operation": "models"}, body)
+    operation = make_incoming({"x-torchmoor-operation": "models"}, body)
     client.adapters.before(client.service.start)(operation, exchange.reply)
     assert exchange.wait().status == 200, exchange.body
 
@@ -357,7 +356,7 @@ def test_a_stream_that_is_cut_goes_on_elsewhere_by_its_adapter_only(
 ) -> None:
     one, other = (start(EndlessModel(adapted_llava), instance=name) for name in ("llava-0", "llava-1"))
     body = {"inputs": QUESTION, "stream": True, "parameters": {"max_new_tokens": 20}}
-    begun = begin_stream(one, Incoming(headers_for(NAMES[0]), body))
+    begun = begin_stream(one, make_incoming(headers_for(NAMES[0]), body))
     whole = pieces_of(begun)
     rest = rest_of(other, body, headers_for(NAMES[0]), begun.headers[wire.CONTINUABLE], whole[:4])
     assert Shown(whole[:4], pieces_of(rest)) == Shown(whole)

@@ -21,8 +21,8 @@ from handlers.errors import (
     SessionLimitReached,
     UnsupportedMedia,
 )
-from handlers.requests.incoming import Caller, Incoming
-from tests.unit.handlers.conftest import parse
+from handlers.requests.incoming import Caller
+from tests.unit.handlers.conftest import make_incoming, parse
 
 NOBODY = Caller("", "")
 SESSION = "x-amzn-sagemaker-session-id"
@@ -30,7 +30,7 @@ URL = "https://example.com/a.png"
 
 
 def command(body: Any, **headers: str) -> Any:
-    return parse(Incoming({name.replace("_", "-"): value for name, value in headers.items()}, body))
+    return parse(make_incoming({name.replace("_", "-"): value for name, value in headers.items()}, body))
 
 
 def ask(**fields: Any) -> Any:
@@ -70,7 +70,7 @@ def test_a_body_for_another_model_is_told_what_to_send(body: Any, words: str) ->
 
 def test_open_with_header() -> None:
     """The runtime API's NEW_SESSION header is accepted with the sample's body."""
-    opened = parse(Incoming({SESSION: "NEW_SESSION"}, {"type": "start_session", "path": URL, "ttl_s": 60}))
+    opened = parse(make_incoming({SESSION: "NEW_SESSION"}, {"type": "start_session", "path": URL, "ttl_s": 60}))
 
     assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=60, invocation_id="")
 
@@ -105,13 +105,13 @@ def test_openings_are_refused_if_the_caller_has_all_its_sessions(headers: dict[s
     Other requests are not affected.
     """
     limit = {"x-torchmoor-session-limit": "reached"}
-    assert isinstance(parse(Incoming(headers, body)), OpenSession)
+    assert isinstance(parse(make_incoming(headers, body)), OpenSession)
 
     with pytest.raises(SessionLimitReached) as caught:
-        parse(Incoming(headers | limit, body))
+        parse(make_incoming(headers | limit, body))
 
     assert (caught.value.status, caught.value.headers()["Retry-After"]) == (429, "1")
-    assert isinstance(parse(Incoming(limit, {"type": "close_session", "session_id": "s"})), CloseSession)
+    assert isinstance(parse(make_incoming(limit, {"type": "close_session", "session_id": "s"})), CloseSession)
 
 
 @pytest.mark.parametrize("content_type", ["image/png", "IMAGE/JPEG; q=1", "application/octet-stream", ""])
@@ -119,8 +119,8 @@ def test_raw_image_opens_or_adds(content_type: str) -> None:
     """Image bytes open a session under NEW_SESSION and are added to the session that the header names."""
     headers = {"content-type": content_type}
 
-    opened = parse(Incoming({**headers, SESSION: "NEW_SESSION"}, b"\x89PNG"))
-    added = parse(Incoming({**headers, SESSION: "s"}, b"\x89PNG"))
+    opened = parse(make_incoming({**headers, SESSION: "NEW_SESSION"}, b"\x89PNG"))
+    added = parse(make_incoming({**headers, SESSION: "s"}, b"\x89PNG"))
 
     assert opened == OpenSession(caller=NOBODY, images=(b"\x89PNG",), ttl_s=None, invocation_id="")
     assert added == AddImages(caller=NOBODY, session_id="s", images=(b"\x89PNG",), invocation_id="")
@@ -128,11 +128,11 @@ def test_raw_image_opens_or_adds(content_type: str) -> None:
 
 def test_image_that_says_so_opens_a_session_by_itself() -> None:
     """Without a session header, as in asynchronous requests, an image opens a session; untyped bytes are refused."""
-    opened = parse(Incoming({"content-type": "image/png"}, b"\x89PNG"))
+    opened = parse(make_incoming({"content-type": "image/png"}, b"\x89PNG"))
 
     assert opened == OpenSession(caller=NOBODY, images=(b"\x89PNG",), ttl_s=None, invocation_id="")
     with pytest.raises(InvalidRequest, match="session id"):
-        parse(Incoming({"content-type": "application/octet-stream"}, b"\x89PNG"))
+        parse(make_incoming({"content-type": "application/octet-stream"}, b"\x89PNG"))
 
 
 def test_json_without_a_content_type_is_json() -> None:
@@ -146,7 +146,7 @@ def test_json_without_a_content_type_is_json() -> None:
 def test_ask_with_everything() -> None:
     """The command contains all fields of a question."""
     asked = parse(
-        Incoming(
+        make_incoming(
             {SESSION: "s", "x-torchmoor-endpoint": "llava", "x-torchmoor-principal": "p"},
             {
                 "type": "send_text_prompt",
@@ -204,7 +204,7 @@ def test_add_and_close() -> None:
     """Both operations are parsed, including the guide's word for close."""
     assert command({"type": "add_images", "session_id": "s", "image": "a"}).images == ("a",)
     assert command({"type": "close_session", "session_id": "s"}).session_id == "s"
-    assert parse(Incoming({SESSION: "s"}, {"requestType": "CLOSE"})) == CloseSession(caller=NOBODY, session_id="s")
+    assert parse(make_incoming({SESSION: "s"}, {"requestType": "CLOSE"})) == CloseSession(caller=NOBODY, session_id="s")
 
 
 def test_status_needs_no_body() -> None:
@@ -283,7 +283,7 @@ def test_what_is_no_json_is_invalid_json(body: Any) -> None:
 def test_body_of_another_type_is_named(content_type: str, is_named: bool) -> None:
     """The error for a body that is not JSON names a Content-Type that promises something else."""
     with pytest.raises(InvalidJson) as caught:
-        parse(Incoming({"content-type": content_type}, b"[1,2"))
+        parse(make_incoming({"content-type": content_type}, b"[1,2"))
 
     assert ("Content-Type is 'text/csv'" in str(caught.value)) == is_named
 
@@ -317,9 +317,9 @@ def test_headers_and_body_must_agree() -> None:
     body = {"type": "close_session", "session_id": "a"}
 
     with pytest.raises(SessionIdMismatch):
-        parse(Incoming({SESSION: "b"}, body))
+        parse(make_incoming({SESSION: "b"}, body))
 
-    assert parse(Incoming({SESSION: "a"}, body)).session_id == "a"
+    assert parse(make_incoming({SESSION: "a"}, body)).session_id == "a"
 
 
 def test_new_session_header_needs_an_opening_body() -> None:
@@ -327,7 +327,7 @@ def test_new_session_header_needs_an_opening_body() -> None:
     for kind in ("close_session", "send_text_prompt", "add_images"):
         with pytest.raises(InvalidRequest, match="NEW_SESSION"):
             parse(
-                Incoming(
+                make_incoming(
                     {SESSION: "NEW_SESSION"}, {"type": kind, "prompt_text": "x"} if "text" in kind else {"type": kind}
                 )
             )
@@ -336,7 +336,7 @@ def test_new_session_header_needs_an_opening_body() -> None:
 def test_open_under_an_existing_session_is_refused() -> None:
     """A start_session with another session's id in the header is a client error."""
     with pytest.raises(InvalidRequest):
-        parse(Incoming({SESSION: "s"}, {"type": "start_session", "path": URL}))
+        parse(make_incoming({SESSION: "s"}, {"type": "start_session", "path": URL}))
 
 
 def test_unknown_operation_is_refused() -> None:
@@ -390,7 +390,7 @@ def test_anything_is_a_command_or_a_handler_error(body: Any, headers: dict[str, 
     """Every request gives a command or a client error that fits into a response."""
     refused: HandlerError | None = None
     try:
-        parse(Incoming(headers, body))
+        parse(make_incoming(headers, body))
     except HandlerError as error:
         refused = error
 
@@ -534,4 +534,4 @@ def test_sampling_is_on_when_asked_for(given: dict[str, Any], is_sampling: bool)
 def test_videos_and_sounds_are_refused_as_such(content_type: str) -> None:
     """The Content-Type decides, whatever the body is, and the message contains a searchable phrase."""
     with pytest.raises(UnsupportedMedia, match=r"(video|audio) is not supported"):
-        parse(Incoming({"content-type": content_type, SESSION: "NEW_SESSION"}, b"\x00\x01"))
+        parse(make_incoming({"content-type": content_type, SESSION: "NEW_SESSION"}, b"\x00\x01"))

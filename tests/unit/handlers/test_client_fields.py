@@ -11,8 +11,7 @@ from handlers.chat.commands import QueueResponse
 from handlers.chat.dialects.reasoning_fields import is_reasoning, read_reasoning
 from handlers.chat.parameters import parse_parameters
 from handlers.errors import InvalidRequest
-from handlers.requests.incoming import Incoming
-from tests.unit.handlers.conftest import EndlessModel, ServiceFactory, parse
+from tests.unit.handlers.conftest import EndlessModel, ServiceFactory, make_incoming, parse
 from tests.unit.handlers.test_chat_completion import chat, events, user
 from tests.unit.handlers.test_response_form import read
 from torchmoor.proxy.api.reference import openai_schemas
@@ -254,7 +253,7 @@ def test_a_response_in_the_background_does_not_store_what_has_no_effect() -> Non
     """Its other fields wait in the journal until a worker takes it."""
     body = {"model": "llava", "input": "Hello", "background": True, "temperature": 0.5, "client_metadata": {"a": "b"}}
 
-    queued = parse(Incoming({wire.RESOURCE: "POST responses"}, body))
+    queued = parse(make_incoming({wire.RESOURCE: "POST responses"}, body))
 
     assert isinstance(queued, QueueResponse)
     assert json.loads(queued.request)["request"].keys() == {"model", "background", "temperature", "seed"}

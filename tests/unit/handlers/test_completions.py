@@ -1,5 +1,6 @@
 """OpenAI's completions as commands: their fields, defaults and refusals."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,15 +8,16 @@ import pytest
 from handlers.chat.dialects.completions import CompletionForm
 from handlers.chat.dialects.table import parse
 from handlers.errors import InvalidRequest
-from handlers.requests.incoming import Incoming
 from handlers.settings.request import RequestSettings
+from tests.unit.handlers.conftest import make_incoming
 
 NOW = 1_800_000_000.0
 HEADERS = {"x-torchmoor-endpoint": "llm", "x-torchmoor-request-id": "r1"}
 
 
 def command(headers: dict[str, str] | None = None, **body: Any) -> Any:
-    return parse(Incoming({**HEADERS, **(headers or {})}, {"prompt": "Once ", **body}), RequestSettings(), NOW)
+    incoming = make_incoming({**HEADERS, **(headers or {})}, {"prompt": "Once ", **body})
+    return parse(replace(incoming, received_at=NOW), RequestSettings())
 
 
 def test_a_prompt_is_continued_as_it_is() -> None:

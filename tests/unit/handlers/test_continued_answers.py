@@ -16,7 +16,7 @@ from handlers.models.llava import LlavaModel
 from handlers.requests.continuation import read_continuation
 from handlers.requests.incoming import Incoming
 from handlers.settings.journal import JournalSettings
-from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, ServiceFactory
+from tests.unit.handlers.conftest import Client, EndlessModel, Exchange, ServiceFactory, make_incoming
 from tests.unit.handlers.test_chat_service import Hold
 from torchmoor.wire import headers as wire
 from torchmoor.wire.continuation import ContinuationRequest, MarkedPiece, MarkedPieceReader, PieceKind, join_request
@@ -162,7 +162,7 @@ def rest_of(client: Client, body: Any, headers: Mapping[str, str], start: str, p
     notes = b"".join(piece.note for piece in pieces).decode()
     request = ContinuationRequest("application/json", start, notes)
     length, joined = join_request(request, json.dumps(body).encode())
-    return begin(client, Incoming({**headers, wire.CONTINUATION: str(length)}, joined))
+    return begin(client, make_incoming({**headers, wire.CONTINUATION: str(length)}, joined))
 
 
 class Shown:
@@ -207,7 +207,7 @@ def test_an_answer_that_is_cut_anywhere_goes_on_elsewhere(
     """
     body, headers, request = BODIES[name]
     one, other = make_client(endless_llava, request=request), make_client(endless_llava, request=request)
-    begun = begin(one, Incoming(headers, body))
+    begun = begin(one, make_incoming(headers, body))
     whole = pieces_of(begun)
     assert [piece.kind for piece in whole] == [PieceKind.PART] * (len(whole) - 1) + [PieceKind.END]
     assert len(whole) > 3
@@ -223,7 +223,7 @@ def test_an_answer_beyond_an_end_token_goes_on_elsewhere(make_client: ServiceFac
     one, other = make_client(), make_client()
     often = {"max_new_tokens": 9, "logit_bias": {"2": 100.0}}
     body = {**INPUTS, "parameters": {**often, "ignore_eos": True, "min_tokens": 3}}
-    begun = begin(one, Incoming({}, body))
+    begun = begin(one, make_incoming({}, body))
     whole, start = pieces_of(begun), begun.headers[wire.CONTINUABLE]
     assert [piece.note == b"2," for piece in whole] == [False] * 3 + [True] * 5 + [False]  # the end has no tokens
 
@@ -237,9 +237,9 @@ def test_a_stop_string_may_span_the_cut(make_client: ServiceFactory, endless_lla
     """Text that is held back because it may become a stop string is neither lost nor repeated."""
     one, other = make_client(endless_llava), make_client(endless_llava)
     body: dict[str, Any] = {**INPUTS, "parameters": {**HOT, "seed": 3}}
-    text = last_event(pieces_of(begin(one, Incoming({}, body))))["generated_text"]
+    text = last_event(pieces_of(begin(one, make_incoming({}, body))))["generated_text"]
     body["parameters"]["stop"] = [text[6:12]]
-    begun = begin(one, Incoming({}, body))
+    begun = begin(one, make_incoming({}, body))
     whole = pieces_of(begun)
 
     start = begun.headers[wire.CONTINUABLE]
@@ -252,12 +252,12 @@ def test_the_details_name_the_seed_that_was_drawn(make_client: ServiceFactory, e
     """With it, a request gets the same answer again."""
     client = make_client(endless_llava)
     body, headers, _ = BODIES["tgi"]
-    first, again = (last_event(pieces_of(begin(client, Incoming(headers, body)))) for _ in range(2))
+    first, again = (last_event(pieces_of(begin(client, make_incoming(headers, body)))) for _ in range(2))
     seed = first["details"]["seed"]
 
     assert seed != again["details"]["seed"]
     body = {**body, "parameters": {**body["parameters"], "seed": seed}}
-    repeated = last_event(pieces_of(begin(client, Incoming(headers, body))))
+    repeated = last_event(pieces_of(begin(client, make_incoming(headers, body))))
     assert repeated["details"]["seed"] == seed
     assert repeated["generated_text"] == first["generated_text"]
 
@@ -284,7 +284,7 @@ def test_a_turn_is_recorded_once(
         body["session_id"] = one.open()
     headers = {wire.INVOCATION_ID: "first"} | (RESPONSE if kind == "response" else {})
     hold = Hold(endless_llava, num_steps=5)
-    begun = begin(one, Incoming(headers, body))
+    begun = begin(one, make_incoming(headers, body))
     pieces = pieces_until_loss(begun, hold, 3, is_recorded=is_recorded)
     rest = pieces_of(rest_of(other, body, headers, begun.headers[wire.CONTINUABLE], pieces))
 
@@ -294,7 +294,8 @@ def test_a_turn_is_recorded_once(
     text = Shown(pieces, rest).text
     if kind == "session":
         assert text.decode() == answer
-        assert Shown(pieces_of(begin(one, Incoming({}, {**body, "session_id": one.open()})))).text.decode() == answer
+        again = begin(one, make_incoming({}, {**body, "session_id": one.open()}))
+        assert Shown(pieces_of(again)).text.decode() == answer
     else:
         events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith(b"data: ")]
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -308,14 +309,14 @@ def test_a_worker_that_fails_says_so(make_client: ServiceFactory, tiny_llava: Ll
     failing = EndlessModel(tiny_llava)
     one, other = make_client(failing), make_client(EndlessModel(tiny_llava))
     body = {**INPUTS, "parameters": LONG}
-    whole = pieces_of(begin(other, Incoming({}, body)))
+    whole = pieces_of(begin(other, make_incoming({}, body)))
 
     def fail_later(embeds: object, batch: object) -> None:
         if failing.num_steps > 5:
             raise RuntimeError("the device is lost")
 
     failing.before_step = fail_later
-    begun = begin(one, Incoming({}, body))
+    begun = begin(one, make_incoming({}, body))
     *pieces, failure = pieces_of(begun)
 
     assert failure.kind is PieceKind.FAILURE
@@ -328,7 +329,7 @@ def test_an_answer_of_another_model_or_prompt_is_not_continued(make_client: Serv
     """An answer of another model or prompt, or one whose request cannot be read, is refused."""
     client = make_client()
     body = {**INPUTS, "parameters": HOT}
-    begun = begin(client, Incoming({}, body))
+    begun = begin(client, make_incoming({}, body))
     whole, start = pieces_of(begun), begun.headers[wire.CONTINUABLE]
 
     other_prompt = rest_of(client, {**body, "inputs": "other"}, {}, start, whole[:2]).wait()
@@ -340,7 +341,7 @@ def test_an_answer_of_another_model_or_prompt_is_not_continued(make_client: Serv
     assert (foreign.error, ended.error) == ("InvalidRequest", "TurnConflict")
     for length, given in (("9", b'["a", 1, 2]'), ("x", b"{}"), ("2", b"{}"), ("3", b'"a"')):
         with pytest.raises(InvalidRequest):
-            read_continuation(Incoming({wire.CONTINUATION: length}, given))
+            read_continuation(make_incoming({wire.CONTINUATION: length}, given))
 
 
 def test_an_engine_that_cannot_resume_an_answer_refuses_it(
@@ -351,7 +352,7 @@ def test_an_engine_that_cannot_resume_an_answer_refuses_it(
     monkeypatch.setattr(chat_engine, "Capabilities", lambda **own: Capabilities(**{**own, "can_resume": False}))
     other = make_client()
     body = {**INPUTS, "parameters": HOT}
-    begun = begin(one, Incoming({}, body))
+    begun = begin(one, make_incoming({}, body))
     pieces = pieces_of(begun)
 
     refused = rest_of(other, body, {}, begun.headers[wire.CONTINUABLE], pieces[:2]).wait()

@@ -13,12 +13,12 @@ import pytest
 from handlers.errors import HandlerError
 from handlers.journal.journal import Journal
 from handlers.journal.url import open_journal
-from handlers.requests.incoming import Caller, Incoming
+from handlers.requests.incoming import Caller
 from handlers.requests.reply import PendingReply
 from handlers.settings.journal import JournalSettings
 from tests.servers import BUCKET
 from tests.torchserve.drawings import data_url
-from tests.unit.handlers.conftest import Exchange
+from tests.unit.handlers.conftest import Exchange, make_incoming
 from tests.waiting import DEADLINE_S
 
 SHORT = {"parameters": {"max_new_tokens": 12}}
@@ -98,7 +98,7 @@ def test_a_session_is_evicted_as_soon_as_its_client_has_the_answer(make_client: 
     late = Exchange()
     late.reply = LateReply(late.reply.wake)
 
-    client.service.start(Incoming(headers, body), late.reply)
+    client.service.start(make_incoming(headers, body), late.reply)
     first = late.wait()
     second = client.ask(other, "what?", **SHORT).wait()
     late.reply.may_continue.set()

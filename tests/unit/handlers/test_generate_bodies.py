@@ -1,5 +1,6 @@
 """Requests without a session: TGI's and LMI's `inputs`, OpenAI's `messages`."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from handlers.chat.forms import AnswerForm
 from handlers.chat.messages import ImagePart, Message, TextPart, images_of, split_images
 from handlers.chat.parameters import Parameters
 from handlers.errors import BadInput, ContextTooLong, HandlerError, InvalidRequest
-from handlers.requests.incoming import Caller, Incoming
+from handlers.requests.incoming import Caller
 from handlers.settings.request import RequestSettings
+from tests.unit.handlers.conftest import make_incoming
 
 URL = "https://example.com/a.png"
 DATA = "data:image/png;base64,aGk="
@@ -24,7 +26,8 @@ NOW = 1_800_000_000.0
 
 
 def command(body: Any, headers: dict[str, str] | None = None, **limits: Any) -> Any:
-    return parse(Incoming(headers or {}, body), RequestSettings(**limits), NOW)
+    incoming = replace(make_incoming(headers or {}, body), received_at=NOW)
+    return parse(incoming, RequestSettings(**limits))
 
 
 def chat(**fields: Any) -> Any:

@@ -13,8 +13,7 @@ from handlers.chat.items import parse_input
 from handlers.chat.messages import ToolCall
 from handlers.chat.tools import ToolUse, read_tools
 from handlers.errors import InvalidRequest
-from handlers.requests.incoming import Incoming
-from tests.unit.handlers.conftest import parse
+from tests.unit.handlers.conftest import make_incoming, parse
 from tests.unit.handlers.test_response_form import read, split, summarise
 from torchmoor.wire import headers as wire
 
@@ -47,7 +46,7 @@ CALL = '<tool_call>\n{"name": "mcp__docs__count", "arguments": {"value": 3}}\n</
 def ask(**fields: Any) -> tuple[ToolUse | None, ResponseForm]:
     """Return what a response's request offers to the model, and the form of its answer."""
     body = {"model": "llava", "input": "Hello", "store": False, **fields}
-    command = parse(Incoming({wire.RESOURCE: "POST responses"}, body))
+    command = parse(make_incoming({wire.RESOURCE: "POST responses"}, body))
     assert isinstance(command, Generate)
     assert isinstance(command.form, ResponseForm)
     command.form.place("ts-seq-a", 3)
@@ -151,7 +150,7 @@ def test_chat_completions_have_functions_only() -> None:
     body = {"messages": [{"role": "user", "content": "Hello"}], "tools": [{"type": "custom", "custom": {"name": "x"}}]}
 
     with pytest.raises(InvalidRequest) as refused:
-        parse(Incoming({}, body))
+        parse(make_incoming({}, body))
 
     assert refused.value.param == "tools[0]"
 

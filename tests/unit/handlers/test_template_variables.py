@@ -16,10 +16,9 @@ from handlers.errors import InvalidRequest
 from handlers.journal.directory import DirectoryJournal
 from handlers.models.chat_template import ChatTemplate
 from handlers.models.llava import LlavaModel
-from handlers.requests.incoming import Incoming
 from handlers.settings.journal import JournalSettings
 from scripts.tiny_llava.build import CHAT_TEMPLATE
-from tests.unit.handlers.conftest import EndlessModel, Exchange, ServiceFactory
+from tests.unit.handlers.conftest import EndlessModel, Exchange, ServiceFactory, make_incoming
 from tests.unit.handlers.test_chat_service import Hold
 from tests.unit.handlers.test_continued_answers import (
     Shown,
@@ -355,7 +354,7 @@ def test_a_stream_that_is_cut_anywhere_goes_on_elsewhere(
     one, other = make_client(thinking), make_client(thinking)
     plain = {"messages": HELLO, "stream": True, "max_tokens": 8, **SAMPLED}
     body, headers = {**plain, **fields}, {wire.REQUEST_ID: "one-id"}
-    begun = begin(one, Incoming(headers, body))
+    begun = begin(one, make_incoming(headers, body))
     whole = pieces_of(begun)
 
     assert (b"reasoning_content" in Shown(whole).text) == (not fields)
@@ -393,7 +392,7 @@ def test_a_turn_that_moves_goes_on_as_it_began(
         body = {"model": "llava", "input": "hello", "max_output_tokens": 40}
     body |= {"stream": True, **SAMPLED, **fields}
     hold = Hold(thinking, num_steps=6)
-    begun = begin(one, Incoming(headers, body))
+    begun = begin(one, make_incoming(headers, body))
     pieces = pieces_until_loss(begun, hold, 4, is_recorded=is_recorded)
 
     rest = pieces_of(rest_of(other, body, headers, begun.headers[wire.CONTINUABLE], pieces))

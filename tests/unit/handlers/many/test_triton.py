@@ -338,7 +338,7 @@ def test_raw_values_come_back_as_they_were(dtype: torch.dtype) -> None:
         (binary([raw_tensor("x", 8, parameters=[1])], bytes(8)), "'parameters' must be"),
         (Incoming({"inference-header-content-length": "99"}, b"{}"), "within the body"),
         (Incoming({"inference-header-content-length": "-1"}, b"{}"), "within the body"),
-        (Incoming({"inference-header-content-length": "2"}, None), "has no body"),
+        (Incoming({"inference-header-content-length": "2"}), "has no body"),
         (Incoming({"inference-header-content-length": "1"}, b"{}"), "not valid JSON"),
     ],
 )
