@@ -58,22 +58,20 @@ class AnswerPenalties:
         counts = Counter(answer)
         self._places = {token: place for place, token in enumerate(counts)}
         self._tokens = torch.tensor(list(counts), dtype=torch.int64, device=device)
-        amounts = [presence + frequency * count for count in counts.values()]
-        self._amounts = torch.tensor(amounts, dtype=torch.float32, device=device)
+        self._counts = torch.tensor(list(counts.values()), dtype=torch.float32, device=device)
 
     def note(self, token: int) -> None:
         place = self._places.get(token)
         if place is not None:
-            self._amounts[place] += self._frequency
+            self._counts[place] += 1
             return
         self._places[token] = len(self._places)
         self._tokens = torch.cat((self._tokens, torch.tensor([token], device=self._device)))
-        new = torch.tensor([self._presence + self._frequency], dtype=torch.float32, device=self._device)
-        self._amounts = torch.cat((self._amounts, new))
+        self._counts = torch.cat((self._counts, self._counts.new_ones(1)))
 
     def apply(self, logits: Tensor) -> None:
         """Change logits, (vocabulary,), in place."""
-        logits[self._tokens] -= self._amounts
+        logits[self._tokens] -= self._presence + self._frequency * self._counts
 
 
 class Sampler:

@@ -628,6 +628,20 @@ def test_a_continued_answer_is_penalized_as_a_whole() -> None:
     assert [choose(rest, logits(step))[0] for step in range(6, 12)] == tokens[6:]
 
 
+def test_a_continued_answer_is_penalized_to_the_bit() -> None:
+    """The penalties of an answer do not depend on which of its tokens this worker has generated."""
+    params = SamplingParams(max_new_tokens=9, frequency_penalty=0.1, presence_penalty=0.3)
+    whole, rest = Sampler(params, (), CPU), Sampler(params, [5] * 7, CPU, [5] * 7)
+    for token in [5] * 7:
+        whole.note(token)
+    rows = torch.zeros(2, 8)
+
+    whole.weigh(rows[0])
+    rest.weigh(rows[1])
+
+    assert torch.equal(rows[0], rows[1])
+
+
 def test_a_bias_moves_logits() -> None:
     """A large bias forces a token, and a large negative one forbids it."""
     row = torch.tensor([3.0, 2.0, 1.0])
