@@ -13,13 +13,23 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
-from handlers.journal.event import Event
-from handlers.journal.journal import Journal, Listed
+from handlers.journal.journal import Journal
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _bounded(method: Callable[Concatenate[Journal, P], T]) -> Callable[Concatenate["BoundedJournal", P], T]:
+    """Make the method of a BoundedJournal that calls this one of its journal."""
+
+    def call(bounded: "BoundedJournal", /, *args: P.args, **options: P.kwargs) -> T:
+        own: Callable[P, T] = getattr(bounded._journal, method.__name__)  # the journal is of a class of its own
+        return bounded._run(partial(own, *args, **options))
+
+    return call
 
 
 class BoundedJournal:
@@ -47,47 +57,20 @@ class BoundedJournal:
     def num_sessions(self) -> int:
         return self._journal.num_sessions
 
-    def check_room(self, owner: str) -> None:
-        self._run(partial(self._journal.check_room, owner))
-
-    def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
-        self._run(partial(self._journal.append, session_id, number, event, owner))
-
-    def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
-        return self._run(partial(self._journal.read, session_id, start, max_events))
-
-    def put_image(self, session_id: str, data: bytes, owner: str) -> str:
-        return self._run(partial(self._journal.put_image, session_id, data, owner))
-
-    def get_image(self, session_id: str, image: str) -> bytes:
-        return self._run(partial(self._journal.get_image, session_id, image))
-
-    def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
-        return self._run(partial(self._journal.put_kv, session_id, number, data, owner))
-
-    def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
-        return self._run(partial(self._journal.read_kv, session_id, first, count, max_bytes))
-
-    def close(self, session_id: str, event: Event) -> Event:
-        return self._run(partial(self._journal.close, session_id, event))
-
-    def delete(self, session_id: str) -> None:
-        self._run(partial(self._journal.delete, session_id))
-
-    def claim(self, name: str, value: str) -> str:
-        return self._run(partial(self._journal.claim, name, value))
-
-    def enlist(self, session_id: str, label: str, owner: str) -> None:
-        self._run(partial(self._journal.enlist, session_id, label, owner))
-
-    def delist(self, session_id: str, label: str, owner: str) -> None:
-        self._run(partial(self._journal.delist, session_id, label, owner))
-
-    def list_owned(self, owner: str) -> list[Listed]:
-        return self._run(partial(self._journal.list_owned, owner))
-
-    def list_ids(self, cursor: str = "") -> tuple[list[str], str]:
-        return self._run(partial(self._journal.list_ids, cursor))
+    check_room = _bounded(Journal.check_room)
+    append = _bounded(Journal.append)
+    read = _bounded(Journal.read)
+    put_image = _bounded(Journal.put_image)
+    get_image = _bounded(Journal.get_image)
+    put_kv = _bounded(Journal.put_kv)
+    read_kv = _bounded(Journal.read_kv)
+    close = _bounded(Journal.close)
+    delete = _bounded(Journal.delete)
+    claim = _bounded(Journal.claim)
+    enlist = _bounded(Journal.enlist)
+    delist = _bounded(Journal.delist)
+    list_owned = _bounded(Journal.list_owned)
+    list_ids = _bounded(Journal.list_ids)
 
     def sweep(self, expired_before: int, *, is_full: bool) -> None:
         """Sweep. A sweep that takes longer than the time-out continues, and the next call is skipped."""
