@@ -15,10 +15,11 @@ _TOKEN = re.compile(
       | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
       | (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?f?)
       | (?P<mark>[{}\[\]<>:,;])
+      | (?P<end>\Z)
+      | (?P<other>[\s\S])
     )""",
     re.VERBOSE,
 )
-_BLANK = re.compile(r"(?:\s|#[^\n]*+)*+")
 _ENDS = {"{": "}", "<": ">"}
 
 Message = dict[str, list[Any]]  # the values of each field, in order
@@ -32,7 +33,7 @@ def parse_pbtxt(text: str) -> Message:
     """Parse strings and enum words to str, numbers to int or float, booleans to bool. Raises PbtxtError."""
     if len(text) > MAX_BYTES:
         raise PbtxtError(f"it has {len(text)} characters, more than {MAX_BYTES}")
-    return _Reader(text).message(None, 0)
+    return _Reader(text).message("", 0)
 
 
 class _Reader:
@@ -44,25 +45,22 @@ class _Reader:
 
     def _advance(self) -> None:
         match = _TOKEN.match(self._text, self._at)
-        if match is None:
-            blank = _BLANK.match(self._text, self._at)
-            self._at = blank.end() if blank else self._at
-            if self._at < len(self._text):
-                raise self._error("unexpected character")
-            self.kind, self.token = "end", ""
-            return
+        assert match is not None  # if nothing else, `other` matches
         self._at = match.end()
         self.kind = str(match.lastgroup)
         self.token = match[self.kind]
+        if self.kind == "other":
+            raise self._error("unexpected character")
 
     def _error(self, what: str) -> PbtxtError:
         return PbtxtError(f"{what} in line {self._text.count(chr(10), 0, self._at) + 1}")
 
-    def message(self, end: str | None, depth: int) -> Message:
+    def message(self, end: str, depth: int) -> Message:
+        """Read fields up to this mark, or up to the end of the text if it is empty."""
         if depth > MAX_DEPTH:
             raise self._error("messages are nested too deeply")
         fields: Message = {}
-        while self.kind != "end" if end is None else self.token != end or self.kind == "text":
+        while self.token != end:
             if self.kind != "word":
                 raise self._error("a field's name is missing")
             name = self.token
@@ -70,8 +68,7 @@ class _Reader:
             has_colon = self._skip(":")
             fields.setdefault(name, []).extend(self._values(has_colon, depth))
             self._skip(",") or self._skip(";")
-        if end is not None:
-            self._advance()
+        self._advance()
         return fields
 
     def _values(self, has_colon: bool, depth: int) -> list[Any]:
@@ -86,7 +83,7 @@ class _Reader:
 
     def _value(self, has_colon: bool, depth: int) -> Any:
         kind, token = self.kind, self.token
-        if kind == "mark" and token in _ENDS:
+        if token in _ENDS:
             self._advance()
             return self.message(_ENDS[token], depth + 1)
         if not has_colon or kind not in ("text", "word", "number"):
@@ -99,7 +96,7 @@ class _Reader:
         return int(token) if re.fullmatch(r"[-+]?\d+", token) else float(token.rstrip("f"))
 
     def _skip(self, mark: str) -> bool:
-        if self.kind != "mark" or self.token != mark:
+        if self.token != mark:  # the token of a text has its quotes
             return False
         self._advance()
         return True
