@@ -27,19 +27,14 @@ class Pace:
         self._max_stretch = max_stretch
         self._least_s = least_s
         self._step_s: float | None = None  # of a step with decoding rows only
-        self._token_s: float | None = None  # of a prompt token
-
-    @property
-    def token_s(self) -> float | None:
-        """Seconds that a prompt token takes; None before the first prompt."""
-        return self._token_s
+        self.token_s: float | None = None  # of a prompt token
 
     def chunk(self, num_decoding: int) -> int:
         """Return how many prompt tokens the next step may have beside this many decoding rows."""
-        if not num_decoding or self._step_s is None or self._token_s is None:
+        if not num_decoding or self._step_s is None or self.token_s is None:
             return self.max_chunk
         room_s = max((self._max_stretch - 1) * self._step_s, self._least_s - self._step_s)
-        return min(self.max_chunk, max(MIN_CHUNK, int(min(self.max_chunk, room_s / max(self._token_s, 1e-9)))))
+        return min(self.max_chunk, max(MIN_CHUNK, int(min(self.max_chunk, room_s / max(self.token_s, 1e-9)))))
 
     def halve(self) -> None:
         """Halve the chunk for a while, after the device had no memory for a step."""
@@ -56,9 +51,9 @@ class Pace:
         if not num_prompt_tokens:
             self._step_s = _mean(self._step_s, seconds)
         elif num_decoding and self._step_s is not None:
-            self._token_s = _mean(self._token_s, max(seconds - self._step_s, 0.0) / num_prompt_tokens)
+            self.token_s = _mean(self.token_s, max(seconds - self._step_s, 0.0) / num_prompt_tokens)
         elif num_prompt_tokens >= MIN_CHUNK:
-            self._token_s = _mean(self._token_s, seconds / num_prompt_tokens)
+            self.token_s = _mean(self.token_s, seconds / num_prompt_tokens)
 
 
 def _mean(old: float | None, new: float) -> float:
