@@ -55,9 +55,30 @@ class AdapterFiles(NamedTuple):
         """A digest of both."""
         return hashlib.sha256(hashlib.sha256(self.config).digest() + self.weights).hexdigest()
 
-    def check_config(self) -> dict[str, Any]:
+    def read_config(self) -> dict[str, Any]:
         """Return what PEFT says of the adapter. Raises ModelBroken if that is not plain LoRA."""
-        return _check_config(self.config)
+        try:
+            config = json.loads(self.config)
+        except (ValueError, RecursionError) as exc:
+            raise ModelBroken(f"the adapter's {CONFIG} is not JSON") from exc
+        if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+            raise ModelBroken("the adapter is not of peft_type LORA")
+        for name in _REFUSED:
+            if config.get(name):
+                raise ModelBroken(f"adapters with {name} are not supported")
+        if config.get("bias", "none") != "none":
+            raise ModelBroken("adapters with bias are not supported")
+        initial = config.get("init_lora_weights", True)
+        if not isinstance(initial, bool | str | None) or initial not in _INITIAL:
+            raise ModelBroken(
+                f"adapters with init_lora_weights {ascii(initial)[:40]} belong to changed weights of the base model, "
+                "which are not supported: save the adapter with PEFT's path_initial_model_for_weight_conversion"
+            )
+        for name in ("r", "lora_alpha"):
+            value = config.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+                raise ModelBroken(f"the adapter's {name} must be a number above 0")
+        return config
 
 
 def read_files(folder: Path, max_weights_bytes: int) -> AdapterFiles:
@@ -124,7 +145,7 @@ class AdaptedLayers:
         """Load an adapter of PEFT. Its sizes are checked before they take memory. Raises ModelBroken, OutOfMemory."""
         num_floats = self._max_rank * sum(map(sum, self._sizes.values()))
         files = read_files(folder, MAX_HEADER_BYTES + MAX_FLOAT_BYTES * num_floats)
-        config = files.check_config()
+        config = files.read_config()
         try:
             tensors = safetensors.torch.load(files.weights)
         except (SafetensorError, KeyError, ValueError) as exc:
@@ -206,31 +227,6 @@ def _read(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise ModelBroken(f"the adapter's {path.name} has more than {max_bytes} bytes, which this model cannot use")
     return content
-
-
-def _check_config(content: bytes) -> dict[str, Any]:
-    try:
-        config = json.loads(content)
-    except (ValueError, RecursionError) as exc:
-        raise ModelBroken(f"the adapter's {CONFIG} is not JSON") from exc
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise ModelBroken("the adapter is not of peft_type LORA")
-    for name in _REFUSED:
-        if config.get(name):
-            raise ModelBroken(f"adapters with {name} are not supported")
-    if config.get("bias", "none") != "none":
-        raise ModelBroken("adapters with bias are not supported")
-    initial = config.get("init_lora_weights", True)
-    if not isinstance(initial, bool | str | None) or initial not in _INITIAL:
-        raise ModelBroken(
-            f"adapters with init_lora_weights {ascii(initial)[:40]} are not supported, since they belong to changed "
-            "weights of the base model: save the adapter with PEFT's path_initial_model_for_weight_conversion"
-        )
-    for name in ("r", "lora_alpha"):
-        value = config.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-            raise ModelBroken(f"the adapter's {name} must be a number above 0")
-    return config
 
 
 def _scale(config: Mapping[str, Any], rank: int) -> float:

@@ -232,7 +232,7 @@ class VllmEngine:
     def load_adapter(self, folder: Path) -> VllmAdapter:
         """Let vLLM read a copy of the folder's files. It accepts the layers that it knows how to adapt."""
         files = read_files(folder, self._max_adapter_bytes)
-        files.check_config()
+        files.read_config()
         adapter = VllmAdapter(files, next(self._adapter_ids), self._drop_adapter)
         try:
             self._loop.run(self._llm.add_lora(adapter.request))
