@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from PIL.Image import Image
 
+from handlers.errors import HandlerError
 from handlers.worker.counters import Counters
 from torchmoor.wire.sampling_parameters import SAMPLING_NUMBERS, SamplingNumbers
 
@@ -48,7 +49,7 @@ class TokenEvent:
     token_id: int | None
     logprob: float = 0.0
     finish_reason: FinishReason | None = None
-    error: Exception | None = None
+    error: HandlerError | None = None
     top: tuple[tuple[int, float], ...] = ()
     num_cached: int = 0
 
@@ -283,7 +284,7 @@ class AnswerRequest:
     adapter: Adapter | None = None
 
 
-Cancel = Callable[[Exception], None]
+Cancel = Callable[[HandlerError], None]
 """Ends an answer within one step, its last event being this error; does nothing if the answer has ended. Any thread."""
 
 

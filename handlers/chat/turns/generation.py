@@ -263,12 +263,12 @@ class Generation:
 
     def _on_event(self, event: TokenEvent) -> bool:
         """Handle a token or an error. Return False to end the sequence."""
-        if event.token_id is None:
-            error = event.error
+        error = event.error
+        if error is not None:
             if isinstance(error, OutOfMemory) and not self._num_new:
                 self._wait_for_memory(error)
-                return False
-            self.fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
+            else:
+                self.fail(error)
             return False
         if self._ends_early and event.finish_reason is None:
             event = replace(event, finish_reason=FinishReason.STOP)

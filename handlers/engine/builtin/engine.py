@@ -26,7 +26,15 @@ from handlers.engine.builtin.scheduler import Scheduler, StepShare
 from handlers.engine.builtin.sequence import TokenSequence
 from handlers.engine.contract import FinishReason, TokenEvent
 from handlers.engine.grammar import GrammarFailed
-from handlers.errors import MODEL_FAILED, STOPPING, InternalError, InvalidRequest, OutOfMemory, TurnTimedOut
+from handlers.errors import (
+    MODEL_FAILED,
+    STOPPING,
+    HandlerError,
+    InternalError,
+    InvalidRequest,
+    OutOfMemory,
+    TurnTimedOut,
+)
 from handlers.models.memory import is_out_of_memory
 from handlers.worker.device import return_gpu_memory, use_device
 
@@ -79,7 +87,7 @@ class Engine:
         """Queue a sequence, which begins when there is room. Its events are called on the engine thread."""
         self._post(self._inbox, lambda: self.admit(sequence))
 
-    def cancel(self, sequence: TokenSequence, error: Exception) -> None:
+    def cancel(self, sequence: TokenSequence, error: HandlerError) -> None:
         """Remove a sequence before the next step, with this error as its last event. Does nothing if it has ended."""
         with suppress(InternalError):  # `stop` ends every sequence
             self._post(self._inbox, lambda: self.finish(sequence, error))
@@ -139,7 +147,7 @@ class Engine:
         except Exception:
             logger.exception("engine action failed")
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, error: HandlerError) -> None:
         for sequence in self.scheduler.all():
             self.finish(sequence, error)
 
@@ -268,13 +276,11 @@ class Engine:
     def _fail(self, sequence: TokenSequence, error: Exception) -> None:
         """End a sequence whose step failed, and log the reason."""
         logger.error("sequence failed error=%s", error, exc_info=error)
+        answer: HandlerError = InternalError(MODEL_FAILED)
         if is_out_of_memory(error):
-            answer: Exception = OutOfMemory("the device ran out of memory while computing this answer")
-        else:
-            answer = InternalError(MODEL_FAILED)
-        self._forget(sequence)
+            answer = OutOfMemory("the device ran out of memory while computing this answer")
         sequence.cache.drop()  # its stored keys and values may be the cause
-        self._guard(lambda: sequence.on_event(TokenEvent(None, error=answer)))
+        self._end(sequence, answer)
 
     def _deliver(
         self, sequence: TokenSequence, token: int, logprob: float, top: tuple[tuple[int, float], ...] = ()
@@ -305,9 +311,7 @@ class Engine:
             )
             self.scheduler.add(sequence)
         except GrammarFailed as exc:
-            refusal = _too_complex(exc)
-            self._guard(lambda: sequence.on_event(TokenEvent(None, error=refusal)))
-            return
+            self._end(sequence, _too_complex(exc))
         except Exception as exc:
             self._fail(sequence, exc)
         if pool.shape.num_bytes(sequence.max_tokens) > pool.capacity_bytes:  # it would wait forever, and block others
@@ -315,11 +319,14 @@ class Engine:
                 sequence, OutOfMemory(f"this turn takes more than the KV cache's {pool.capacity * BLOCK} tokens")
             )
 
-    def finish(self, sequence: TokenSequence, error: Exception) -> None:
+    def finish(self, sequence: TokenSequence, error: HandlerError) -> None:
         """End a sequence with this error unless it has ended. Engine thread only."""
         if sequence in self._samplers:
-            self._forget(sequence)
-            self._guard(lambda: sequence.on_event(TokenEvent(None, error=error)))
+            self._end(sequence, error)
+
+    def _end(self, sequence: TokenSequence, error: HandlerError) -> None:
+        self._forget(sequence)
+        self._guard(lambda: sequence.on_event(TokenEvent(None, error=error)))
 
     def _forget(self, sequence: TokenSequence) -> None:
         """Remove a sequence from the batch, unless its own event has already done so."""

@@ -67,7 +67,7 @@ class _RunningAnswer:
         self.request = request
         self.scope = scope
         self.task: asyncio.Task[None] | None = None
-        self.error: Exception = InternalError(STOPPING)
+        self.error: HandlerError = InternalError(STOPPING)
 
 
 class VllmAdapter:
@@ -265,11 +265,11 @@ class VllmEngine:
         if self._is_stopping:
             answer.task.cancel()
 
-    def _cancel_later(self, answer: _RunningAnswer, error: Exception) -> None:
+    def _cancel_later(self, answer: _RunningAnswer, error: HandlerError) -> None:
         with suppress(InternalError):  # `stop` ends every answer
             self._loop.post(partial(self._cancel, answer, error))
 
-    def _cancel(self, answer: _RunningAnswer, error: Exception) -> None:
+    def _cancel(self, answer: _RunningAnswer, error: HandlerError) -> None:
         if answer in self._answers and answer.task is not None:
             answer.error = error
             answer.task.cancel()
