@@ -39,13 +39,7 @@ OTHER_TASKS = (
 SEEING = {"llava": False, "vipllava": False, "llava_next": True, "llava_onevision": True}
 
 
-def load_model(
-    path: Path,
-    device: torch.device,
-    dtype: str,
-    *,
-    max_rank: int = 0,
-) -> TextModel:
+def load_model(path: Path, device: torch.device, dtype: str, *, max_rank: int = 0) -> TextModel:
     """Load the model in `path` onto `device`.
 
     dtype: a torch type's name, or "auto": float32 on a CPU, the checkpoint's own type elsewhere.

@@ -34,7 +34,7 @@ class Pace:
         if not num_decoding or self._step_s is None or self.token_s is None:
             return self.max_chunk
         room_s = max((self._max_stretch - 1) * self._step_s, self._least_s - self._step_s)
-        return min(self.max_chunk, max(MIN_CHUNK, int(room_s / max(self.token_s, 1e-9))))
+        return min(self.max_chunk, max(MIN_CHUNK, int(min(self.max_chunk, room_s / max(self.token_s, 1e-9)))))
 
     def halve(self) -> None:
         """Halve the chunk for a while, after the device had no memory for a step."""

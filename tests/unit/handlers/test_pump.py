@@ -903,17 +903,17 @@ def test_repr_tells_the_load(front: FrontEnd, service: FakeService) -> None:
 def test_chat_service_behind_the_pump(client: Any) -> None:
     """The real service with the real encoder handles open, stream, close, and an error."""
     front = FrontEnd(Pump(PumpSettings(), client.service.start, client.service.counters))
-    front.send("open", {"requestType": "NEW_SESSION"}, Content_Type="application/json")
+    front.send("open", b'{"requestType": "NEW_SESSION"}', Content_Type="application/json")
     front.run()
     sid = json.loads(front.bodies["open"])["session_id"]
     ask = {"type": "send_text_prompt", "prompt_text": "hello", "parameters": {"max_new_tokens": 8}}
 
-    front.send("whole", ask, X_Amzn_SageMaker_Session_Id=sid)
+    front.send("whole", json.dumps(ask).encode(), X_Amzn_SageMaker_Session_Id=sid)
     front.run()
-    front.send("stream", {**ask, "stream": True}, X_Amzn_SageMaker_Session_Id=sid)
-    front.send("error", {**ask, "parameters": {"top_k": -2}}, X_Amzn_SageMaker_Session_Id=sid)
+    front.send("stream", json.dumps({**ask, "stream": True}).encode(), X_Amzn_SageMaker_Session_Id=sid)
+    front.send("error", json.dumps({**ask, "parameters": {"top_k": -2}}).encode(), X_Amzn_SageMaker_Session_Id=sid)
     front.run()
-    front.send("close", {"requestType": "CLOSE"}, X_Amzn_SageMaker_Session_Id=sid)
+    front.send("close", b'{"requestType": "CLOSE"}', X_Amzn_SageMaker_Session_Id=sid)
     front.run()
 
     assert front.over["open"].headers["x-amzn-sagemaker-new-session-id"].startswith(sid)
