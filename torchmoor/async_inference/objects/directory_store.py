@@ -97,10 +97,15 @@ class DirectoryStore(ObjectStore):
                 await self._threads.run(writer.write, block)
                 num_bytes += len(block)
             tag = await self._threads.run(writer.commit)
+            if tag is None:
+                raise ObjectConflict(url)
             self._budget.add(location.root, num_bytes)
             return tag
         except Exception:
             await self._threads.run(writer.discard)  # so that its room is free when the caller learns of the failure
+            raise
+        except asyncio.CancelledError:
+            self._threads.submit(writer.abort)
             raise
         finally:
             self._threads.submit(writer.discard)
@@ -131,7 +136,7 @@ class _Location:
     root: Path
 
     def resolve(self) -> Path:
-        """Follow symbolic links, except in the path's last part, which is opened with O_NOFOLLOW, or replaced."""
+        """Follow symbolic links, except in the path's last part, which is opened with O_NOFOLLOW, or created."""
         folder = Path(os.path.realpath(self.path.parent))
         if not folder.is_relative_to(os.path.realpath(self.root)):
             raise LocationRefused("the file's location leads out of its directory by a link")
@@ -236,13 +241,14 @@ def _close_opened(opening: Future[_OpenFile]) -> None:
 
 
 class _FileWriter:
-    """A temporary file that `commit` or `discard` ends, whichever comes first. Later writes do nothing."""
+    """A temporary file, until `discard`. Later writes do nothing."""
 
     def __init__(self, location: _Location) -> None:
         self._location = location
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._temporary: Path | None = None
+        self._final: Path | None = None
         self._is_over = False
 
     def write(self, data: bytes) -> None:
@@ -257,50 +263,48 @@ class _FileWriter:
             while view:
                 view = view[os.write(self._fd, view) :]
 
-    def commit(self) -> str:
-        """Sync the file, give it its name, in place of any other file, and return its tag."""
+    def commit(self) -> str | None:
+        """Sync the file and give it its name. Returns its tag; None if the name is taken."""
         with self._lock, self._location.translated():
-            fd, temporary = self._written()
+            fd, temporary = self._fd, self._temporary
+            if fd is None or temporary is None:
+                raise ObjectUnavailable(f"{self._location.url}: the upload was aborted")
             os.fsync(fd)
-            os.replace(temporary, temporary.with_name(self._location.path.name))
-            self._is_over = True
+            final = temporary.with_name(self._location.path.name)
+            try:
+                os.link(temporary, final, follow_symlinks=False)
+            except FileExistsError:
+                return None
+            self._final, self._temporary = final, None
+            temporary.unlink()
             sync_to_disk(temporary.parent)
             return _tag(os.fstat(fd))
 
-    def try_create(self) -> bool:
-        """Sync the file and give it its name. Returns False if the name is taken."""
-        with self._lock, self._location.translated():
-            fd, temporary = self._written()
-            os.fsync(fd)
-            try:
-                os.link(temporary, temporary.with_name(self._location.path.name), follow_symlinks=False)
-            except FileExistsError:
-                return False
-            sync_to_disk(temporary.parent)
-            return True
-
-    def _written(self) -> tuple[int, Path]:
-        if self._is_over or self._fd is None or self._temporary is None:
-            raise ObjectUnavailable(f"{self._location.url}: the upload was aborted")
-        return self._fd, self._temporary
-
     def discard(self) -> None:
-        """Remove the temporary name, unless `commit` has."""
+        """Remove the temporary name. Later calls do nothing."""
         with self._lock:
+            self._is_over = True
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
-            if not self._is_over and self._temporary is not None:
+            if self._temporary is not None:
                 with suppress(FileNotFoundError):
                     self._temporary.unlink()
-            self._is_over = True
+                self._temporary = None
+
+    def abort(self) -> None:
+        """Remove the file, also by the name that a running `commit` gives it."""
+        self.discard()
+        if self._final is not None:
+            with suppress(FileNotFoundError):
+                self._final.unlink()
 
 
 def _put(location: _Location, body: bytes) -> None:
     writer = _FileWriter(location)
     try:
         writer.write(body)
-        if not writer.try_create():
+        if writer.commit() is None:
             with location.translated():
                 _check_written(location, body)
     finally:

@@ -152,7 +152,7 @@ class ObjectStore(InputStore, Protocol):
         """Remove what killed processes left, and return the bytes that the results take; 0 if that is not known."""
 
     async def upload(self, url: str, chunks: AsyncIterator[bytes], metadata: ObjectMetadata = NO_METADATA) -> str:
-        """Stage an object of unknown length, under a name that no other upload has.
+        """Stage an object of unknown length, under a name that no other object has.
 
         Returns its tag: its identity, kept under its final name; another upload of the same bytes has another. If the
         chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and its object removed.

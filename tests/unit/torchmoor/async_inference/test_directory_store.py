@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, closing, read_all, repeat
+from tests.waiting import DEADLINE_S
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
@@ -197,6 +198,39 @@ async def test_a_full_disk_is_said_and_leaves_nothing_behind(small_disk: Path) -
         assert len(await read_all(store, f"file://{small_disk}/small")) == MIB
 
     assert files_of(small_disk) == ["small"]
+
+
+async def test_an_upload_that_is_cancelled_as_it_ends_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file gets its name in a thread, which a cancellation does not stop, and is removed then."""
+    is_syncing, may_end, sync, loop = asyncio.Event(), threading.Event(), os.fsync, asyncio.get_running_loop()
+
+    def sync_late(handle: int) -> None:
+        loop.call_soon_threadsafe(is_syncing.set)
+        assert may_end.wait(DEADLINE_S)
+        sync(handle)
+
+    async with opened(tmp_path) as store:
+        monkeypatch.setattr(os, "fsync", sync_late)
+        upload = asyncio.create_task(store.upload(f"file://{tmp_path}/staged", chunks_of(b"x")))
+        await is_syncing.wait()
+        upload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+        may_end.set()
+
+    assert files_of(tmp_path) == []
+
+
+async def test_an_upload_replaces_no_file(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.upload(f"file://{tmp_path}/staged", chunks_of(b"first"))
+        with pytest.raises(ObjectConflict):
+            await store.upload(f"file://{tmp_path}/staged", chunks_of(b"second"))
+        assert await read_all(store, f"file://{tmp_path}/staged") == b"first"
+
+    assert files_of(tmp_path) == ["staged"]
 
 
 async def test_two_file_systems_are_told_apart(tmp_path: Path) -> None:
