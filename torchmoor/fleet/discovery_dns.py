@@ -11,7 +11,6 @@ import logging
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 import dns.asyncresolver
 import dns.exception
@@ -124,11 +123,6 @@ async def find_hosts(resolver: dns.asyncresolver.Resolver, names: Iterable[dns.n
 
 def _first_label(name: dns.name.Name) -> str:
     return name.labels[0].decode("ascii", "backslashreplace").lower()
-
-
-def name_of_address(host: str) -> str:
-    """Return the name of an instance that reports none, such as ip-10-0-0-5."""
-    return "ip-" + ip_address(host).exploded.replace(".", "-").replace(":", "-")
 
 
 def _describe(error: Exception) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Set
+from ipaddress import ip_address
 
-from torchmoor.fleet.discovery_dns import name_of_address
 from torchmoor.fleet.discovery_plan import DnsTarget
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
@@ -68,3 +68,8 @@ class InstanceNames:
             self._tries[host] = self._tries.get(host, 0) + 1
             if self._tries[host] >= MAX_TRIES:
                 self._names[host] = name_of_address(host)
+
+
+def name_of_address(host: str) -> str:
+    """Return the name of an instance that reports none, such as ip-10-0-0-5."""
+    return "ip-" + ip_address(host).exploded.replace(".", "-").replace(":", "-")

@@ -13,8 +13,9 @@ from tests.unit.torchmoor.fleet.dns_server import Behaviour, answering, failing,
 from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet import discovery_dns
-from torchmoor.fleet.discovery_dns import DnsAnswer, ask, name_of_address
+from torchmoor.fleet.discovery_dns import DnsAnswer, ask
 from torchmoor.fleet.discovery_plan import DnsTarget
+from torchmoor.fleet.instance_names import name_of_address
 
 NAME = "_inference._tcp.llava.zone.test"
 SRV = (f"{NAME}. 30 SRV 0 0 8085 llava-0.zone.test.", f"{NAME}. 30 SRV 0 0 8086 LLAVA-1.zone.test.")
