@@ -3,7 +3,7 @@
 Which failures are final, and which are retried:
 
     input missing, denied or too large                            final
-    object store down or slow, for the input or the answer        retried, not counted as an attempt
+    object store down or slow, for the input or the answer        retried after longer and longer waits, not counted
     body longer than what the instance can hold                   final
     instance has no room for the body now                         retried, not counted
     handler temporarily full                                      retried after its Retry-After, not counted
@@ -98,7 +98,9 @@ class Attempt:
         if error.is_permanent:
             return _failure(f"{message}: {error}")
         self._context.faults.add(logged, error, inference_id=self._request.inference_id)
-        raise RetryableFailure(f"{message}: {error}", counts=False) from error
+        raise RetryableFailure(
+            f"{message}: {error}", delay_s=self._context.delay_since_s(self._request), counts=False
+        ) from error
 
     async def _invoke(self, body: bytes | Download, content_type: str) -> AsyncOutcome:
         lease, client = self._lease, self._context.client

@@ -39,6 +39,10 @@ class WorkerContext:
     faults: FaultLog
     ends_at: float = math.inf
 
+    def delay_since_s(self, request: AsyncRequest) -> float:
+        """Return the seconds to wait before the next try, which are more the longer the request is there."""
+        return self.backoff.delay_since_s(self.wall() - request.received_at)
+
     async def until_answered(self, call: Callable[[], Awaitable[bool]], request: AsyncRequest, fault: str) -> bool:
         """Repeat a call of the queue, without which the request cannot go on, until the queue answers.
 

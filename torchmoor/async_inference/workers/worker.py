@@ -154,7 +154,7 @@ class Worker:
             raise
         except Exception as error:
             self._faults.add("request failed in the proxy", error, inference_id=inference_id, has_trace=True)
-            await self._return(claim, self._delay_since_s(claim), f"The proxy failed: {type(error).__name__}")
+            await self._return_later(claim, f"The proxy failed: {type(error).__name__}")
         finally:
             if self._renewals.get(inference_id) is renewal:
                 del self._renewals[inference_id]
@@ -184,7 +184,7 @@ class Worker:
             await make(self._context, claim, outcome, variant).run()
         except PublishLater as later:
             self._faults.add("result not published yet", later, inference_id=claim.request.inference_id)
-            await self._return(claim, self._delay_since_s(claim), f"The result could not be published: {later}")
+            await self._return_later(claim, f"The result could not be published: {later}")
 
     def _is_lost(self, request: AsyncRequest) -> bool:
         return bool(request.session_id) and self._capacity.is_lost(request.session_id, request.principal)
@@ -257,12 +257,13 @@ class Worker:
         except (QueueUnavailable, ObjectError) as error:
             self._faults.add("staged object not removed", error, inference_id=claim.request.inference_id)
 
+    async def _return_later(self, claim: Claim, reason: str) -> None:
+        """Return a request to the queue, to be tried again later and later."""
+        await self._return(claim, self._context.delay_since_s(claim.request), reason)
+
     async def _return(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> None:
         """Return a request to the queue. If that fails, its lease lapses."""
         try:
             await asyncio.shield(self._queue.retry(claim, delay_s, reason, counts=counts))
         except QueueUnavailable as error:
             logger.warning("claim not returned inference_id=%s error=%s", claim.request.inference_id, error)
-
-    def _delay_since_s(self, claim: Claim) -> float:
-        return self._backoff.delay_since_s(self._context.wall() - claim.request.received_at)

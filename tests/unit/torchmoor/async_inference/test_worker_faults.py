@@ -303,15 +303,23 @@ async def test_result_that_a_client_has_read_and_deleted_is_no_failure_after_a_c
         assert rig.results() == {"one.out": answer}
 
 
+@pytest.mark.parametrize(
+    ("operation", "line"),
+    [("put", "result not published yet"), ("upload", "answer not stored yet"), ("open", "input not read yet")],
+)
 async def test_repeated_fault_is_logged_once_and_waits_longer_each_time(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    rig: Rig, caplog: pytest.LogCaptureFixture, operation: str, line: str
 ) -> None:
-    """A lasting fault is retried at growing intervals and logged rarely."""
+    """A lasting fault is retried at growing intervals and logged rarely.
+
+    Without a place for its answer, a request would keep an instance busy all the time.
+    """
     clock, delays = [1000.0], []
     rig.now = lambda: clock[0]
 
     async with rig:
-        fail(rig, put=[ObjectUnavailable("down") for _ in range(8)])
+        rig.instance.behave = answering(body=LARGE if operation == "upload" else b"small")
+        fail(rig, **{operation: [ObjectUnavailable("down") for _ in range(8)]})
         service = rig.make_service(min_backoff_s=1.0, max_backoff_s=60.0)
         async with service:
             retry = service.queue.retry
@@ -323,7 +331,8 @@ async def test_repeated_fault_is_logged_once_and_waits_longer_each_time(
                 return is_held
 
             service.queue.retry = note
-            await service.submit(rig.request("one"))
+            given = {"input_location": rig.input("in", b"{}")} if operation == "open" else {}
+            await service.submit(rig.request("one", **given))
             record = await rig.until_ended(service, "one")
 
         assert record.state is AsyncState.COMPLETED
@@ -333,7 +342,7 @@ async def test_repeated_fault_is_logged_once_and_waits_longer_each_time(
         assert delays[-1] >= 4 * delays[0]
         lines = [each.getMessage() for each in caplog.records if "down" in each.getMessage()]
         assert len(lines) == 1
-        assert "result not published yet endpoint=llava inference_id=one" in lines[0]
+        assert f"{line} endpoint=llava inference_id=one" in lines[0]
         assert not any(each.exc_info for each in caplog.records)
 
 
