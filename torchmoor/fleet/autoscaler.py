@@ -101,7 +101,7 @@ class Autoscaler:
     async def remove(self, group: ScaledVariant) -> list[str]:
         """Stop scaling a variant, and return the names of its instances, which keep running.
 
-        Waits for the instances that are being stopped.
+        Waits for the instances that are being stopped; one whose stop fails does not count either.
         """
         self._groups.remove(group)
         group.variant.scale = None
@@ -112,7 +112,7 @@ class Autoscaler:
                 if member.phase is not Phase.STOPPING:
                     member.task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return list(group.members)
+        return [member.name for member in group.members.values() if member.phase is not Phase.STOPPING]
 
     def wake(self) -> None:
         """Look now, because a request waits."""

@@ -332,6 +332,19 @@ async def test_a_stop_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture
         assert len([line for line in caplog.messages if "instance is not stopped" in line]) == 1
 
 
+async def test_a_variant_that_is_removed_while_a_stop_fails_has_no_instance() -> None:
+    """Its owner would take the instance for one that runs."""
+    async with making(max_capacity=1) as world:
+        await world.grow(1)
+        world.failures = [RuntimeError("can't start new thread")]
+        await world.look()
+        await world.look(after_s=10)
+        await world.look()
+        assert world.phase("llava-0") is Phase.STOPPING
+
+        assert await world.autoscaler.remove(world.group) == []
+
+
 async def test_sessions_without_a_journal_keep_their_instance() -> None:
     """Without a journal an instance with sessions stays; the autoscaler asks rarely, and counts a late opening, too."""
     async with making(are_journaled=False) as world:
