@@ -133,7 +133,7 @@ class Endpoints:
                 self._check_count(name, resource, variant, counts[variant])
         new = replace(resource, weights=weights, counts=counts)
         _check_weights(name, new)
-        self._deployments.check_room(_num_instances(new) - _num_instances(resource))
+        self._deployments.check_room(_num_added(resource, new))
         await self._record(resource, status="Updating", weights=weights)
         self._deployments.set_weights(name, weights)
         self._tasks.start(self._run_resize(name, resource, counts))
@@ -305,6 +305,11 @@ def _check_weights(name: str, resource: EndpointResource) -> None:
 
 def _num_instances(resource: EndpointResource) -> int:
     return sum(resource.count_of(variant) for variant in resource.variants.values())
+
+
+def _num_added(old: EndpointResource, new: EndpointResource) -> int:
+    """Return how many instances a change of counts starts; those that other variants lose are stopped afterwards."""
+    return sum(max(0, new.count_of(variant) - old.count_of(variant)) for variant in new.variants.values())
 
 
 def _reason(name: str, error: Exception) -> str:

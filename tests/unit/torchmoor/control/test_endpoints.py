@@ -16,7 +16,7 @@ from torchmoor.config.control import ControlSettings
 from torchmoor.control.arns import Arns
 from torchmoor.control.endpoints import DELETED, NOT_ASYNC, Endpoints, retain_properties
 from torchmoor.control.resources import EndpointResource, Resource, Resources
-from torchmoor.errors import RequestInvalid
+from torchmoor.errors import LimitExceeded, RequestInvalid
 from torchmoor.proxy.instances.registry import Registry
 
 
@@ -214,6 +214,29 @@ async def test_a_change_that_cannot_be_saved_leaves_the_endpoint_as_it_was(
             await endpoints.operations()[operation]({"EndpointName": "q", **more})
 
         assert resource == before
+
+
+async def test_counts_for_which_there_is_no_room_are_refused_at_once(tmp_path: Path) -> None:
+    """A variant gets its instances before another one loses its own, so there must be room for both."""
+
+    class AlmostFull(Nothing):
+        def check_room(self, num_instances: int) -> None:
+            if num_instances > 1:
+                raise LimitExceeded("no room")
+
+    endpoints, resources, _ = make_endpoints(tmp_path, AlmostFull())
+    async with endpoints:
+        resource = make_resource("v", "w", status="InService", counts={"v": 3, "w": 1})
+        resources.endpoints["q"] = resource
+        reweigh: Any = endpoints.operations()["UpdateEndpointWeightsAndCapacities"]
+        desired = [{"VariantName": "v", "DesiredInstanceCount": 1}, {"VariantName": "w", "DesiredInstanceCount": 3}]
+        with pytest.raises(LimitExceeded):
+            await reweigh({"EndpointName": "q", "DesiredWeightsAndCapacities": desired})
+        assert (resource.status, resource.counts) == ("InService", {"v": 3, "w": 1})
+
+        desired[1]["DesiredInstanceCount"] = 2
+        await reweigh({"EndpointName": "q", "DesiredWeightsAndCapacities": desired})
+        await until(lambda: resource.counts == {"v": 1, "w": 2}, "the variants have their counts")
 
 
 async def test_a_deletion_ends_with_the_last_asynchronous_request(tmp_path: Path) -> None:
