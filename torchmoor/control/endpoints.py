@@ -243,10 +243,11 @@ class Endpoints:
             await self._deployments.stop(name)
         except Exception:
             logger.exception("instances of a deleted endpoint could not be stopped endpoint=%s", name)
-        await self._end_requests(name, self._resources.endpoints[name], DELETED)
+        resource = self._resources.endpoints[name]
+        await self._end_requests(name, resource, DELETED)
         self._resources.forget(self._resources.endpoints, name, self._arns.arn(ENDPOINT, name))
         self._targets.forget(name)
-        await self._keep(None)
+        await self._keep(resource)
 
     async def _end_requests(self, name: str, resource: EndpointResource, reason: str) -> None:
         """End the asynchronous requests of an endpoint that accepts no more. resource: with its configuration."""
@@ -267,10 +268,10 @@ class Endpoints:
             _set(resource, before)
             raise
 
-    async def _keep(self, resource: EndpointResource | None) -> None:
+    async def _keep(self, resource: EndpointResource) -> None:
         """Record what a task has done. If that fails, a restart continues from the last record."""
         try:
-            await (self._resources.save() if resource is None else self._save(resource))
+            await self._save(resource)
         except OSError:
             logger.exception("resources not written")
 

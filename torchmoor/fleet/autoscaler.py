@@ -289,32 +289,32 @@ class Autoscaler:
                 if group not in self._groups:  # removed meanwhile
                     return
         for member in group.in_phase(Phase.DRAINING):
-            instance = self._registry.find(member.name)
-            if instance is None or instance.state is InstanceState.DOWN:
-                self._stop(group, member)
-            elif not self._registry.is_drained(member.name):
+            is_up = self._find_up(member) is not None
+            if is_up and not self._registry.is_drained(member.name):
                 member.phase = Phase.RUNNING
                 # The desired count excluded this instance, unless a scale-out has just raised it.
                 group.scaling = Scaling(min(group.scaling.desired + 1, group.settings.max_capacity))
-            elif self._data.is_idle(instance) and not self._is_wanted(group):
-                must_stay = await self._must_stay(member, instance)
+            elif not (is_up and self._is_wanted(group)):
+                await self._stop_if_idle(group, member)
                 if group not in self._groups:  # removed meanwhile
                     return
-                if not self._registry.is_drained(member.name):  # resumed meanwhile: the next look counts it
-                    continue
-                if must_stay:  # a session was opened meanwhile
-                    self._resume(member)
-                elif self._data.is_idle(instance):
-                    self._stop(group, member)
+
+    def _find_up(self, member: ScaledInstance) -> Instance | None:
+        """Return the instance, unless it is down or gone."""
+        instance = self._registry.find(member.name)
+        return None if instance is None or instance.state is InstanceState.DOWN else instance
 
     async def _stop_if_idle(self, group: ScaledVariant, member: ScaledInstance) -> None:
-        instance = self._registry.find(member.name)
-        if instance is not None and instance.state is not InstanceState.DOWN:
-            if not self._data.is_idle(instance) or await self._must_stay(member, instance):
+        """Stop an instance that has nothing to do. One that the autoscaler drains serves again if it has sessions."""
+        if (instance := self._find_up(member)) is not None:
+            if not self._data.is_idle(instance):
                 return
+            must_stay = await self._must_stay(member, instance)
             if group not in self._groups or not self._registry.is_drained(member.name):  # removed or resumed meanwhile
                 return
-            if not self._data.is_idle(instance):
+            if must_stay and member.phase is Phase.DRAINING:
+                self._resume(member)
+            if must_stay or not self._data.is_idle(instance):
                 return
         self._stop(group, member)
 
