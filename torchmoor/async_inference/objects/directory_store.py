@@ -264,7 +264,7 @@ class _FileWriter:
                 view = view[os.write(self._fd, view) :]
 
     def commit(self) -> str | None:
-        """Sync the file and give it its name, too. Returns its tag; None if the name is taken."""
+        """Sync the file and give it its name. Returns its tag; None if the name is taken."""
         with self._lock, self._location.translated():
             fd, temporary = self._fd, self._temporary
             if fd is None or temporary is None:
@@ -275,7 +275,8 @@ class _FileWriter:
                 os.link(temporary, final, follow_symlinks=False)
             except FileExistsError:
                 return None
-            self._final = final
+            self._final, self._temporary = final, None
+            temporary.unlink()
             sync_to_disk(temporary.parent)
             return _tag(os.fstat(fd))
 
