@@ -26,6 +26,7 @@ from torchmoor.wire import headers
 # Messages of errors that several modules raise.
 MODEL_FAILED = "the model failed on this conversation; see the worker's log"
 STOPPING = "the worker is stopping"
+PROMPT_TOO_LONG = "the prompt is too long"  # LangChain and LiteLLM recognize the error by these words
 
 
 class HandlerError(Exception):

@@ -5,7 +5,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from handlers.errors import ContextTooLong, InvalidRequest
+from handlers.errors import PROMPT_TOO_LONG, ContextTooLong, InvalidRequest
 from handlers.models.answer_style import AnswerStyle
 from handlers.models.chat_template import ChatTemplate
 from handlers.models.tokenizer import check_known
@@ -96,8 +96,8 @@ class PromptFormat:
         """
         if len(text) > self.max_context * self._max_token_chars:
             raise ContextTooLong(
-                f"the conversation has {len(text)} characters and this model reads at most {self.max_context} tokens; "
-                "shorten it or open a new session"
+                f"{PROMPT_TOO_LONG}: the conversation has {len(text)} characters and this model reads at most "
+                f"{self.max_context} tokens; shorten it or open a new session"
             )
         bos = self.tokenizer.bos_token
         is_complete = bos is not None and text.startswith(bos)

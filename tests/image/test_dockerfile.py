@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import requests
 
-from tests.podman import DOCKERFILE, ROOT, Podman
+from tests.podman import DOCKERFILE, IMAGE, ROOT, Podman
+from torchmoor.fleet.ports import find_free_ports
 
 
 def test_dockerfile_passes_hadolint() -> None:
@@ -64,6 +66,30 @@ def called_by_path() -> set[str]:
     sources = (ROOT / "torchmoor").rglob("*.py")
     found = {name for path in sources for name in re.findall(r'\.with_name\("([\w-]+)"\)', path.read_text())}
     return found - {"torchmoor"}
+
+
+@pytest.mark.image
+@pytest.mark.slow
+@pytest.mark.timeout(2700)
+def test_compiled_image_serves(podman: Podman, tmp_path: Path) -> None:
+    """With COMPILED=1 the proxy runs compiled modules and answers as ever; the image has no compiler."""
+    image = podman.build(f"{IMAGE}-compiled", arguments={"DEMO_MODELS": "llava", "COMPILED": "1"})
+    [port] = find_free_ports(1)
+    environment = {"SAGEMAKER_BIND_TO_PORT": str(port), "TORCHMOOR_MODEL": "llava"}
+
+    where = podman.run(
+        *("podman", "run", "--rm", "--no-healthcheck", "--network=host"),
+        *("--entrypoint=/opt/torchmoor/bin/python", image),
+        *("-P", "-c", "import shutil, torchmoor.proxy.http.exchange as it; print(it.__file__, shutil.which('gcc'))"),
+    )
+    with podman.start(image, "serve", log=tmp_path / "serve.log", environment=environment) as container:
+        container.wait_until_ok(f"http://127.0.0.1:{port}/ping")
+        answer = requests.post(f"http://127.0.0.1:{port}/invocations", json={"inputs": "hello"}, timeout=120)
+
+    module, compiler = where.split()
+    assert (module.endswith(".so"), compiler) == (True, "None")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()[0]["generated_text"]
 
 
 @pytest.mark.image

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from handlers.chat.parameters import Parameters
 from handlers.chat.turns.detokenizer import REPLACEMENT
 from handlers.engine.contract import KvPool
-from handlers.errors import ContextTooLong, InvalidRequest
+from handlers.errors import PROMPT_TOO_LONG, ContextTooLong, InvalidRequest
 from handlers.models.prompt_format import PromptFormat
 from handlers.settings.engine import EngineSettings
 from handlers.settings.session import ChatSessionSettings
@@ -42,7 +42,7 @@ class ContextLimits:
         """
         limit = self.engine.max_question_chars
         if num_chars > limit:
-            raise ContextTooLong(f"{described.format(num_chars)}, more than {limit}")
+            raise ContextTooLong(f"{PROMPT_TOO_LONG}: {described.format(num_chars)}, more than {limit}")
 
     def max_prompt_beside_answer(self, wanted: int | None) -> int:
         """Return the maximum of a prompt's tokens that leaves `wanted`, but at most half, for the answer."""
@@ -53,8 +53,8 @@ class ContextLimits:
         """Return the maximum of an answer's tokens after this prompt. Raises ContextTooLong, InvalidRequest."""
         if num_prompt_tokens > self.max_prompt:
             raise ContextTooLong(
-                f"the conversation has {num_prompt_tokens} tokens and this model reads at most {self.max_prompt}; "
-                "shorten it or open a new session"
+                f"{PROMPT_TOO_LONG}: the conversation has {num_prompt_tokens} tokens and this model reads at most "
+                f"{self.max_prompt}; shorten it or open a new session"
             )
         wanted, longest = parameters.max_new_tokens or self.engine.max_new_tokens, self.engine.max_new_tokens_limit
         if wanted > longest:
@@ -67,8 +67,9 @@ class ContextLimits:
         num_bytes = self.pool.num_bytes(num_prompt_tokens + max_new_tokens)
         if num_bytes > limit:
             raise ContextTooLong(
-                f"{num_prompt_tokens} tokens and an answer of {max_new_tokens} take {num_bytes} bytes of device "
-                f"memory, more than the {limit} that one conversation may have; shorten it or ask for a shorter answer"
+                f"{PROMPT_TOO_LONG}: {num_prompt_tokens} tokens and an answer of {max_new_tokens} take {num_bytes} "
+                f"bytes of device memory, more than the {limit} that one conversation may have; shorten it or ask for "
+                "a shorter answer"
             )
         least = parameters.min_tokens or 0
         if least > max_new_tokens:

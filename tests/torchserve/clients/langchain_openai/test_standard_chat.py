@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 import pytest
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
@@ -52,6 +53,11 @@ class TestChatCompletions(ChatModelIntegrationTests):
     @property
     def model_override_value(self) -> str:
         return os.environ["MODEL"]
+
+    def test_prompt_that_is_too_long(self, model: BaseChatModel) -> None:
+        """LangChain's own error is raised, at which its agents summarize the conversation."""
+        with pytest.raises(ContextOverflowError):
+            model.invoke("word " * 20_000)
 
 
 class TestResponses(TestChatCompletions):
