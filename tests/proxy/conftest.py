@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import signal
 import socket
 import threading
 import time
@@ -462,6 +463,15 @@ def make_stage() -> Iterator[MakeStage]:
             running.check_clean()
         finally:
             running.__exit__(None, None, None)
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """Restore the handlers of signals: uvloop leaves its own, with which SIGTERM does not end the tests."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torchmoor.config.container import ContainerSettings
 from torchmoor.config.credentials import Credentials
 from torchmoor.config.file import parse
 from torchmoor.config.listen import ListenSettings
-from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.config.settings import ProxySettings
@@ -267,18 +267,6 @@ def test_one_process_is_the_default() -> None:
     """By default one process runs the data plane and the admin plane."""
     assert ListenSettings().processes == 1
     assert isinstance(Proxy(SETTINGS, Registry(SETTINGS.endpoints)).data, DataPlane)
-
-
-def test_late_binding_needs_one_process() -> None:
-    """Late binding with several processes is refused, since each would have its own queue.
-
-    The error names both remedies.
-    """
-    endpoint = SETTINGS.endpoints[0].replace(name="late", late_binding=LateBindingSettings())
-    settings = SETTINGS.replace(endpoints=(*SETTINGS.endpoints, endpoint), listen=ListenSettings(processes=2))
-
-    with pytest.raises(ConfigError, match=r"set listen\.processes .* to 1, or turn late binding off for late"):
-        Proxy(settings, Registry(settings.endpoints))
 
 
 def test_models_that_a_platform_loads_need_one_process() -> None:
