@@ -9,7 +9,8 @@ _HIGH, _HEX = "[dD][89abAB][0-9a-fA-F]{2}", "[0-9a-fA-F]{4}"
 _PIECE = re.compile(  # characters, or one escape, whose meaning no further character changes
     rf'[^"\\]+|\\[^u]|\\u{_HIGH}\\u{_HEX}|\\u(?!{_HIGH}){_HEX}|\\u{_HIGH}(?=[^\\]|\\[^u])', re.DOTALL
 )
-_DAMAGED = re.compile(r"\\u(?=[0-9a-fA-F]{0,3}[^0-9a-fA-F])")
+_NO_HEX = r"[0-9a-fA-F]{0,3}[^0-9a-fA-F]"  # behind the \u of a damaged escape
+_DAMAGED = re.compile(rf"\\u(?:{_HIGH}(?=\\u{_NO_HEX})|(?={_NO_HEX}))")
 
 
 class CustomInput:

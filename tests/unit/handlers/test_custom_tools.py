@@ -72,6 +72,7 @@ def test_input_is_read_piece_by_piece(text: str, is_ascii: bool, space: str, cut
         (r'{"input": "\ud800x\udc00"}', "\ufffdx\ufffd"),
         (r'{"input": "\ud83d\ude00"}', "\U0001f600"),
         (r'{"input": "\q\uzz"}', r"\q\uzz"),
+        (r'{"input": "a\ud83d\uzz b"}', "a\ufffd\\uzz b"),
         ('{"input": "cut \\u00', "cut "),
     ],
 )
