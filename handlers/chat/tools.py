@@ -29,8 +29,13 @@ thought[lazy]: /(.|\n)*<\/think>/
 GAP: /\n{0,2}/
 """
 _TEXT_BEFORE_CALLS = r"""
-lead[lazy]: TEXT BEGIN
+lead[lazy]: TEXT CALL_MARK
 TEXT: /(.|\n)*/
+"""
+_TEXT_WITHOUT_THOUGHT = r"""
+OPENING: /\s*<think>/
+first_lead[lazy]: FIRST_TEXT CALL_MARK
+FIRST_TEXT: TEXT & ~/\s*<think>(.|\n)*/
 """
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -270,7 +275,7 @@ def constrain(tools: ToolUse | None, grammar: GrammarText | None, style: AnswerS
         if tools.must_call or grammar is not None:
             rules["calls"] = _calls_lark(tools, style.call)
         elif tools.patterned:
-            return GrammarText("lark", _text_and_calls_lark(tools, style.call), "tools")
+            return GrammarText("lark", _text_and_calls_lark(tools, style, style.call), "tools")
     if grammar is not None and (tools is None or not tools.must_call):
         rules["answer"] = f"answer: {_json_lark(json.loads(grammar.text))}\n"
     if not rules:
@@ -295,15 +300,25 @@ def _calls_lark(tools: ToolUse, marks: tuple[str, str]) -> str:
     return f"calls: call{more}\ncall: {json.dumps(marks[0])} {_body_lark(bodies, marks[1])}"
 
 
-def _text_and_calls_lark(tools: ToolUse, marks: tuple[str, str]) -> str:
-    """Return a grammar of text with calls, in which inputs of custom tools match the tools' patterns."""
+def _text_and_calls_lark(tools: ToolUse, style: AnswerStyle, marks: tuple[str, str]) -> str:
+    """Return a grammar of text with calls, in which inputs of custom tools match the tools' patterns.
+
+    Reasoning before the text may contain the marks.
+    """
     functions = [each["function"] for each in tools.definitions]
     patterned = tools.patterned
     bodies = {
         each["name"]: each["parameters"] if each["name"] in patterned else {"type": "object"} for each in functions
     }
-    lead = _TEXT_BEFORE_CALLS.replace("BEGIN", json.dumps(marks[0]))
-    return f"start: call* TEXT\n{lead}call: lead {_body_lark(bodies, marks[1])}"
+    rules = [_TEXT_BEFORE_CALLS, f"call: lead body\nbody: {_body_lark(bodies, marks[1])}"]
+    start = "start: call* TEXT\n"
+    if style.thought is not None:
+        rules.append(_THINKING)
+        start = "start: thinking call* TEXT\n"
+        if not style.begins_in_thought:
+            rules.append(_TEXT_WITHOUT_THOUGHT)
+            start = "start: OPENING thinking call* TEXT | first_lead body call* TEXT | FIRST_TEXT\n"
+    return start + "".join(rules).replace("CALL_MARK", json.dumps(marks[0]))
 
 
 def _body_lark(bodies: Mapping[str, dict[str, Any]], end: str) -> str:

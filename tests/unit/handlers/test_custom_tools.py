@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from handlers.chat.tools import constrain, read_tools
 from handlers.engine.grammar import GrammarCompiler, GrammarFailed
 from handlers.errors import InvalidRequest
 from handlers.journal.directory import DirectoryJournal
+from handlers.models.answer_style import AnswerStyle
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, ServiceFactory
 from tests.unit.handlers.test_chat_completion import chat, events, user
@@ -152,6 +154,7 @@ def test_a_pattern_that_cannot_be_enforced_is_refused(client: Client) -> None:
         assert (answer.status, answer.json["error"]["param"]) == (400, "tools"), answer.body
 
 
+BEGUN = replace(THINKING, begins_in_thought=True)
 CALL = '<tool_call>\n{{"name": "query", "arguments": {{"input":"{}"}}}}\n</tool_call>'
 
 
@@ -166,25 +169,48 @@ CALL = '<tool_call>\n{{"name": "query", "arguments": {{"input":"{}"}}}}\n</tool_
         ('<tool_call>\n{"name": "query", "arguments": {"text":"SELECT abc"}}\n</tool_call>', False),
         ('<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', False),
         ('<tool_call>\n{"name": "query", "arguments": {"input":"COUNT', False),
+        ("", True),
+        ("No <think> at the beginning", True),
+        ("<thin <think> is text: <tool_call>", False),
+        ("<think>I may use <tool_call> here.</think> ok", True),
+        (" \n<think>No <tool_call> now</think>\n\n\n" + CALL.format("COUNT a") + " </think> ok", True),
+        ("<think>\n<tool_call></think>" + CALL.format("DROP abc"), False),
+        ("<think>\nHm</think> Other: <tool_call>", False),
     ],
 )
 def test_an_answer_that_may_call_follows_the_pattern(
     compiler: GrammarCompiler, tiny_llava: Any, text: str, is_allowed: bool
 ) -> None:
     """The model may write any text, but a call of the custom tool only with an input that matches its pattern."""
-    source = constrain(read_tools({"tools": [tool("weather"), QUERY]}), None, THINKING)
+    assert may_be_whole(compiler, tiny_llava, THINKING, text) == is_allowed
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "is_allowed"),
+    [
+        (BEGUN, "I may use <tool_call> here.\n</think>\n\n" + CALL.format("COUNT a") + " <tool_", True),
+        (BEGUN, "<tool_call></think>" + CALL.format("DROP abc"), False),
+        (HERMES, "<think>\n" + CALL.format("COUNT a"), True),
+        (HERMES, "<think>I may use <tool_call> here.</think>", False),
+    ],
+)
+def test_only_reasoning_may_have_the_mark_of_a_call(
+    compiler: GrammarCompiler, tiny_llava: Any, style: AnswerStyle, text: str, is_allowed: bool
+) -> None:
+    """The prompt may begin the reasoning. An answer of a model without reasoning has none."""
+    assert may_be_whole(compiler, tiny_llava, style, text) == is_allowed
+
+
+def may_be_whole(compiler: GrammarCompiler, model: Any, style: AnswerStyle, text: str) -> bool:
+    """Return whether the grammar of an answer that may call allows this text as a whole answer."""
+    source = constrain(read_tools({"tools": [tool("weather"), QUERY]}), None, style)
     assert source is not None
     grammar = compiler.compile(source)
-    tokens = tiny_llava.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    if is_allowed:
-        assert may_end(grammar.begin(tokens).mask(), tiny_llava)
-        return
     try:
-        state = grammar.begin(tokens)
+        state = grammar.begin(model.tokenizer(text, add_special_tokens=False)["input_ids"])
     except GrammarFailed:
-        return
-    assert not may_end(state.mask(), tiny_llava)
+        return False
+    return may_end(state.mask(), model)
 
 
 def may_end(mask: bytes, model: Any) -> bool:
