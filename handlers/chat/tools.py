@@ -73,7 +73,7 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
     tools = given.get("tools", [])
     listed = list(_list_tools(tools, is_flat)) if isinstance(tools, list) else None
     if listed is None or len(listed) > MAX_TOOLS:
-        raise InvalidRequest(f"'tools' must be a list with at most {MAX_TOOLS} functions", param="tools")
+        raise InvalidRequest(f"'tools' must be a list with at most {MAX_TOOLS} tools", param="tools")
     definitions: dict[str, dict[str, Any]] = {}
     kinds: dict[str, str] = {}
     for where, tool, namespace in listed:
@@ -107,7 +107,7 @@ def _list_tools(
         if kind == _NAMESPACE and not namespace:
             name = _read_name(tool, where)
             if not isinstance(tool.get("tools"), list):
-                raise InvalidRequest(f"{where}.tools must be a list of functions", param=f"{where}.tools")
+                raise InvalidRequest(f"{where}.tools must be a list of tools", param=f"{where}.tools")
             yield from _list_tools(tool["tools"], is_flat, f"{where}.tools", name)
         elif kind not in _NOT_OFFERED and not (kind == _CUSTOM and _has_lark(tool)):
             yield where, tool, namespace
@@ -221,7 +221,10 @@ def _read_choice(given: Any, kinds: Mapping[str, str], is_flat: bool) -> tuple[l
     """Return the names that may be called, and whether one must be. kinds: the type of each tool by its name."""
     if given in ("auto", "required"):
         if not kinds:
-            raise InvalidRequest("'tool_choice' is required, but no function is among the 'tools'", param="tool_choice")
+            raise InvalidRequest(
+                "'tool_choice' is required, but no tool that the model can call is among the 'tools'",
+                param="tool_choice",
+            )
         return list(kinds), given == "required"
     kind = _find_type(given)
     if kind in (_FUNCTION, _CUSTOM) or kind in _NOT_OFFERED:
@@ -234,7 +237,9 @@ def _read_choice(given: Any, kinds: Mapping[str, str], is_flat: bool) -> tuple[l
         )
     tools = allowed.get("tools")
     if not isinstance(tools, list) or not tools:
-        raise InvalidRequest("the tools of 'allowed_tools' must be a list of functions", param="tool_choice")
+        raise InvalidRequest(
+            "the tools of 'allowed_tools' must be a list of tools that is not empty", param="tool_choice"
+        )
     wanted = {_named(tool, kinds, is_flat) for tool in tools}
     return [name for name in kinds if name in wanted], allowed["mode"] == "required"
 
