@@ -1,4 +1,4 @@
-"""JSON texts of strangers: parsed without an error, and the number of their values, each of which takes many bytes."""
+"""Parses JSON from clients without raising, and counts its values, each of which takes many bytes."""
 
 from __future__ import annotations
 

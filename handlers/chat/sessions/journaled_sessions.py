@@ -59,7 +59,7 @@ class JournaledSessions:
             raise error from exc
 
     def is_known(self, session_id: str) -> bool:
-        """The journal of an opening that this worker has undone may not be deleted yet: that is decided here, too."""
+        """Also raise SessionLost for an opening that this worker has undone, whose journal may not be deleted yet."""
         if session_id in self._undone and self._is_discarded(session_id):
             raise SessionLost()
         return self._is_recorded(session_id)
