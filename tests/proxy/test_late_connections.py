@@ -42,6 +42,12 @@ def num_retries(stage: Stage) -> int:
     return stage.proxy.data.dispatchers.all()[0].metrics.retries
 
 
+def end_of_stream(stage: Stage) -> float:
+    """Return when the one running exchange times out."""
+    [client] = [each for each in stage.proxy.data.server.connections if each.exchange is not None]
+    return client.deadline
+
+
 def test_connection_that_is_not_made_in_time_takes_nobody_out(make_stage: MakeStage, full_port: int) -> None:
     """A connection that is not established in time, as after one lost packet, does not make the instance DOWN."""
     stage = make_stage(timeouts=SHORT, are_journaled=True)
@@ -159,7 +165,10 @@ def test_the_rest_of_a_stream_waits_for_the_only_instance_that_is_left(
     take_turns(stage, saying(0, 2, b""), saying(2))
     fields = {"Content-Type": "application/json", "X-Amzn-SageMaker-Session-Id": make_session_id("a")}
     answer = stage.ask("POST", "/invocations", BODY, fields)
+    stage.until(lambda: num_retries(stage) > 1, "tried once")
+    ends_at = end_of_stream(stage)
     stage.until(lambda: num_retries(stage) > 1 + MAX_REPEATS, "tried again")
+    assert end_of_stream(stage) == ends_at, "the longest silence does not begin again"
 
     if is_back:
         stage.instance("b").port = port

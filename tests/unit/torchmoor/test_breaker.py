@@ -148,10 +148,13 @@ def test_request_from_before_is_no_trial() -> None:
     trial = bad.lease()
     assert ready_names(registry) == ["i1"]
     for lease in (*streams, late):
+        assert not lease.try_end_trial()
         lease.release()
     assert ready_names(registry) == ["i1"]
-    trial.release()
+    assert trial.try_end_trial()
     assert ready_names(registry) == ["i0", "i1"]
+    trial.release()
+    assert bad.outstanding == 0
 
 
 def test_at_most_half_of_the_instances_are_cut_off() -> None:

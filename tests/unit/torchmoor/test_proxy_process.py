@@ -17,7 +17,7 @@ def test_collections_leave_out_the_imported_modules(monkeypatch: pytest.MonkeyPa
     own, others = socket.socketpair()
     gc.unfreeze()
     with own:
-        child.main([str(others.detach()), "20"])
+        child.serve(others.detach(), 20)
 
     [num_frozen] = frozen
     assert num_frozen > 50_000

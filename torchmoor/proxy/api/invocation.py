@@ -353,10 +353,9 @@ class Invocation:
         now = monotonic()
         model_s = now - self._sent_at
         self._metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)
-        instance = self.assignment.chosen.instance
-        if instance.trial is not None:
-            instance.end_trial()
-            self.assignment.dispatcher.on_free(instance)
+        lease = self.assignment.lease
+        if lease is not None and lease.try_end_trial():
+            self.assignment.dispatcher.on_free(lease.instance)
 
     # The record
 

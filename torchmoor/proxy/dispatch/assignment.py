@@ -86,7 +86,7 @@ class Assignment:
     num_retries = num_repeats = 0
     _resume: Resume | None = None
     ticket: Ticket[DispatchRequest] | None = None
-    _lease: Lease | None = None
+    lease: Lease | None = None
     _caller_lease: CallerLease | None = None
 
     def __init__(
@@ -152,7 +152,7 @@ class Assignment:
 
     def take_over(self, choice: Choice, lease: Lease, caller_lease: CallerLease | None) -> None:
         """Use an instance that is chosen, counted and leased already. The caller is counted, too."""
-        self.choice, self._lease, self._caller_lease = choice, lease, caller_lease
+        self.choice, self.lease, self._caller_lease = choice, lease, caller_lease
 
     def _follow(self) -> None:
         """Change to the dispatcher that has replaced this request's, if the endpoint was updated meanwhile."""
@@ -190,7 +190,7 @@ class Assignment:
             return False
         self._resume = resume
         self._count_retry()
-        lease, self._lease = self._lease, None
+        lease, self.lease = self.lease, None
         if lease is not None:
             self._return(lease)
         return True
@@ -234,7 +234,7 @@ class Assignment:
     def _take(self, choice: Choice) -> None:
         if self.model is not None:
             self.model.begin(choice.instance.name)
-        before, self._lease = self._lease, choice.instance.lease(self.num_body_bytes)
+        before, self.lease = self.lease, choice.instance.lease(self.num_body_bytes)
         self.choice = choice
         choice.tally.count += 1
         if before is not None:
@@ -250,7 +250,7 @@ class Assignment:
         if self.ticket is not None:
             self.dispatcher.leave(self.ticket)
             self.ticket = None
-        lease, self._lease = self._lease, None
+        lease, self.lease = self.lease, None
         if lease is not None:
             self._return(lease)
         if self._caller_lease is not None:

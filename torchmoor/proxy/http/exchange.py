@@ -307,7 +307,8 @@ class Exchange:
         if marked is not None and marked.is_ended:
             self._end_whole(answer)
         elif marked is not None and self._ends_at > monotonic() and (step := marked.place(loss)) is not None:
-            self._progress_at = monotonic()
+            if loss is not Loss.UNANSWERED:  # however often that is tried again, the silence goes on
+                self._progress_at = monotonic()
             self.client.deadline = self._due
             self._follow(step)
         else:

@@ -57,6 +57,15 @@ class Lease:
         instance.inflight_body_bytes = total
         return True
 
+    def try_end_trial(self) -> bool:
+        """Let the half-open breaker admit another trial, if this is one: its answer has begun, and may take long."""
+        instance = self.instance
+        if instance.trial is not self:
+            return False
+        instance.trial = None
+        instance.on_load(instance)
+        return True
+
     def release(self) -> None:
         """Stop counting the invocation; later calls do nothing."""
         if self._is_held:
@@ -188,12 +197,6 @@ class Instance(InstanceFacts):
     def lease(self, num_body_bytes: int = 0) -> Lease:
         """Count one outstanding invocation and its body's bytes until the answer has ended."""
         return Lease(self, num_body_bytes)
-
-    def end_trial(self) -> None:
-        """Let the half-open breaker admit another trial: the answer to the current one has begun, and may take long."""
-        if self.trial is not None:
-            self.trial = None
-            self.on_load(self)
 
     def has_body_room(self, num_bytes: int) -> bool:
         """Return True if its JVM can hold another body of this length."""
