@@ -263,7 +263,7 @@ class Worker:
             self._faults.add("staged object not removed", error, inference_id=claim.request.inference_id)
 
     async def _return_later(self, claim: Claim, reason: str) -> None:
-        """Return a request to the queue, to be tried again later and later."""
+        """Return a request to the queue, to be tried again after a delay that grows with its age."""
         await self._return(claim, self._context.delay_since_s(claim.request), reason)
 
     async def _return(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> None:
