@@ -24,7 +24,7 @@ from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.launcher import Launcher
-from torchmoor.fleet.scaled_variant import ScaledVariant
+from torchmoor.fleet.scaled_variant import Phase, ScaledInstance, ScaledVariant
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.instance import Instance
@@ -41,7 +41,8 @@ class Deployment:
     """An endpoint's instances, by name.
 
     served, start_timeouts_s: by variant. num_named: the number of names given so far. work: the endpoint's own folder.
-    scaled: variants whose instances the autoscaler starts and stops; `launches` has all that it may start.
+    scaled: variants whose instances the autoscaler starts and stops; `launches` has all that it may start. unstopped:
+    names of instances that the autoscaler could not stop; they serve nothing, but may still have their processes.
     """
 
     endpoint: Endpoint
@@ -52,9 +53,13 @@ class Deployment:
     launches: dict[str, Launch] = field(default_factory=dict)
     num_named: int = 0
     scaled: dict[str, ScaledVariant] = field(default_factory=dict)
+    unstopped: set[str] = field(default_factory=set)
 
     def launches_of(self, variant: str) -> list[Launch]:
         return [launch for launch in self.launches.values() if launch.variant == variant]
+
+    def running_of(self, variant: str) -> list[Launch]:
+        return [launch for launch in self.launches_of(variant) if launch.name not in self.unstopped]
 
 
 @dataclass(slots=True)
@@ -164,7 +169,7 @@ class Deployments:
             return 0
         if variant in deployment.scaled:
             return deployment.scaled[variant].scaling.desired
-        return len(deployment.launches_of(variant))
+        return len(deployment.running_of(variant))
 
     def is_scaled(self, name: str, variant: str) -> bool:
         """Return whether the autoscaler decides about a variant."""
@@ -183,16 +188,19 @@ class Deployments:
         if settings is not None:
             self.check_room(settings.max_capacity - len(deployment.launches_of(variant)))
         await self._stop_scaling(deployment, variant)
-        running = deployment.launches_of(variant)
+        running = deployment.running_of(variant)
         if settings is None:
             if not running:
                 found.on_starts_ended()
             return
-        planned = self._plan(deployment, variant, settings.max_capacity - len(running))
+        planned = self._plan(deployment, variant, settings.max_capacity - len(deployment.launches_of(variant)))
         self._running |= {launch.name: launch for launch in planned}
         deployment.launches |= {launch.name: launch for launch in planned}
         found.settings = found.settings.replace(scaling=settings)
-        group = ScaledVariant(found, [*running, *planned], [launch.name for launch in running])
+        group = ScaledVariant(found, deployment.launches_of(variant), [launch.name for launch in running])
+        for name in deployment.unstopped & group.launches.keys():  # the next look stops them
+            group.members[name] = ScaledInstance(name, None, Phase.STOPPING)
+        deployment.unstopped -= group.launches.keys()
         deployment.scaled[variant] = group
         self.autoscaler.add(group)
 
@@ -203,9 +211,11 @@ class Deployments:
         running = await self.autoscaler.remove(group)
         group.variant.settings = group.variant.settings.replace(scaling=None)
         for name in group.launches:
-            if name not in running:
+            if name not in group.members:
                 deployment.launches.pop(name, None)
                 self._running.pop(name, None)
+            elif name not in running:
+                deployment.unstopped.add(name)
             elif (instance := self._registry.find(name)) is not None and instance.is_resumable:
                 self._registry.resume(name)
 
@@ -224,7 +234,7 @@ class Deployments:
         for variant, count in counts.items():
             if variant in deployment.scaled:
                 continue
-            own = [each.name for each in deployment.launches_of(variant)]
+            own = [each.name for each in deployment.running_of(variant)]
             leaving += own[count:]
             added += self._plan(deployment, variant, count - len(own))
         await self._launch(added)

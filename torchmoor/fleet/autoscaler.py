@@ -101,7 +101,7 @@ class Autoscaler:
     async def remove(self, group: ScaledVariant) -> list[str]:
         """Stop scaling a variant, and return the names of its instances, which keep running.
 
-        Waits for the instances that are being stopped; one whose stop fails does not count either.
+        Waits for the instances that are being stopped. One whose stop fails is not returned, but stays a member.
         """
         self._groups.remove(group)
         group.variant.scale = None
@@ -281,7 +281,7 @@ class Autoscaler:
     async def _check_draining(self, group: ScaledVariant) -> None:
         """Stop the idle ones, and those whose stop failed. One that an operator has resumed stays for a cool-down."""
         for member in group.in_phase(Phase.STOPPING):
-            if member.task is not None and member.task.done():
+            if member.task is None or member.task.done():
                 self._stop(group, member)
         for member in group.in_phase(Phase.WITHDRAWN):
             if group.scaling.desired < max(1, member.withdrawn_from):

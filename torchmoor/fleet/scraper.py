@@ -17,21 +17,28 @@ from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 2.0  # of one instance; not a setting, because the whole page must be ready before Prometheus stops waiting
-MAX_AT_ONCE = 16  # instances: each needs one of limits.reserved_descriptors, and memory for its page
+# Not settings, because the whole page must be ready before Prometheus stops waiting: after 10 s, by default.
+TIMEOUT_S = 2.0  # of one instance
+PAGE_TIMEOUT_S = 5.0  # of all instances together
+MAX_AT_ONCE = 16  # instances: each needs one of limits.reserved_descriptors
 MAX_PAGE_BYTES = 4 << 20
 
 
 class MetricsScraper:
     """Scrapes every ready instance that has a metrics port."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(
+        self, registry: Registry, *, timeout_s: float = TIMEOUT_S, page_timeout_s: float = PAGE_TIMEOUT_S
+    ) -> None:
+        """timeout_s: of one instance. page_timeout_s: of all instances together."""
         self._registry = registry
+        self._timeout_s = timeout_s
+        self._page_timeout_s = page_timeout_s
         self._client: aiohttp.ClientSession | None = None
         self._free = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def __aenter__(self) -> MetricsScraper:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True, limit=0))
         return self
 
@@ -42,17 +49,18 @@ class MetricsScraper:
     async def scrape(self) -> str:
         """Return all pages as one, in Prometheus' text format. InstanceScraped is 0 for an instance without a page."""
         instances = [i for i in self._registry.instances() if i.metrics_port is not None]
-        pages = await asyncio.gather(*(self._ask(instance) for instance in instances))
+        ends_at = asyncio.get_running_loop().time() + self._page_timeout_s
+        pages = await asyncio.gather(*(self._ask(instance, ends_at) for instance in instances))
         named = [(instance, page) for instance, page in zip(instances, pages, strict=True)]
         return merge((_labels(instance), page) for instance, page in named if page is not None) + _scraped(named)
 
-    async def _ask(self, instance: Instance) -> str | None:
+    async def _ask(self, instance: Instance, ends_at: float) -> str | None:
         assert self._client is not None
         if not instance.is_ready:
             return None
         url = f"{instance.url(instance.metrics_port)}/metrics"
         try:
-            async with self._free, self._client.get(url) as answer:
+            async with asyncio.timeout_at(ends_at), self._free, self._client.get(url) as answer:
                 if answer.status != 200:
                     return None
                 page = await read_at_most(MAX_PAGE_BYTES, answer)

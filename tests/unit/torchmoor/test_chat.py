@@ -223,7 +223,7 @@ def test_the_models_own_words_are_shown(runtime: Runtime, picture: Path) -> None
     [
         ({"ending": bytes(64)}, 1, "Error: the answer's event stream is damaged"),
         ({"ending": exception("ModelStreamError", "the instance died", "StreamBroken")}, 1, "the instance died"),
-        ({"breaks": True}, 1, "Error: "),
+        ({"breaks": True}, 1, "Error: the connection was lost"),
         ({"url": "http://127.0.0.1:1"}, 3, "torchmoor up"),
         ({"url": "localhost 8080"}, 2, "localhost 8080"),
     ],
@@ -241,6 +241,9 @@ def test_a_failure_is_a_readable_error(
     assert result.exit_code == status
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+    if status == 1:  # a session is open
+        assert result.stderr.startswith("Error: ")
+        assert kinds(runtime)[-1] == "close_session"
 
 
 def test_an_error_in_a_conversation_does_not_end_it(runtime: Runtime, picture: Path) -> None:

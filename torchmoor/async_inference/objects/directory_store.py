@@ -102,7 +102,7 @@ class DirectoryStore(ObjectStore):
             self._budget.add(location.root, num_bytes)
             return tag
         except Exception:
-            await self._threads.run(writer.discard)  # so that its room is free when the caller learns of the failure
+            await self._threads.run(writer.abort)  # so that its room is free when the caller learns of the failure
             raise
         except asyncio.CancelledError:
             self._threads.submit(writer.abort)
@@ -275,8 +275,9 @@ class _FileWriter:
                 os.link(temporary, final, follow_symlinks=False)
             except FileExistsError:
                 return None
-            self._final, self._temporary = final, None
+            self._final = final
             temporary.unlink()
+            self._temporary = None
             sync_to_disk(temporary.parent)
             return _tag(os.fstat(fd))
 
@@ -293,7 +294,7 @@ class _FileWriter:
                 self._temporary = None
 
     def abort(self) -> None:
-        """Remove the file, also by the name that a running `commit` gives it."""
+        """Remove the file, also by the name that `commit` has given it; a file that had the name before stays."""
         self.discard()
         if self._final is not None:
             with suppress(FileNotFoundError):

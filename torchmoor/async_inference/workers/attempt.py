@@ -3,7 +3,7 @@
 Which failures are final, and which are retried:
 
     input missing, denied or too large                            final
-    object store down or slow, for the input or the answer        retried after longer and longer waits, not counted
+    object store down or slow, for the input or the answer        retried after growing waits, not counted
     body longer than what the instance can hold                   final
     instance has no room for the body now                         retried, not counted
     handler temporarily full                                      retried after its Retry-After, not counted

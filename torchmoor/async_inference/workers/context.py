@@ -40,7 +40,7 @@ class WorkerContext:
     ends_at: float = math.inf
 
     def delay_since_s(self, request: AsyncRequest) -> float:
-        """Return the seconds to wait before the next try, which are more the longer the request is there."""
+        """Return the seconds to wait before the next try. They grow with the request's age."""
         return self.backoff.delay_since_s(self.wall() - request.received_at)
 
     async def until_answered(self, call: Callable[[], Awaitable[bool]], request: AsyncRequest, fault: str) -> bool:

@@ -154,7 +154,7 @@ class Worker:
             raise
         except Exception as error:
             self._faults.add("request failed in the proxy", error, inference_id=inference_id, has_trace=True)
-            await self._return_later(claim, f"The proxy failed: {type(error).__name__}")
+            await self._return_later(claim, _describe(error))
         finally:
             if self._renewals.get(inference_id) is renewal:
                 del self._renewals[inference_id]
@@ -221,7 +221,12 @@ class Worker:
             return await self._decide(claim, outcome)
         except (asyncio.CancelledError, ClaimLost):
             if attempt.staged is not None:
-                await asyncio.shield(self._discard(claim, attempt.staged))
+                await asyncio.shield(self._discard(claim, attempt.staged, 0.0, STOPPED, counts=False))
+            raise
+        except Exception as error:
+            if attempt.staged is not None:
+                delay_s = self._context.delay_since_s(claim.request)
+                await asyncio.shield(self._discard(claim, attempt.staged, delay_s, _describe(error)))
             raise
 
     async def _try(self, attempt: Attempt, claim: Claim) -> AsyncOutcome:
@@ -234,7 +239,7 @@ class Worker:
             raise
         except Exception as error:
             logger.exception("attempt failed in the proxy inference_id=%s", claim.request.inference_id)
-            raise RetryableFailure(f"The proxy failed: {type(error).__name__}") from error
+            raise RetryableFailure(_describe(error)) from error
 
     async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> AsyncOutcome:
         """Decide the outcome and return it. Raises ClaimLost."""
@@ -243,14 +248,14 @@ class Worker:
             raise ClaimLost("another worker has decided it, or it was cancelled")
         return outcome
 
-    async def _discard(self, claim: Claim, staged: str) -> None:
+    async def _discard(self, claim: Claim, staged: str, delay_s: float, reason: str, *, counts: bool = True) -> None:
         """Return the request to the queue, and remove a staged answer that was not decided upon.
 
         After the return it cannot be decided upon; before, a decision may stand although its confirmation was lost. If
         the queue does not answer, the object stays.
         """
         try:
-            await self._queue.retry(claim, 0.0, STOPPED, counts=False)
+            await self._queue.retry(claim, delay_s, reason, counts=counts)
             record = await self._queue.get(claim.request.inference_id)
             if record is None or record.outcome is None or record.outcome.staged != staged:
                 await self._context.store.delete(staged)
@@ -258,7 +263,7 @@ class Worker:
             self._faults.add("staged object not removed", error, inference_id=claim.request.inference_id)
 
     async def _return_later(self, claim: Claim, reason: str) -> None:
-        """Return a request to the queue, to be tried again later and later."""
+        """Return a request to the queue, to be tried again after a delay that grows with its age."""
         await self._return(claim, self._context.delay_since_s(claim.request), reason)
 
     async def _return(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> None:
@@ -267,3 +272,7 @@ class Worker:
             await asyncio.shield(self._queue.retry(claim, delay_s, reason, counts=counts))
         except QueueUnavailable as error:
             logger.warning("claim not returned inference_id=%s error=%s", claim.request.inference_id, error)
+
+
+def _describe(error: Exception) -> str:
+    return f"The proxy failed: {type(error).__name__}"

@@ -1,6 +1,7 @@
 """Properties of objects in files: links, pipes, permissions and full disks."""
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, closing, read_all, repeat
 from tests.waiting import DEADLINE_S
+from torchmoor.async_inference.objects import directory_store
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
@@ -220,6 +222,25 @@ async def test_an_upload_that_is_cancelled_as_it_ends_leaves_no_file(
         may_end.set()
 
     assert files_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Path, "unlink"), (directory_store, "sync_to_disk")])
+async def test_an_upload_that_fails_after_its_file_has_its_name_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    call, failures = getattr(owner, name), [OSError(errno.EIO, os.strerror(errno.EIO))]
+
+    def fail_once(path: Path) -> None:
+        if failures:
+            assert "staged" in files_of(tmp_path)
+            raise failures.pop()
+        call(path)
+
+    monkeypatch.setattr(owner, name, fail_once)
+    async with opened(tmp_path) as store:
+        with pytest.raises(ObjectUnavailable, match=os.strerror(errno.EIO)):
+            await store.upload(f"file://{tmp_path}/staged", chunks_of(b"x"))
+        assert files_of(tmp_path) == []
 
 
 async def test_an_upload_replaces_no_file(tmp_path: Path) -> None:

@@ -484,6 +484,34 @@ async def test_stop_between_an_answer_and_its_decision_leaves_no_object(rig: Rig
         assert rig.results() == {"one.out": LARGE}
 
 
+async def test_decision_that_fails_in_the_proxy_leaves_no_object(rig: Rig) -> None:
+    """The staged answer is removed, and the request is tried again after a delay, as after other faults."""
+    async with rig:
+        rig.instance.behave = answering(body=LARGE)
+        returned: list[tuple[float, str, bool]] = []
+        service = rig.make_service()
+        async with service:
+            decide, retry = service.queue.decide, service.queue.retry
+
+            async def fail_once(claim: Claim, outcome: AsyncOutcome) -> bool:
+                service.queue.decide = decide
+                raise ZeroDivisionError
+
+            async def note(claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> bool:
+                if is_held := await retry(claim, delay_s, reason, counts=counts):
+                    returned.append((delay_s, reason, counts))
+                return is_held
+
+            service.queue.decide, service.queue.retry = fail_once, note
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+        assert (record.state, record.attempts) == (AsyncState.COMPLETED, 2)
+        assert rig.results() == {"one.out": LARGE}
+        [(delay_s, reason, counts)] = returned
+        assert (delay_s > 0, reason, counts) == (True, "The proxy failed: ZeroDivisionError", True)
+
+
 async def test_staged_objects_that_cannot_be_removed_are_logged_once(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -78,7 +78,7 @@ def test_label_is_added_to_any_line(line: str, expected: str) -> None:
     assert samples(expected)
 
 
-async def scrape(behaviour: Behaviour, *, state: InstanceState = InstanceState.READY) -> str:
+async def scrape(behaviour: Behaviour, *, state: InstanceState = InstanceState.READY, **timeouts: float) -> str:
     """Return the page of a fleet with one instance that has a metrics port and one that has none."""
     app = web.Application()
     app.router.add_get("/metrics", behaviour)
@@ -87,7 +87,7 @@ async def scrape(behaviour: Behaviour, *, state: InstanceState = InstanceState.R
         options = {"endpoint": "llava", "model": "llava", "port": 1}
         registry.add(Instance(name="a", metrics_port=server.port, state=state, **options))
         registry.add(Instance(name="b", state=state, **options))
-        async with MetricsScraper(registry) as scraper:
+        async with MetricsScraper(registry, **timeouts) as scraper:
             pages = await asyncio.gather(scraper.scrape(), scraper.scrape())
     assert pages[0] == pages[1]
     return pages[0]
@@ -128,17 +128,45 @@ async def test_page_of_an_instance_is_passed_on() -> None:
 @pytest.mark.parametrize("behaviour", [fail, hang, flood])
 async def test_instance_without_a_page_is_told(behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance that refuses, hangs or never ends its page costs only its own lines."""
-    monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
     monkeypatch.setattr(module, "MAX_PAGE_BYTES", 100_000)
 
-    page = await scrape(behaviour)
+    page = await scrape(behaviour, timeout_s=0.3)
 
     assert samples(page) == {("InstanceScraped", frozenset(WHERE.items())): 0.0}
 
 
-async def test_few_instances_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def add_instances(registry: Registry, port: int, number: int) -> None:
+    """Add ready instances whose metrics are all at this port."""
+    place = {"endpoint": "llava", "model": "llava", "port": 1, "metrics_port": port}
+    for each in range(number):
+        registry.add(Instance(name=f"llava-{each}", state=InstanceState.READY, **place))
+
+
+async def test_many_instances_that_hang_cost_only_their_own_lines() -> None:
+    """One time-out bounds the whole page, however many instances wait for their turn; what has arrived is kept."""
+    num_asked = 0
+
+    async def hang_after_one(request: web.Request) -> web.Response:
+        nonlocal num_asked
+        num_asked += 1
+        return await (give_page if num_asked == 1 else hang)(request)
+
+    app = web.Application()
+    app.router.add_get("/metrics", hang_after_one)
+    async with TestServer(app) as server:
+        registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
+        add_instances(registry, server.port, 3 * module.MAX_AT_ONCE)
+        async with MetricsScraper(registry, timeout_s=2 * DEADLINE_S, page_timeout_s=1.0) as scraper:
+            async with asyncio.timeout(DEADLINE_S):
+                page = await scraper.scrape()
+
+    scraped = [value for (name, _), value in samples(page).items() if name == "InstanceScraped"]
+    assert sorted(scraped) == [0.0] * (3 * module.MAX_AT_ONCE - 1) + [1.0]
+    assert num_asked == module.MAX_AT_ONCE + 1
+
+
+async def test_few_instances_are_asked_at_once() -> None:
     """The connections of all instances together would need more descriptors than are reserved."""
-    monkeypatch.setattr(module, "TIMEOUT_S", DEADLINE_S)
     num_asked = most_asked = 0
     is_full = asyncio.Event()
 
@@ -158,10 +186,8 @@ async def test_few_instances_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) 
     app.router.add_get("/metrics", count)
     async with TestServer(app) as server:
         registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
-        place = {"endpoint": "llava", "model": "llava", "port": 1, "metrics_port": server.port}
-        for number in range(2 * module.MAX_AT_ONCE):
-            registry.add(Instance(name=f"llava-{number}", state=InstanceState.READY, **place))
-        async with MetricsScraper(registry) as scraper:
+        add_instances(registry, server.port, 2 * module.MAX_AT_ONCE)
+        async with MetricsScraper(registry, timeout_s=DEADLINE_S, page_timeout_s=DEADLINE_S) as scraper:
             pages = await asyncio.gather(scraper.scrape(), scraper.scrape())
 
     assert most_asked == module.MAX_AT_ONCE
