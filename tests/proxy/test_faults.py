@@ -202,14 +202,15 @@ def test_a_trial_that_streams_makes_room_for_the_next(make_stage: MakeStage) -> 
     """A long stream does not keep requests from an instance that answers again: the trial ends with its first piece."""
     stage = make_stage(recovery=RecoverySettings(max_failures=1, min_open_s=30), are_journaled=True)
     stage.a.behave = dying
-    session, gate = make_session_id("a"), Gate()
+    session, gate, end = make_session_id("a"), Gate(), Gate()
     assert instance_of(read_answer(invoke(stage, session=session))) == "b"
 
     async def long(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/plain")
         await gate.pass_through()
         await wire.chunk(b"on and on")
-        await wire.until_closed()
+        await end.pass_through()
+        await wire.chunk(b"")
 
     stage.a.behave = long
     stage.pass_time(31)
@@ -222,7 +223,8 @@ def test_a_trial_that_streams_makes_room_for_the_next(make_stage: MakeStage) -> 
 
     assert instance_of(read_answer(invoke(stage, session=session))) == "a"
     assert stage.instance("a").breaker.state is BreakerState.CLOSED
-    trial.close()
+    end.open()
+    read_until(trial, CHUNKS_END)
 
 
 def test_timeouts_open_the_breaker(make_stage: MakeStage) -> None:
