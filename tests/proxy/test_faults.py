@@ -224,7 +224,7 @@ def test_a_trial_that_streams_makes_room_for_the_next(make_stage: MakeStage) -> 
     assert instance_of(read_answer(invoke(stage, session=session))) == "a"
     assert stage.instance("a").breaker.state is BreakerState.CLOSED
     end.open()
-    read_until(trial, CHUNKS_END)
+    read_until(trial, CHUNKS_END.lstrip())
 
 
 def test_timeouts_open_the_breaker(make_stage: MakeStage) -> None:
