@@ -129,6 +129,12 @@ class AsyncRequest:
         return self.received_at + self.ttl_s
 
     @property
+    def identity(self) -> str:
+        """Return a name that no other request shares, even a later one with the same inference id."""
+        named = json.dumps([self.endpoint, self.inference_id, self.received_at])
+        return hashlib.sha256(named.encode()).hexdigest()[:32]
+
+    @property
     def locations(self) -> tuple[str, str]:
         """Return the URLs that are reserved for the request until it ends."""
         return self.output_location, self.failure_location

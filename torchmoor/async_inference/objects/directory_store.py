@@ -122,6 +122,9 @@ class DirectoryStore(ObjectStore):
     async def delete(self, url: str) -> None:
         await self._threads.run(_delete, self._output(url))
 
+    async def delete_all(self, prefix: str) -> None:
+        await self._threads.run(_delete_all, self._output(prefix))
+
     async def close(self) -> None:
         self._budget.stop()
         await self._threads.close()
@@ -368,3 +371,11 @@ def _is_taken(location: _Location) -> bool:
 def _delete(location: _Location) -> None:
     with location.translated(), suppress(FileNotFoundError):
         location.resolve().unlink()
+
+
+def _delete_all(prefix: _Location) -> None:
+    with prefix.translated(), suppress(FileNotFoundError):
+        beginning = prefix.resolve()
+        for file in beginning.parent.iterdir():
+            if file.name.startswith(beginning.name):
+                file.unlink(missing_ok=True)

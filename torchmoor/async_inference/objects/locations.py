@@ -2,7 +2,7 @@
 
     {S3OutputPath}/{S3OutputPathExtension}/{Filename}         or {InferenceId}.out without a Filename
     {S3FailurePath}/{InferenceId}-error.out
-    {S3OutputPath}/.torchmoor/{id of an attempt}              staged; beside the result if the path has changed since
+    {S3OutputPath}/.torchmoor/{identity}.{attempt}            staged; beside the result if the path has changed since
 
 Works on text only; the object store checks whether a location may be written.
 """
@@ -61,16 +61,17 @@ def locate_results(
     return locations
 
 
-def locate_staged(output_path: str, output_location: str, attempt_id: str) -> str:
+def locate_staged(output_path: str, output_location: str, identity: str, attempt_id: str = "") -> str:
     """Return where an attempt's answer is staged: beside the results, so that publishing is a link.
 
     output_path: the endpoint's. output_location: where the result will be; elsewhere if the endpoint's path has changed
-    since the submit. attempt_id: no other attempt has it, so that a late write of a lost one replaces nothing.
+    since the submit. identity: the request's. attempt_id: no other attempt has it, so that a late write of a lost one
+    replaces nothing; "" for the beginning of the names of all attempts.
     """
     folder = output_path.rstrip("/")
     if not output_location.startswith(f"{folder}/"):
         folder = output_location.rpartition("/")[0] or folder
-    return _below(folder, f"{STAGING}/{attempt_id}")
+    return _below(folder, f"{STAGING}/{identity}.{attempt_id}")
 
 
 def _below(folder: str, name: str) -> str:

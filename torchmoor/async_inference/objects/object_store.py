@@ -174,3 +174,6 @@ class ObjectStore(InputStore, Protocol):
 
     async def delete(self, url: str) -> None:
         """Remove an object, if it exists."""
+
+    async def delete_all(self, prefix: str) -> None:
+        """Remove the objects of one folder whose URLs begin like this."""

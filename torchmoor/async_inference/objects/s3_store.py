@@ -16,6 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, wait
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -169,15 +170,22 @@ class S3Store(ObjectStore):
         self.check_output(url)
         await self._threads.run(self._delete, url)
 
-    def _delete(self, url: str) -> None:
+    async def delete_all(self, prefix: str) -> None:
+        """Remove the objects whose names begin like this; needs s3:ListBucket, too."""
+        self.check_output(prefix)
+        await self._threads.run(partial(self._delete, prefix, is_prefix=True))
+
+    def _delete(self, url: str, *, is_prefix: bool = False) -> None:
         client, place = self._connect(), bucket_and_key(url)
         try:
             with translated(url):
-                client.delete_object(**place)
+                for key in _list_keys(client, place) if is_prefix else [place["Key"]]:
+                    client.delete_object(Bucket=place["Bucket"], Key=key)
         except ObjectDenied as error:
             if place["Bucket"] not in self._undeletable:
                 self._undeletable.add(place["Bucket"])
-                logger.warning("staged objects stay, s3:DeleteObject is refused url=%s error=%s", url, error)
+                right = "s3:ListBucket or s3:DeleteObject" if is_prefix else "s3:DeleteObject"
+                logger.warning("staged objects stay, %s is refused url=%s error=%s", right, url, error)
 
     async def close(self) -> None:
         await self._threads.close()
@@ -338,6 +346,12 @@ class _MultipartUpload:
                 self._url,
                 type(exc).__name__,
             )
+
+
+def _list_keys(client: Any, place: dict[str, str]) -> list[str]:
+    """Return the keys that begin with the key of a place."""
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=place["Bucket"], Prefix=place["Key"])
+    return [each["Key"] for page in pages for each in page.get("Contents", ())]
 
 
 def _has_succeeded(step: Future[Any] | None) -> bool:

@@ -70,6 +70,9 @@ class SchemeStore(ObjectStore):
     async def delete(self, url: str) -> None:
         await self._output(url).delete(url)
 
+    async def delete_all(self, prefix: str) -> None:
+        await self._output(prefix).delete_all(prefix)
+
     async def close(self) -> None:
         for store in self._inputs.values():
             await store.close()

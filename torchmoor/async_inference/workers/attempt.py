@@ -171,7 +171,7 @@ class Attempt:
     async def _stage(self, answer: InstanceAnswer, chunks: AsyncIterator[bytes]) -> AsyncOutcome:
         """Upload a large answer to a staging name beside its result."""
         request = self._request
-        staged = locate_staged(self._context.output_path, request.output_location, self._request_id)
+        staged = locate_staged(self._context.output_path, request.output_location, request.identity, self._request_id)
         began = monotonic()
         try:
             tag = await self._context.store.upload(staged, chunks, ObjectMetadata(answer.content_type))

@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic
 
 from torchmoor.async_inference.notifications.notification import Notification
+from torchmoor.async_inference.objects.locations import locate_staged
 from torchmoor.async_inference.objects.object_store import ObjectError, ObjectMetadata
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Claim
 from torchmoor.async_inference.workers.context import WorkerContext
@@ -117,11 +118,14 @@ class Publication:
             self._metrics.async_upload_latency.observe(monotonic() - began)
 
     async def _remove_staged(self) -> None:
-        """Remove the staged name of the result."""
-        if self.outcome.staged is None:
-            return
+        """Remove the staged name of the result, and what lost attempts may have staged."""
+        store, staged = self.context.store, self.outcome.staged
+        place = self.context.output_path, self.request.output_location, self.request.identity
         try:
-            await self.context.store.delete(self.outcome.staged)
+            if self._claim.attempt > (1 if self.outcome.succeeded else 0):
+                await store.delete_all(locate_staged(*place))
+            if staged is not None:
+                await store.delete(staged)
         except ObjectError as error:
             self.context.faults.add("staged object not removed", error, inference_id=self.request.inference_id)
 

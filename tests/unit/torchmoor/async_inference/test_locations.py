@@ -32,13 +32,13 @@ def test_names_are_quoted_in_file_urls_and_raw_in_s3() -> None:
 
 def test_what_is_staged_is_beside_the_results_and_of_one_attempt() -> None:
     """A staged object is beside the results, so that publishing is a rename, and its name is unique to the attempt."""
-    assert locate_staged(OUT, f"{OUT}/team/id-1.out", "id-7") == "s3://answers/out/.torchmoor/id-7"
+    assert locate_staged(OUT, f"{OUT}/team/id-1.out", "id-1", "a7") == "s3://answers/out/.torchmoor/id-1.a7"
 
 
 @pytest.mark.parametrize("before", ["file:///r/a%20b", "s3://answers/outer", "s3://earlier"])
 def test_what_is_staged_is_beside_the_result_if_the_path_has_changed(before: str) -> None:
     """Publishing works within one store, and a result's location stays as the client has got it."""
-    assert locate_staged(OUT, f"{before}/id-1.out", "id-7") == f"{before}/.torchmoor/id-7"
+    assert locate_staged(OUT, f"{before}/id-1.out", "id-1", "a7") == f"{before}/.torchmoor/id-1.a7"
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "a//b", "/a", "a/", "a/./b", ".torchmoor/x", "é", "a\x7fb"])

@@ -103,6 +103,17 @@ async def test_publishing_may_be_repeated(place: Place) -> None:
     assert place.list_all() == ["id.out"]
 
 
+async def test_all_objects_of_a_prefix_are_deleted(place: Place) -> None:
+    """Objects with other beginnings stay, and a prefix or a folder without objects is no error."""
+    async with place.opened() as store:
+        for name in ("id.1", "id.22", "idx.1", "other.1"):
+            await store.upload(f"{place.url}/.torchmoor/{name}", chunks_of(b"answer"))
+        for prefix in (".torchmoor/id.", ".torchmoor/none.", "new/id."):
+            await store.delete_all(f"{place.url}/{prefix}")
+
+    assert place.list_all() == ["idx.1", "other.1"]
+
+
 @pytest.mark.parametrize("is_staged_gone", [False, True])
 async def test_publishing_replaces_no_other_object(place: Place, is_staged_gone: bool) -> None:
     """Publishing over another request's object is a conflict, even if the bytes are the same."""

@@ -461,6 +461,25 @@ async def test_answer_that_arrives_late_in_the_store_replaces_no_other(rig: Rig)
         assert rig.results()["one.out"] == b"2" * 5000
 
 
+async def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
+    """The worker removes objects that dead workers have staged for the request."""
+    async with rig:
+        staged = rig.folder / "results/async-endpoint-outputs/llava/.torchmoor"
+        staged.mkdir(parents=True)
+        queue = rig.make_queue()
+        request = await queue.submit(rig.request("one"))
+        (staged / f"{request.identity}.1").write_bytes(b"of a worker that died")
+        await queue.claim("llava", 0.01)
+        await queue.close()
+        rig.instance.behave = answering(body=LARGE)
+        service = await rig.start()
+
+        record = await rig.until_ended(service, "one")
+
+        assert (record.state, record.attempts) == (AsyncState.COMPLETED, 2)
+        assert rig.results() == {"one.out": LARGE}
+
+
 async def test_stop_between_an_answer_and_its_decision_leaves_no_object(rig: Rig) -> None:
     """The staged answer is removed, because the next attempt does not know it."""
     async with rig:
