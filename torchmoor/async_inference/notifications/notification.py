@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,12 +25,8 @@ class Notification:
 
     @property
     def message_id(self) -> str:
-        """Return an id that is stable over retries and unique per request, even if an inference id is used again.
-
-        An inference id may not fit in a header.
-        """
-        named = json.dumps([self.request.endpoint, self.request.inference_id, self.request.received_at])
-        return f"msg_{hashlib.sha256(named.encode()).hexdigest()[:32]}"
+        """Return an id that is stable over retries and unique per request. An inference id may not fit in a header."""
+        return f"msg_{self.request.identity}"
 
     def message(self, region: str, *, includes_response: bool) -> dict[str, Any]:
         """Return SageMaker's message, without the fields that are unknown.
