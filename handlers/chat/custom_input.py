@@ -28,9 +28,10 @@ class CustomInput:
     def _read_head(self) -> str:
         if _HEAD_PART.fullmatch(self._buffer):
             return ""
-        head = _HEAD.match(self._buffer)
-        self._buffer = self._buffer[0 if head is None else head.end() :]
-        self._read = self._read_other if head is None else self._read_string
+        self._read = self._read_other
+        if head := _HEAD.match(self._buffer):
+            self._buffer = self._buffer[head.end() :]
+            self._read = self._read_string
         return self._read()
 
     def _read_string(self) -> str:

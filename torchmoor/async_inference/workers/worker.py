@@ -252,7 +252,7 @@ class Worker:
         """Return the request to the queue, and remove a staged answer that was not decided upon.
 
         After the return it cannot be decided upon; before, a decision may stand although its confirmation was lost. If
-        the queue does not answer, the object stays.
+        the queue does not answer, the object stays until publication removes it.
         """
         try:
             await self._queue.retry(claim, delay_s, reason, counts=counts)
