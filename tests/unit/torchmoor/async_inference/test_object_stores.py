@@ -104,7 +104,7 @@ async def test_publishing_may_be_repeated(place: Place) -> None:
 
 
 async def test_all_objects_of_a_prefix_are_deleted(place: Place) -> None:
-    """Objects with other beginnings stay, and a prefix or a folder without objects is no error."""
+    """Objects with other beginnings stay, and a prefix or a folder without objects is not an error."""
     async with place.opened() as store:
         for name in ("id.1", "id.22", "idx.1", "other.1"):
             await store.upload(f"{place.url}/.torchmoor/{name}", chunks_of(b"answer"))
