@@ -232,7 +232,7 @@ def submit(runtime: str, accepted: AcceptedRequests, stop: threading.Event) -> N
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="three minutes instead of an hour", rounds=15)
+    options = parse_options(__doc__, quick="five minutes instead of an hour", rounds=15)
     if not (TARGET / "config.json").is_file():
         raise SystemExit(f"there is no {TARGET}; run scripts/make_minilm.py")
     part_s = QUICK_PART_S if options.quick else PART_S
