@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import boto3
 import hypothesis
 import pytest
 from botocore.loaders import create_loader
@@ -94,6 +95,24 @@ def aws_descriptions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", cache(create_loader))
         yield
+
+
+@pytest.fixture(scope="session")
+def bodies() -> list[Any]:
+    """Return a list that receives the body of each answer to `boto3.client`."""
+    received: list[Any] = []
+    boto3.setup_default_session()
+    boto3.DEFAULT_SESSION.events.register("after-call", lambda parsed, **_: received.append(parsed.get("Body")))
+    return received
+
+
+@pytest.fixture(autouse=True)
+def closed_bodies(bodies: list[Any]) -> Iterator[None]:
+    """Close the bodies that a test has not read: their sockets would fail a later test when they are collected."""
+    yield
+    while bodies:
+        if body := bodies.pop():
+            body.close()
 
 
 @pytest.fixture(scope="session")
