@@ -12,8 +12,16 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.eventstream import ParserError
-from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, SSLError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    HTTPClientError,
+    ProxyConnectionError,
+    SSLError,
+)
 from botocore.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError
 
@@ -68,6 +76,14 @@ def own_words(text: str) -> str | None:
     return message if isinstance(message, str) else None
 
 
+def find_credentials(session: boto3.Session) -> Credentials | None:
+    """Return what boto3 finds; None also if it asks for EC2's metadata through an HTTP proxy that does not answer."""
+    try:
+        return session.get_credentials()
+    except ProxyConnectionError:
+        return None
+
+
 def make_client(
     service: str = "sagemaker-runtime",
     *,
@@ -85,7 +101,7 @@ def make_client(
     """
     session = boto3.Session(profile_name=profile_name)
     keys = dict(keys or {})
-    if not keys and endpoint_url is not None and session.get_credentials() is None:
+    if not keys and endpoint_url is not None and find_credentials(session) is None:
         keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
     region = region_name or session.region_name
     if region is None and endpoint_url is not None:

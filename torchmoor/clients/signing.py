@@ -46,7 +46,7 @@ class Signer:
 
     def __init__(self, login: Login) -> None:
         session = boto3.Session(**login.keys)
-        found = None if login.token else session.get_credentials()
+        found = None if login.token else runtime.find_credentials(session)
         self._token = login.token
         self._region = session.region_name or DEFAULT_REGION
         self._credentials = found  # those of a role are renewed as they expire

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import ClassVar
 
 import boto3
@@ -50,6 +52,18 @@ def test_boto3_asks_a_local_endpoint_itself(url: str) -> None:
     client = make_client(endpoint_url=url, keys={"aws_access_key_id": "a", "aws_secret_access_key": "b"})
 
     assert client.invoke_endpoint(EndpointName="llava", Body=b"")["Body"].read() == b"{}"
+
+
+def test_a_user_without_credentials_needs_no_proxy(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """boto3 also searches EC2's metadata for credentials, through the proxy; without it there are none."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    client = make_client(endpoint_url=url)
+
+    assert client.invoke_endpoint(EndpointName="llava", Body=b"")["Body"].read() == b"{}"
+    assert Signer(Login()).sign("GET", url, {"a": "b"}) == {"a": "b"}
 
 
 def test_admin_client_asks_a_local_plane_itself(url: str) -> None:
