@@ -22,9 +22,9 @@ from torchmoor.control.models import NOT_FOR_MANY, START_TIMEOUT, primary_contai
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler
-from torchmoor.fleet.folder_removal import remove_folder
+from torchmoor.fleet.folder_removal import remove_in_thread
 from torchmoor.fleet.launcher import Launcher
-from torchmoor.fleet.scaled_variant import Phase, ScaledInstance, ScaledVariant
+from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.instance import Instance
@@ -41,8 +41,7 @@ class Deployment:
     """An endpoint's instances, by name.
 
     served, start_timeouts_s: by variant. num_named: the number of names given so far. work: the endpoint's own folder.
-    scaled: variants whose instances the autoscaler starts and stops; `launches` has all that it may start. unstopped:
-    names of instances that the autoscaler could not stop; they serve nothing, but may still have their processes.
+    scaled: variants whose instances the autoscaler starts and stops; `launches` has all that it may start.
     """
 
     endpoint: Endpoint
@@ -53,13 +52,9 @@ class Deployment:
     launches: dict[str, Launch] = field(default_factory=dict)
     num_named: int = 0
     scaled: dict[str, ScaledVariant] = field(default_factory=dict)
-    unstopped: set[str] = field(default_factory=set)
 
     def launches_of(self, variant: str) -> list[Launch]:
         return [launch for launch in self.launches.values() if launch.variant == variant]
-
-    def running_of(self, variant: str) -> list[Launch]:
-        return [launch for launch in self.launches_of(variant) if launch.name not in self.unstopped]
 
 
 @dataclass(slots=True)
@@ -169,7 +164,7 @@ class Deployments:
             return 0
         if variant in deployment.scaled:
             return deployment.scaled[variant].scaling.desired
-        return len(deployment.running_of(variant))
+        return len(deployment.launches_of(variant))
 
     def is_scaled(self, name: str, variant: str) -> bool:
         """Return whether the autoscaler decides about a variant."""
@@ -188,19 +183,16 @@ class Deployments:
         if settings is not None:
             self.check_room(settings.max_capacity - len(deployment.launches_of(variant)))
         await self._stop_scaling(deployment, variant)
-        running = deployment.running_of(variant)
+        running = deployment.launches_of(variant)
         if settings is None:
             if not running:
                 found.on_starts_ended()
             return
-        planned = self._plan(deployment, variant, settings.max_capacity - len(deployment.launches_of(variant)))
+        planned = self._plan(deployment, variant, settings.max_capacity - len(running))
         self._running |= {launch.name: launch for launch in planned}
         deployment.launches |= {launch.name: launch for launch in planned}
         found.settings = found.settings.replace(scaling=settings)
         group = ScaledVariant(found, deployment.launches_of(variant), [launch.name for launch in running])
-        for name in deployment.unstopped & group.launches.keys():  # the next look stops them
-            group.members[name] = ScaledInstance(name, None, Phase.STOPPING)
-        deployment.unstopped -= group.launches.keys()
         deployment.scaled[variant] = group
         self.autoscaler.add(group)
 
@@ -208,14 +200,12 @@ class Deployments:
         """Take a variant's running instances back from the autoscaler; drains by operators stay."""
         if (group := deployment.scaled.pop(variant, None)) is None:
             return
-        running = await self.autoscaler.remove(group)
+        await self.autoscaler.remove(group)
         group.variant.settings = group.variant.settings.replace(scaling=None)
         for name in group.launches:
             if name not in group.members:
                 deployment.launches.pop(name, None)
                 self._running.pop(name, None)
-            elif name not in running:
-                deployment.unstopped.add(name)
             elif (instance := self._registry.find(name)) is not None and instance.is_resumable:
                 self._registry.resume(name)
 
@@ -234,7 +224,7 @@ class Deployments:
         for variant, count in counts.items():
             if variant in deployment.scaled:
                 continue
-            own = [each.name for each in deployment.running_of(variant)]
+            own = [each.name for each in deployment.launches_of(variant)]
             leaving += own[count:]
             added += self._plan(deployment, variant, count - len(own))
         await self._launch(added)
@@ -266,7 +256,7 @@ class Deployments:
             }
             endpoint = start.endpoint = self._registry.stage(_settings_of(name, resource, served), resource.serial)
         except BaseException:
-            await asyncio.to_thread(remove_folder, work)
+            await remove_in_thread(work)
             raise
         timeouts_s = {variant: float(values.get(START_TIMEOUT, 0)) for variant, values in variants.items()}
         deployment = Deployment(endpoint, served, stem, work, timeouts_s)
@@ -351,7 +341,7 @@ class Deployments:
 
     async def _forget(self, deployment: Deployment) -> None:
         self._registry.forget(deployment.endpoint)
-        await asyncio.to_thread(remove_folder, deployment.work)
+        await remove_in_thread(deployment.work)
 
     async def _drain(self, names: Sequence[str]) -> None:
         """Send instances no new requests, wait at most drain_timeout_s for the running ones, and end the instances."""

@@ -98,11 +98,8 @@ class Autoscaler:
         self._groups.append(group)
         self.wake()
 
-    async def remove(self, group: ScaledVariant) -> list[str]:
-        """Stop scaling a variant, and return the names of its instances, which keep running.
-
-        Waits for the instances that are being stopped. One whose stop fails is not returned, but stays a member.
-        """
+    async def remove(self, group: ScaledVariant) -> None:
+        """Stop scaling a variant, and wait for the instances that are being stopped. The others keep running."""
         self._groups.remove(group)
         group.variant.scale = None
         tasks = []
@@ -112,7 +109,6 @@ class Autoscaler:
                 if member.phase is not Phase.STOPPING:
                     member.task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        return [member.name for member in group.members.values() if member.phase is not Phase.STOPPING]
 
     def wake(self) -> None:
         """Look now, because a request waits."""
@@ -129,12 +125,9 @@ class Autoscaler:
             try:
                 await self._look_at(group, traffic[variant], has_queue=is_first)
             except Exception as error:  # the other variants scale, and the next look may succeed
-                self._log_fault(group, "variant is not scaled", error)
-
-    def _log_fault(self, group: ScaledVariant, kind: str, error: Exception) -> None:
-        faults = self._faults_of.setdefault(group, FaultLog(logger, clock=self._clock))
-        variant = group.variant
-        faults.add(f"{kind} endpoint={variant.endpoint} variant={variant.name}", error, has_trace=True)
+                faults = self._faults_of.setdefault(group, FaultLog(logger, clock=self._clock))
+                kind = f"variant is not scaled endpoint={variant.endpoint} variant={variant.name}"
+                faults.add(kind, error, has_trace=True)
 
     async def _look_at(self, group: ScaledVariant, load: VariantTraffic, *, has_queue: bool) -> None:
         backlog = await self._count(group, load, has_queue=has_queue)
@@ -279,10 +272,7 @@ class Autoscaler:
                     group.scaling = Scaling(min(group.scaling.desired + 1, most))
 
     async def _check_draining(self, group: ScaledVariant) -> None:
-        """Stop the idle ones, and those whose stop failed. One that an operator has resumed stays for a cool-down."""
-        for member in group.in_phase(Phase.STOPPING):
-            if member.task is None or member.task.done():
-                self._stop(group, member)
+        """Stop the idle ones. One that an operator has resumed stays for a cool-down."""
         for member in group.in_phase(Phase.WITHDRAWN):
             if group.scaling.desired < max(1, member.withdrawn_from):
                 await self._stop_if_idle(group, member)
@@ -341,11 +331,7 @@ class Autoscaler:
             starting.cancel()
 
     async def _until_stopped(self, group: ScaledVariant, member: ScaledInstance) -> None:
-        try:
-            await self._launcher.end(member.name)
-        except Exception as error:  # the next look tries again: without an end its name is never used again
-            self._log_fault(group, "instance is not stopped", error)
-            return
+        await self._launcher.end(member.name)
         del group.members[member.name]
         self._report(f"{member.name} stopped")
         self.wake()  # its name can be used again

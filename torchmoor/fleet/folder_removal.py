@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +17,15 @@ def remove_folder(folder: Path) -> None:
     Several threads remove its contents, because deleting a synced file waits for the disk: one thread took ten seconds
     for the journals of a thousand sessions.
     """
-    with suppress(OSError), ThreadPoolExecutor(NUM_REMOVERS) as removers:
+    with suppress(OSError, RuntimeError), ThreadPoolExecutor(NUM_REMOVERS) as removers:
         for path in folder.iterdir():
             removers.submit(shutil.rmtree, path, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+async def remove_in_thread(folder: Path) -> None:
+    """Remove a folder as `remove_folder` does, but in a thread; in the caller's if none can be started."""
+    try:
+        await asyncio.to_thread(remove_folder, folder)
+    except RuntimeError:
+        remove_folder(folder)

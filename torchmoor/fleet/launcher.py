@@ -25,7 +25,7 @@ from torchmoor.errors import LaunchError
 from torchmoor.fleet import instance_guard
 from torchmoor.fleet.archive_checks import check_archives
 from torchmoor.fleet.archives import find_requirements, takes_operations, write_archive
-from torchmoor.fleet.folder_removal import remove_folder
+from torchmoor.fleet.folder_removal import remove_in_thread
 from torchmoor.fleet.instance_log import (
     describe_exit,
     find_load_failure,
@@ -148,7 +148,7 @@ class Launcher:
         if self._registry.find(name) is not None:  # added meanwhile
             self._registry.dismiss(name)
         await self._stop(name)
-        await asyncio.to_thread(remove_folder, self._folder(name))
+        await remove_in_thread(self._folder(name))
         del self._tasks[name]
         self._ends.pop(name, None)
 
@@ -160,7 +160,7 @@ class Launcher:
         if not self._lock.is_held:  # the directory is another fleet's
             return
         for name in [*self._tasks, *instance_guard.REMOVED_WITH_FLEET]:
-            await asyncio.to_thread(remove_folder, self._folder(name))
+            await remove_in_thread(self._folder(name))
         self._lock.release()
         with suppress(OSError):
             self._settings.run_dir.rmdir()

@@ -6,7 +6,7 @@ The phases are:
     WITHDRAWN   drained by an operator: serves nothing, so that another may be started in its place, up to MaxCapacity;
                 stopped by the next scale-in
     DRAINING    gets no new requests and finishes its own; may be resumed until it is idle
-    STOPPING    receives nothing; its processes are being stopped, or the next look stops them
+    STOPPING    receives nothing; its processes are being stopped
 
 The autoscaler is torchmoor.fleet.autoscaler.
 """

@@ -16,7 +16,7 @@ from torchmoor.control.artifacts import ServedModel
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.downloads import DownloadEnded, DownloadState
 from torchmoor.control.resources import EndpointResource
-from torchmoor.errors import LimitExceeded, RequestInvalid
+from torchmoor.errors import RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -99,8 +99,6 @@ class Host:
         self.registry = Registry(())
         self.now = 0.0
         self.operations = self.async_inference = None
-        self.failures: list[Exception] = []  # of the next stops
-        self.ended: list[str] = []
 
     def fetch(self, container: Any, name: str, folder: Path, download: Any) -> ServedModel:
         return ServedModel(archive="m.mar")
@@ -117,12 +115,8 @@ class Host:
         return first
 
     async def end(self, name: str) -> None:
-        """Remove an instance from routing and end it at once, unless the stop fails."""
         if self.registry.find(name) is not None:
             self.registry.dismiss(name)
-        if self.failures:
-            raise self.failures.pop(0)
-        self.ended.append(name)
 
     def is_idle(self, instance: Instance) -> bool:
         return True
@@ -191,45 +185,6 @@ async def test_the_end_of_scaling_at_zero_is_reported(tmp_path: Path) -> None:
 
     await deployments.scale("e", "v", None)
     assert reports == ["ended"]
-
-
-@pytest.mark.parametrize("is_scaled_again", [False, True])
-async def test_an_instance_whose_stop_failed_is_stopped_later(tmp_path: Path, is_scaled_again: bool) -> None:
-    """It counts as an instance until then, because its process may run; the next look, or the endpoint's end, stops it.
-
-    It serves nothing, so that it does not count as one of the variant's instances.
-    """
-    host: Any = Host()
-    limits = ControlSettings(max_instances=2)
-    deployments = Deployments(limits, host.registry, host, host, (), tmp_path)
-    deployments.autoscaler = Autoscaler(
-        [], host.registry, host, host, lambda line: None, are_journaled=True, clock=lambda: host.now
-    )
-    await deployments.start("e", replace(RESOURCE, counts={"v": 2}))
-    tracking = TargetTracking(scale_in_cooldown_s=10)
-    settings = ScalingSettings(min_capacity=1, max_capacity=2, initial_count=2, tracking=tracking)
-    await deployments.scale("e", "v", settings)
-    host.failures = [RuntimeError("can't start new thread")]
-    for after_s in (0, 20, 1):
-        host.now += after_s
-        await deployments.autoscaler.look()
-    await deployments.scale("e", "v", None)
-    assert (host.failures, host.ended) == ([], [])
-    assert [each.name for each in host.registry.instances()] == ["e-1-0"]
-    assert deployments.count_of("e", "v") == 1
-    with pytest.raises(LimitExceeded):
-        deployments.check_room(1)
-
-    if is_scaled_again:
-        await deployments.scale("e", "v", settings.replace(initial_count=1))
-        await deployments.autoscaler.look()
-        await deployments.scale("e", "v", None)
-        assert host.ended == ["e-1-1"]
-        deployments.check_room(1)
-    await deployments.stop("e")
-
-    assert sorted(host.ended) == ["e-1-0", "e-1-1"]
-    deployments.check_room(2)
 
 
 @pytest.mark.parametrize("configured", ["e-1", "E-1", "e"])

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -541,6 +542,23 @@ async def test_a_stop_in_the_middle_of_a_restart_leaves_nothing(host: Host) -> N
         await until(lambda: registry.instances()[0].state is InstanceState.DOWN)
 
     assert not host.run_dir.exists()
+
+
+async def test_an_instance_ends_although_no_thread_can_be_started(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes end and its folder is removed, so that its name can be used again."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with host.launcher() as (launcher, _):
+        await launcher.start(launches(1))
+        with monkeypatch.context() as changed:
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # without idle threads
+            changed.setattr(threading.Thread, "start", refuse)
+            await launcher.end("llava-0")
+        assert not (host.run_dir / "llava-0").exists()
+
+        await launcher.start(launches(1))
 
 
 async def test_a_second_interrupt_leaves_nothing_either(host: Host) -> None:
