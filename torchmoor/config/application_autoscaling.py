@@ -61,11 +61,12 @@ def read_autoscaling(
             raise ConfigError(f"{where}.ResourceId must be one of {known}, not {values.get('ResourceId')!r}")
         if variant in found:
             raise ConfigError(f"{where}.ResourceId {values['ResourceId']} is given twice")
-        found[variant] = _read_entry(values, where, initial_counts[variant])
+        found[variant] = read_entry(values, where, initial_counts[variant])
     return found
 
 
-def _read_entry(values: Mapping[str, Any], where: str, initial_count: int | None) -> ScalingSettings:
+def read_entry(values: Mapping[str, Any], where: str, initial_count: int | None) -> ScalingSettings:
+    """Return a variant's settings. initial_count: its InitialInstanceCount. Raises ConfigError."""
     for key in ("MinCapacity", "MaxCapacity"):
         if key not in values:
             raise ConfigError(f"{where}.{key} is missing")
@@ -95,20 +96,27 @@ def _read_policies(entry: Mapping[str, Any], where: str) -> dict[str, TargetTrac
     found: dict[str, TargetTracking | StepScaling | None] = dict.fromkeys(_POLICIES)
     for number, policy in enumerate(policies):
         here = f"{where}.ScalingPolicies[{number}]"
-        values = read_mapping(policy, here, _OF_POLICY)
-        _check_fixed(values, here)
-        complete = {"PolicyName": "policy", "ResourceId": entry["ResourceId"], **_FIXED, **values}
-        check_input(complete, input_shape(SERVICE, "PutScalingPolicy"), here)
-        tracking, step = (values.get(f"{kind}ScalingPolicyConfiguration") for kind in ("TargetTracking", "Step"))
-        kind = {"TargetTrackingScaling": "tracking", "StepScaling": "step"}.get(str(values.get("PolicyType")))
-        if kind is None or (tracking is None) is (kind == "tracking") or (step is None) is (kind == "step"):
-            raise ConfigError(
-                f"{here} must have PolicyType TargetTrackingScaling or StepScaling, and the configuration of that name"
-            )
+        settings = read_policy(policy, here, entry["ResourceId"])
+        kind = "tracking" if isinstance(settings, TargetTracking) else "step"
         if found[kind] is not None:
-            raise ConfigError(f"{here}: there is a {values['PolicyType']} policy already")
-        found[kind] = _read_step(step, here) if tracking is None else _read_tracking(tracking, here)
+            raise ConfigError(f"{here}: there is a {policy['PolicyType']} policy already")
+        found[kind] = settings
     return found
+
+
+def read_policy(policy: object, where: str, resource: str) -> TargetTracking | StepScaling:
+    """Return a policy's settings. Raises ConfigError."""
+    values = read_mapping(policy, where, _OF_POLICY)
+    _check_fixed(values, where)
+    complete = {"PolicyName": "policy", "ResourceId": resource, **_FIXED, **values}
+    check_input(complete, input_shape(SERVICE, "PutScalingPolicy"), where)
+    tracking, step = (values.get(f"{kind}ScalingPolicyConfiguration") for kind in ("TargetTracking", "Step"))
+    kind = {"TargetTrackingScaling": "tracking", "StepScaling": "step"}.get(str(values.get("PolicyType")))
+    if kind is None or (tracking is None) is (kind == "tracking") or (step is None) is (kind == "step"):
+        raise ConfigError(
+            f"{where} must have PolicyType TargetTrackingScaling or StepScaling, and the configuration of that name"
+        )
+    return _read_step(step, where) if tracking is None else _read_tracking(tracking, where)
 
 
 def _read_tracking(given: object, where: str) -> TargetTracking:

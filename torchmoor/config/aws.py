@@ -46,10 +46,12 @@ def check_constraints(value: Any, shape: Shape, where: str) -> None:
         for key, item in value.items():
             check_constraints(key, shape.key, where)
             check_constraints(item, shape.value, f"{where}.{key}")
-    size = len(value) if isinstance(value, (str, list)) else value
     most = shape.metadata.get("max")
-    if most is not None and isinstance(size, (int, float)) and size > most:
+    if most is not None and isinstance(value, (int, float)) and value > most:
         raise ConfigError(f"{where} must be {most} at most, not {value!r}")
+    if most is not None and isinstance(value, (str, list, dict)) and len(value) > most:
+        unit = "characters" if isinstance(value, str) else "entries"
+        raise ConfigError(f"{where} must have {most} {unit} at most, not {len(value)}")
     pattern = shape.metadata.get("pattern")
     if shape.name in _MODEL_URLS and str(value).startswith("file://"):
         return

@@ -10,10 +10,11 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, read_autoscaling, resource_of
+from torchmoor.config.application_autoscaling import DIMENSION, NAMESPACE, read_entry, read_policy, resource_of
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.arns import Arns
 from torchmoor.control.deployments import Deployments
@@ -97,7 +98,10 @@ class ScalableTargets:
         for key in ("MinCapacity", "MaxCapacity"):
             if key not in target.values:
                 raise RequestInvalid(f"{key} is missing: a new scalable target needs it.")
-        if target.values["MinCapacity"] > target.values["MaxCapacity"] or target.values["MaxCapacity"] < 1:
+        least, most = target.values["MinCapacity"], target.values["MaxCapacity"]
+        if least < 0:
+            raise RequestInvalid(f"MinCapacity must be 0 or more, not {least}.")
+        if most < max(1, least):
             raise RequestInvalid("MaxCapacity must be MinCapacity or more, and 1 or more.")
         await self._change(resource, Change(self._resources.targets, resource, target))
         return {"ScalableTargetARN": self._arns.target_arn(resource)}
@@ -144,6 +148,8 @@ class ScalableTargets:
         if values.get("PolicyType", kept.get("PolicyType")) != kept.get("PolicyType"):
             kept = {}  # another type's configuration
         policy = Resource({**kept, **values}, before.created if before else time.time())
+        with _refusing():
+            read_policy(policy.values, "PutScalingPolicy", resource)
         await self._change(resource, Change(self._resources.policies, key, policy))
         return {"PolicyARN": self._arns.policy_arn(resource, values["PolicyName"]), "Alarms": []}
 
@@ -223,10 +229,8 @@ class ScalableTargets:
         least, most = target.values["MinCapacity"], target.values["MaxCapacity"]
         count = min(max(self._deployments.count_of(endpoint, variant), least), most)
         entry = {"ResourceId": resource, "MinCapacity": least, "MaxCapacity": most, "ScalingPolicies": policies}
-        try:
-            return read_autoscaling([entry], {(endpoint, variant): count})[endpoint, variant]
-        except ConfigError as error:
-            raise RequestInvalid(str(error)) from error
+        with _refusing():
+            return read_entry(entry, resource, count)
 
     def _check_variant(self, resource: str) -> None:
         """Raise RequestInvalid unless a ResourceId names a variant."""
@@ -249,6 +253,15 @@ class ScalableTargets:
         if resource not in self._resources.targets:
             raise _missing(problem, resource)
         return resource
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise RequestInvalid for a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise RequestInvalid(str(error)) from error
 
 
 def _missing(problem: str, resource: str, more: str = "") -> ScalableTargetMissing:

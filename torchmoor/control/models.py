@@ -15,7 +15,6 @@ from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import ConfigError, RequestInvalid
 
 START_TIMEOUT = "ContainerStartupHealthCheckTimeoutInSeconds"  # of a variant
-MAX_ENVIRONMENT = 100  # as at AWS
 NOT_FOR_MANY = "AsyncInferenceConfig is not for models in Mode MultiModel."
 _UNSERVED_OF_MODEL = ("InferenceExecutionConfig",)
 _UNSERVED_OF_CONTAINER = ("ModelPackageName", "InferenceSpecificationName", "AdditionalModelDataSources")
@@ -158,8 +157,6 @@ def primary_container(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(containers) != 1 or ("PrimaryContainer" in values and "Containers" in values):
         raise RequestInvalid("A model has one container here: give PrimaryContainer alone.")
     container: Mapping[str, Any] = containers[0]
-    if len(container.get("Environment", ())) > MAX_ENVIRONMENT:
-        raise RequestInvalid(f"PrimaryContainer.Environment has {MAX_ENVIRONMENT} entries at most.")
     for key in _UNSERVED_OF_CONTAINER:
         if key in container:
             raise RequestInvalid(f"PrimaryContainer.{key} is not supported here: leave it out.")

@@ -104,7 +104,11 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         ("Endpoints.0.EndpointConfig.Foo", 1, 'Unknown parameter in input: "Foo"'),
         ("Endpoints.0.EndpointConfig.EndpointConfigName", None, 'Missing required parameter in input: "Endpoint'),
         ("Endpoints.0.EndpointConfig.EndpointConfigName", "a_b", "EndpointConfigName must match .* not 'a_b'"),
-        ("Endpoints.0.EndpointConfig.EndpointConfigName", "a" * 64, "must be 63 at most"),
+        (
+            "Endpoints.0.EndpointConfig.EndpointConfigName",
+            "a" * 64,
+            "EndpointConfigName must have 63 characters at most, not 64",
+        ),
         ("Endpoints.0.EndpointConfig.ProductionVariants", [], "ProductionVariants, value: 0, valid min"),
         ("Endpoints.0.EndpointConfig.ShadowProductionVariants", [{"VariantName": "s"}], "not supported"),
         (f"{VARIANT}.ServerlessConfig", {"MemorySizeInMB": 1024, "MaxConcurrency": 1}, "ServerlessConfig is not supp"),

@@ -119,6 +119,49 @@ async def test_a_policy_of_a_real_time_endpoint_scales_it(tmp_path: Path, metric
     assert policy["TargetTrackingScalingPolicyConfiguration"] == tracking
 
 
+@pytest.mark.parametrize(
+    ("operation", "changed", "problem"),
+    [
+        ("RegisterScalableTarget", {"MinCapacity": -1}, "MinCapacity must be 0 or more, not -1."),
+        ("RegisterScalableTarget", {"MinCapacity": 3}, "MaxCapacity must be MinCapacity or more, and 1 or more."),
+        (
+            "PutScalingPolicy",
+            {**POLICY, "TargetTrackingScalingPolicyConfiguration": {"TargetValue": -1.0}},
+            "PutScalingPolicy.TargetTrackingScalingPolicyConfiguration.TargetValue must be positive, not -1.0",
+        ),
+        (
+            "PutScalingPolicy",
+            {"PolicyName": "q"},
+            "PutScalingPolicy must have PolicyType TargetTrackingScaling or StepScaling, and the configuration of that "
+            "name",
+        ),
+        (
+            "PutScalingPolicy",
+            {**POLICY, "PolicyName": "q"},
+            "endpoint/e/variant/v.ScalingPolicies[1]: there is a TargetTrackingScaling policy already",
+        ),
+    ],
+)
+async def test_a_wrong_target_or_policy_is_refused(
+    tmp_path: Path, operation: str, changed: dict[str, Any], problem: str
+) -> None:
+    """The error names the request's own members, and nothing changes."""
+    resources = Resources(tmp_path, ControlSettings())
+    config = {"ProductionVariants": [{"VariantName": "v", "ModelName": "m"}]}
+    resources.endpoints["e"] = EndpointResource("c", config, {}, 1, 0.0, 0.0, status="InService")
+    unused: Any = ScaledDeployments()
+    call: Any = ScalableTargets(resources, Arns("us-east-1", "123456789012"), unused).operations()
+    names = {key: value for key, value in register("e").items() if not key.endswith("Capacity")}
+    await call["RegisterScalableTarget"](register("e"))
+    await call["PutScalingPolicy"]({**names, **POLICY})
+    before = [resources.targets.copy(), resources.policies.copy()]
+    with pytest.raises(RequestInvalid) as refused:
+        await call[operation]({**names, **changed})
+
+    assert refused.value.message == problem
+    assert [resources.targets, resources.policies] == before
+
+
 async def test_a_script_removes_what_is_there(tmp_path: Path) -> None:
     """scripts/register_autoscaling.py knows by AWS's words that one of its policies does not exist."""
     resources = Resources(tmp_path, ControlSettings())

@@ -104,6 +104,24 @@ def test_a_number_that_its_type_does_not_have_is_refused(field: str, number: str
         protocol.read_input(model, body.encode(), is_cbor=False)
 
 
+@pytest.mark.parametrize(
+    ("container", "problem"),
+    [
+        (
+            {"Environment": {f"N{number}": "" for number in range(101)}},
+            "Environment must have 100 entries at most, not 101",
+        ),
+        ({"Image": "a" * 256}, "Image must have 255 characters at most, not 256"),
+    ],
+)
+def test_a_value_that_is_too_long_is_refused(container: dict[str, Any], problem: str) -> None:
+    model = service_model("sagemaker").operation_model("CreateModel")
+    body = json.dumps({"ModelName": "m", "PrimaryContainer": container}).encode()
+
+    with pytest.raises(RequestInvalid, match=problem):
+        protocol.read_input(model, body, is_cbor=False)
+
+
 async def test_a_change_that_cannot_be_recorded_is_refused_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     """An operator sees that the disk is full, and the log is not filled with tracebacks."""
 
