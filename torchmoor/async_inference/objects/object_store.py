@@ -46,6 +46,10 @@ class ObjectTooLarge(ObjectError):
     """Raised when an object has more bytes than the limit."""
 
 
+class ObjectTooSlow(ObjectError):
+    """Raised when an input does not arrive in time, although its store answers."""
+
+
 class ObjectConflict(ObjectError):
     """Raised when another object has the name. It is never written over."""
 

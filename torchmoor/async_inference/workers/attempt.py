@@ -2,7 +2,7 @@
 
 Which failures are final, and which are retried:
 
-    input missing, denied or too large                            final
+    input missing, denied, too large or too slow                  final
     object store down or slow, for the input or the answer        retried after growing waits, not counted
     body longer than what the instance can hold                   final
     instance has no room for the body now                         retried, not counted
@@ -16,14 +16,16 @@ Which failures are final, and which are retried:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from time import monotonic
+from typing import TypeVar
 
 from torchmoor.async_inference.objects.locations import locate_staged
-from torchmoor.async_inference.objects.object_store import Download, ObjectError, ObjectMetadata
+from torchmoor.async_inference.objects.object_store import Download, ObjectError, ObjectMetadata, ObjectTooSlow
 from torchmoor.async_inference.request import CANCELLED, AsyncOutcome, AsyncRequest, AsyncState, Claim
 from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.context import WorkerContext
@@ -45,6 +47,9 @@ logger = logging.getLogger(__name__)
 REFUSED_UNCOUNTED = error_codes.REFUSED_FOR_NOW | {error_codes.MODEL_LOADING}
 WITHOUT_WORKER = error_codes.TORCHSERVE_BUSY | error_codes.WORKER_DIED
 MAX_ERROR_BYTES = 65_536
+INPUT_TIMEOUT_S = 3600.0  # of all waits of an attempt for its input; an invocation may take as long
+
+T = TypeVar("T")
 
 
 class RetryableFailure(Exception):
@@ -72,6 +77,7 @@ class Attempt:
         self._metrics = context.metrics.of(lease.variant)
         self._request_id = str(uuid.uuid4())
         self._input_bytes = 0
+        self._input_left_s = INPUT_TIMEOUT_S
         self._has_ended = False  # the instance no longer works on the request
 
     async def run(self) -> AsyncOutcome:
@@ -82,12 +88,31 @@ class Attempt:
         assert request.input_location is not None
         began = monotonic()
         try:
-            download = await self._context.store.open(request.input_location)
+            download = await self._from_store(self._context.store.open(request.input_location))
         except ObjectError as error:
             return self._on_input_error(error)
         async with download:
+            download.chunks = self._read(download.chunks)
             self._metrics.async_download_latency.observe(monotonic() - began)
             return await self._invoke(download, request.content_type or download.metadata.content_type)
+
+    async def _read(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        while chunk := await self._from_store(anext(chunks, b"")):
+            yield chunk
+
+    async def _from_store(self, answer: Awaitable[T]) -> T:
+        """Return an answer of the input's store. Raises ObjectTooSlow when all waits together exceed the limit."""
+        began = asyncio.get_running_loop().time()
+        limit = asyncio.timeout(self._input_left_s)
+        try:
+            async with limit:
+                return await answer
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise ObjectTooSlow(f"it did not arrive within {INPUT_TIMEOUT_S:.0f} s") from error
+        finally:
+            self._input_left_s -= asyncio.get_running_loop().time() - began
 
     def _on_input_error(self, error: ObjectError) -> AsyncOutcome:
         self._metrics.async_download_failures += 1

@@ -29,6 +29,7 @@ from torchmoor.async_inference.objects.object_store import (
 )
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Backlog, Claim
+from torchmoor.async_inference.workers import attempt
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.errors import QueueUnavailable
 from torchmoor.fault_log import FaultLog
@@ -569,6 +570,33 @@ async def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
         record = await rig.until_ended(service, "one")
 
         assert record.state is AsyncState.COMPLETED
+
+
+async def test_input_that_arrives_too_slowly_is_a_failure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request would occupy an instance for as long as the input's host likes. All waits count together."""
+    monkeypatch.setattr(attempt, "INPUT_TIMEOUT_S", 20.0)
+
+    async def slow(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        await pass_time(12.0)
+        async for chunk in chunks:
+            yield chunk
+
+    class Slow(DirectoryStore):
+        async def open(self, url: str) -> Download:
+            download = await super().open(url)
+            await pass_time(12.0)
+            download.chunks = slow(download.chunks)
+            return download
+
+    async with rig:
+        rig.make_store = lambda: Slow(rig.objects)
+        service = await rig.start()
+
+        await service.submit(rig.request("one", input_location=rig.input("in", b"{}")))
+        record = await rig.until_ended(service, "one")
+
+        assert record.outcome is not None
+        assert record.outcome.reason == "The input could not be read: it did not arrive within 20 s"
 
 
 async def test_queue_that_cannot_be_reached_is_not_asked_without_a_pause(rig: Rig) -> None:
