@@ -14,6 +14,7 @@ from torchmoor.wire.progress import INTERVAL_S
 DEFAULT_ENDPOINT = "llava"  # serves the demo model
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
 DEFAULT_BODY_MIB = 64
+DEFAULT_START_TIMEOUT_S = 180.0
 INSTANCE_LOG = Path("logs", "torchserve.log")  # in an instance's folder, which is in the run directory
 
 
@@ -38,7 +39,7 @@ class LaunchSettings(SettingsGroup, title="launcher"):
         DEFAULT_HEAP_MIB, description="Heap of an instance's JVM in MiB; it holds bodies several times."
     )
     start_timeout_s: Positive = Field(
-        180.0,
+        DEFAULT_START_TIMEOUT_S,
         description="Seconds for an instance to load its model; a large checkpoint that is downloaded needs more.",
     )
     progress_interval_s: Annotated[float, Field(ge=0)] = Field(

@@ -59,16 +59,15 @@ def container_process_settings(
     variables: ContainerEnvironment, found: FoundModel, work: Path
 ) -> InstanceProcessSettings:
     """Return how the container's instances are started."""
-    launch = LaunchSettings(
-        model_store=str(found.store), capacity=variables.capacity, start_timeout_s=variables.start_timeout_s
-    )
-    settings = make_process_settings(launch, work / "run")
+    settings = make_process_settings(LaunchSettings(model_store=str(found.store)), work / "run")
     torchserve = replace(
         settings.torchserve, heap_mib=variables.heap_mib, logs_to_console=True, properties=variables.properties
     )
     return replace(
         settings,
         torchserve=torchserve,
+        capacity=variables.capacity,
+        start_timeout_s=variables.start_timeout_s,
         kill_after_s=KILL_AFTER_S,
         ports=variables.safe_ports or USUAL,
     )

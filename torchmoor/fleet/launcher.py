@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchmoor.config.body_heap import inflight_body_bytes
-from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.launcher import DEFAULT_CAPACITY, DEFAULT_START_TIMEOUT_S
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import instance_guard
 from torchmoor.fleet.archive_checks import check_archives
@@ -50,6 +50,7 @@ from torchmoor.fleet.torchserve import (
 from torchmoor.proxy.instances.instance import Instance, InstanceEnd, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.tasks import cancel_all
+from torchmoor.wire.progress import INTERVAL_S
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,9 @@ class InstanceProcessSettings:
 
     torchserve: TorchServeSettings
     run_dir: Path  # parent of the instances' folders and of their shared journal
-    launch: LaunchSettings = field(default_factory=LaunchSettings)  # settings of operators, except the folders above
+    capacity: int = DEFAULT_CAPACITY  # requests that an instance gets at a time
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+    progress_interval_s: float = INTERVAL_S  # between lines about a start; 0: no lines
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
     kill_after_s: float = 10.0  # from SIGTERM to SIGKILL
     min_backoff_s: float = 1.0  # before a restart; doubled each time
@@ -226,7 +229,7 @@ class Launcher:
 
     def _plan(self, launch: Launch) -> InstanceSpec:
         given = {each.name: getattr(launch, each.name) for each in fields(Launch)}
-        start_timeout_s = max(launch.start_timeout_s, self._settings.launch.start_timeout_s)
+        start_timeout_s = max(launch.start_timeout_s, self._settings.start_timeout_s)
         environment = {**self._environment, **launch.environment}
         return InstanceSpec(
             **{**given, "start_timeout_s": start_timeout_s, "environment": environment},
@@ -273,7 +276,7 @@ class Launcher:
                 port=spec.ports[0],
                 management_port=spec.ports[1],
                 metrics_port=spec.ports[2],
-                capacity=self._settings.launch.capacity,
+                capacity=self._settings.capacity,
                 takes_operations=spec.contents is not None
                 or takes_operations((spec.store or settings.model_store) / spec.archive),
                 max_inflight_body_bytes=inflight_body_bytes(self._settings.torchserve.heap_mib),
@@ -293,7 +296,7 @@ class Launcher:
         variant = self._registry.variant_of(instance)
         last_s = variant.last_start_s
         usual = "" if last_s is None else f" (the last start took {last_s:.1f} s)"
-        limits, loop = self._settings.launch, asyncio.get_running_loop()
+        interval_s, loop = self._settings.progress_interval_s, asyncio.get_running_loop()
         began = reported = loop.time()
         while self._state(spec.name) not in (InstanceState.READY, InstanceState.DRAINING):
             await asyncio.sleep(POLL_S)
@@ -306,7 +309,7 @@ class Launcher:
                 raise LaunchError(f"{spec.name} cannot load its model: {failure}{self._advise(spec, failure)}")
             if now - began > spec.start_timeout_s:
                 raise LaunchError(f"{spec.name} was not ready after {spec.start_timeout_s:.0f} s; {quote_log(spec)}")
-            if 0 < limits.progress_interval_s <= now - reported:
+            if 0 < interval_s <= now - reported:
                 reported = now
                 progress = await asyncio.to_thread(find_progress, spec)
                 self._report(f"{spec.name} {progress}, {now - began:.0f} s{usual}")

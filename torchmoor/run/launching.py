@@ -73,5 +73,7 @@ def make_process_settings(launch: LaunchSettings, run_dir: Path) -> InstanceProc
             max_body_bytes=launch.max_body_mib << 20,
         ),
         run_dir=run_dir,
-        launch=launch,
+        capacity=launch.capacity,
+        start_timeout_s=launch.start_timeout_s,
+        progress_interval_s=launch.progress_interval_s,
     )

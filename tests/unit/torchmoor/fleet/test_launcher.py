@@ -22,7 +22,7 @@ from tests.archives import write_small_archive
 from tests.processes import is_running
 from tests.unit.torchmoor.fleet import stub_torchserve
 from tests.waiting import DEADLINE_S, until, wait_until
-from torchmoor.config.launcher import INSTANCE_LOG, LaunchSettings
+from torchmoor.config.launcher import INSTANCE_LOG
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
@@ -472,7 +472,7 @@ async def test_a_failed_start_leaves_nothing_or_says_where_the_log_is(host: Host
 
 async def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
     """A start past its deadline is stopped and reported."""
-    async with host.launcher(launch=LaunchSettings(start_timeout_s=0.5)) as (launcher, registry):
+    async with host.launcher(start_timeout_s=0.5) as (launcher, registry):
         registry.set_state = lambda name, state: None
         with pytest.raises(LaunchError, match=r"llava-0 was not ready after"):
             await launcher.start(launches(1))
