@@ -106,7 +106,9 @@ class Artifacts:
         if kind is Container.TRITON and not is_many:
             raise RequestInvalid("A Triton image is served here in Mode MultiModel only: set Mode, and name a prefix.")
         if place.startswith(FILE):
-            self._find_file(place)
+            path = self._find_file(place)
+            if is_many and not path.is_dir():
+                raise RequestInvalid(f"{path} is not a directory, which a model in Mode MultiModel needs.")
         elif place and not place.startswith(S3):
             raise RequestInvalid(f"{place!r} must be s3://bucket/key, or file:///path below an allowed directory.")
 

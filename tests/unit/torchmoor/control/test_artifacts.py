@@ -316,6 +316,14 @@ def test_a_link_does_not_lead_out_of_the_allowed_directories(fetch: Fetch, tmp_p
             fetch(ModelDataUrl=f"file://{tmp_path}/{place}")
 
 
+def test_a_file_is_not_a_place_of_many_models(fetch: Fetch, tmp_path: Path) -> None:
+    """CreateModel refuses it, rather than an instance that has started."""
+    (tmp_path / "one.mar").touch()
+
+    with pytest.raises(RequestInvalid, match=r"one\.mar is not a directory"):
+        fetch(ModelDataUrl=f"file://{tmp_path}/one.mar", Mode="MultiModel")
+
+
 @pytest.mark.parametrize("place", ["/a%00b", f"/{'a' * 256}", "[x/model.mar"])
 def test_a_name_that_no_file_can_have_is_refused(fetch: Fetch, tmp_path: Path, place: str) -> None:
     """The error blames the request, not the control plane."""
