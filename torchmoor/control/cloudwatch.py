@@ -29,6 +29,7 @@ _COMPARISONS = {
     "LessThanThreshold": lambda value, threshold: value < threshold,
     "LessThanOrEqualToThreshold": lambda value, threshold: value <= threshold,
 }
+_TREATMENTS = ("breaching", "notBreaching", "ignore", "missing")
 
 
 class CloudWatch:
@@ -92,6 +93,8 @@ class CloudWatch:
     def _get_statistics(self, values: Values) -> Values:
         names = [_check_statistic(name) for name in values.get("Statistics", ())]
         extended = [_check_statistic(name) for name in values.get("ExtendedStatistics", ())]
+        if bool(names) is bool(extended):
+            raise RequestInvalid("GetMetricStatistics needs either Statistics or ExtendedStatistics.")
         points = [
             {
                 "Timestamp": as_time(at),
@@ -126,6 +129,7 @@ class CloudWatch:
         alarms, name = self._resources.alarms, values["AlarmName"]
         if name not in alarms:
             self._resources.check_number(alarms, "alarms")
+        _check_alarm(values)
         self._read_alarm(values)
         self._resources.check_room(values)
         alarm = Resource({key: value for key, value in values.items() if key != "Tags"}, time.time())
@@ -160,17 +164,9 @@ class CloudWatch:
         return {}
 
     def _read_alarm(self, alarm: Mapping[str, Any]) -> str:
-        """Return an alarm's state by its last periods. Raises RequestInvalid."""
-        compare = _COMPARISONS.get(alarm.get("ComparisonOperator", ""))
-        if compare is None or not {"EvaluationPeriods", "Period", "Threshold"} <= alarm.keys():
-            raise RequestInvalid(
-                "An alarm needs EvaluationPeriods, Period, Threshold, and a ComparisonOperator without anomaly "
-                "detection."
-            )
-        name = _check_statistic(alarm.get("Statistic") or alarm.get("ExtendedStatistic") or "Average")
-        now, number = time.time(), alarm["EvaluationPeriods"]
-        if number * alarm["Period"] > MAX_EVALUATED_S:
-            raise RequestInvalid(f"EvaluationPeriods times Period must be at most {MAX_EVALUATED_S} seconds.")
+        """Return the state by its last periods of an alarm that _check_alarm accepts. Raises RequestInvalid."""
+        name = alarm.get("Statistic") or alarm["ExtendedStatistic"]
+        compare, now, number = _COMPARISONS[alarm["ComparisonOperator"]], time.time(), alarm["EvaluationPeriods"]
         window = {"StartTime": now - number * alarm["Period"], "EndTime": now + 1}
         found = self._read(alarm, window, alarm["Period"])
         breaching = sum(compare(each.statistic(name), alarm["Threshold"]) for each in found.values())
@@ -178,7 +174,7 @@ class CloudWatch:
             return {"breaching": "ALARM", "notBreaching": "OK"}.get(
                 alarm.get("TreatMissingData", ""), "INSUFFICIENT_DATA"
             )
-        return "ALARM" if breaching >= min(alarm.get("DatapointsToAlarm", number), number) else "OK"
+        return "ALARM" if breaching >= alarm.get("DatapointsToAlarm", number) else "OK"
 
     def _read(self, metric: Mapping[str, Any], window: Mapping[str, Any], period: int) -> dict[int, Observations]:
         """Return a metric's values in a time, by period. Raises RequestInvalid."""
@@ -193,6 +189,27 @@ class CloudWatch:
         if end <= start:
             raise RequestInvalid("EndTime must be after StartTime.")
         return self.history.read(name, series, start=start, end=end, period=period)
+
+
+def _check_alarm(alarm: Mapping[str, Any]) -> None:
+    """Raise RequestInvalid for an alarm that CloudWatch refuses, although botocore's model allows it."""
+    if (
+        alarm.get("ComparisonOperator") not in _COMPARISONS
+        or not {"EvaluationPeriods", "Period", "Threshold"} <= alarm.keys()
+    ):
+        raise RequestInvalid(
+            "An alarm needs EvaluationPeriods, Period, Threshold, and a ComparisonOperator without anomaly detection."
+        )
+    if ("Statistic" in alarm) is ("ExtendedStatistic" in alarm):
+        raise RequestInvalid("An alarm needs either Statistic or ExtendedStatistic.")
+    _check_statistic(alarm.get("Statistic") or alarm["ExtendedStatistic"])
+    number = alarm["EvaluationPeriods"]
+    if number * alarm["Period"] > MAX_EVALUATED_S:
+        raise RequestInvalid(f"EvaluationPeriods times Period must be at most {MAX_EVALUATED_S} seconds.")
+    if alarm.get("DatapointsToAlarm", number) > number:
+        raise RequestInvalid("DatapointsToAlarm must be at most EvaluationPeriods.")
+    if alarm.get("TreatMissingData", "missing") not in _TREATMENTS:
+        raise RequestInvalid(f"TreatMissingData must be one of {', '.join(_TREATMENTS)}.")
 
 
 def _namespace_of(name: str) -> str:

@@ -32,6 +32,10 @@ ALARM = {
         ("EvaluationPeriods", None, "An alarm needs EvaluationPeriods, Period"),
         ("Period", None, "An alarm needs EvaluationPeriods, Period"),
         ("EvaluationPeriods", 2**31 - 1, "EvaluationPeriods times Period must be at most 604800 seconds"),
+        ("Statistic", None, "An alarm needs either Statistic or ExtendedStatistic"),
+        ("ExtendedStatistic", "p99", "An alarm needs either Statistic or ExtendedStatistic"),
+        ("DatapointsToAlarm", 2, "DatapointsToAlarm must be at most EvaluationPeriods"),
+        ("TreatMissingData", "bad", "TreatMissingData must be one of breaching, notBreaching, ignore, missing"),
     ],
 )
 def test_an_alarm_that_cannot_be_evaluated_is_refused(tmp_path: Path, name: str, value: Any, reason: str) -> None:
@@ -44,6 +48,16 @@ def test_an_alarm_that_cannot_be_evaluated_is_refused(tmp_path: Path, name: str,
         asyncio.run(operations["PutMetricAlarm"](alarm))
 
     assert resources.alarms == {}
+
+
+@pytest.mark.parametrize("chosen", [{}, {"Statistics": ["Sum"], "ExtendedStatistics": ["p99"]}])
+def test_statistics_are_of_one_kind(tmp_path: Path, chosen: dict[str, list[str]]) -> None:
+    """Without a statistic, the points of the answer would have no values."""
+    resources = Resources(tmp_path, ControlSettings())
+    operations: Any = CloudWatch(resources, Arns("us-east-1", "123456789012")).operations()
+
+    with pytest.raises(RequestInvalid, match="needs either Statistics or ExtendedStatistics"):
+        operations["GetMetricStatistics"]({"MetricName": "Invocations", **chosen})
 
 
 def test_alarms_that_cannot_be_saved_are_as_before(tmp_path: Path) -> None:
