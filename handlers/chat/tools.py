@@ -47,7 +47,7 @@ class ToolUse:
 
     definitions: in OpenAI's form, for the template; a custom tool is a function with one text, its input. must_call:
     the answer must be a call. is_parallel: it may contain several calls. custom: the names of custom tools. strict: the
-    names of tools whose calls match their schemas in every answer: strict functions, and custom tools with an expression.
+    names of tools whose calls match their schemas in every answer: strict functions, custom tools with an expression.
     """
 
     definitions: tuple[dict[str, Any], ...]
@@ -96,7 +96,7 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
         must_call,
         is_parallel and not is_one,
         custom,
-        strict.intersection(chosen),
+        frozenset(strict.intersection(chosen)),
     )
 
 
@@ -164,7 +164,10 @@ def _in_openais_form(choice: Any, kinds: Mapping[str, str]) -> Any:
 
 
 def _read_tool(given: Any, where: str, is_flat: bool) -> tuple[str, dict[str, Any], bool]:
-    """Return a tool's type, the tool as a function for the template, and whether it is strict. Raises InvalidRequest."""
+    """Return a tool's type, the tool as a function for the template, and whether it is strict.
+
+    Raises InvalidRequest.
+    """
     kind = given.get("type") if isinstance(given, dict) else None
     if kind not in (_FUNCTION, _CUSTOM):
         other = f", not {names([kind])}" if isinstance(kind, str) else ""
