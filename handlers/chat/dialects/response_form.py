@@ -9,7 +9,7 @@ from typing import Any
 
 from handlers.chat.answer_parts import Content
 from handlers.chat.commands import ItemQuery
-from handlers.chat.forms import Summary, Token, encode
+from handlers.chat.forms import UTF8_EVENTS, Summary, Token, encode
 from handlers.chat.items import RESULTS, Item, read_items, text_of
 from handlers.chat.messages import Message
 from handlers.chat.output_items import Delta, OutputItem, OutputItems, ResponseStream, read_output
@@ -34,7 +34,7 @@ class ResponseForm:
     and its events have log probabilities. session_id: part of the response's ids, until `place` names another.
     """
 
-    content_type = "text/event-stream"
+    content_type = UTF8_EVENTS
 
     def __init__(
         self,
