@@ -15,6 +15,7 @@ from handlers.chat.logprobs import TokenScore
 from handlers.chat.messages import Message
 from handlers.errors import HandlerError
 
+UTF8_EVENTS = "text/event-stream; charset=utf-8"  # as OpenAI sends it: without a charset, requests reads ISO 8859-1
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would make one per token
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ first_lead[lazy]: FIRST_TEXT CALL_MARK
 FIRST_TEXT: TEXT & ~/\s*<think>(.|\n)*/
 """
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_ARGUMENTS = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +46,19 @@ class ToolUse:
     """The tools that an answer may call.
 
     definitions: in OpenAI's form, for the template; a custom tool is a function with one text, its input. must_call:
-    the answer must be a call. is_parallel: it may contain several calls. custom: the names of custom tools.
+    the answer must be a call. is_parallel: it may contain several calls. custom: the names of custom tools. strict: the
+    names of tools whose calls match their schemas in every answer: strict functions, custom tools with an expression.
     """
 
     definitions: tuple[dict[str, Any], ...]
     must_call: bool
     is_parallel: bool
     custom: frozenset[str] = frozenset()
+    strict: frozenset[str] = frozenset()
 
     @property
     def num_chars(self) -> int:
         return len(json.dumps(self.definitions, ensure_ascii=False))
-
-    @property
-    def patterned(self) -> frozenset[str]:
-        """The names of the custom tools whose input must match a regular expression."""
-        functions = [each["function"] for each in self.definitions if each["function"]["name"] in self.custom]
-        return frozenset(each["name"] for each in functions if "pattern" in each["parameters"]["properties"]["input"])
 
 
 def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | None:
@@ -76,13 +73,15 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
         raise InvalidRequest(f"'tools' must be a list with at most {MAX_TOOLS} tools", param="tools")
     definitions: dict[str, dict[str, Any]] = {}
     kinds: dict[str, str] = {}
+    strict: set[str] = set()
     for where, tool, namespace in listed:
-        kind, function = _read_tool(tool, where, is_flat)
+        kind, function, is_strict = _read_tool(tool, where, is_flat)
         name = function["name"] = join_name(namespace, function["name"])
         if name in definitions:
             where += ".name" if is_flat else f".{kind}.name"
             raise InvalidRequest(f"{where}: another tool has the name {name!r}, too", param=where)
         definitions[name], kinds[name] = {"type": _FUNCTION, "function": function}, kind
+        strict |= {name} if is_strict else set()
     is_parallel = read_flag(given, "parallel_tool_calls", default=True)
     choice = given.get("tool_choice", "auto")
     if not is_flat:
@@ -92,7 +91,13 @@ def read_tools(given: Mapping[str, Any], *, is_flat: bool = False) -> ToolUse | 
     chosen, must_call = _read_choice(choice, kinds, is_flat)
     is_one = isinstance(choice, dict) and choice["type"] in (_FUNCTION, _CUSTOM)  # a named tool is called once
     custom = frozenset(name for name in chosen if kinds[name] == _CUSTOM)
-    return ToolUse(tuple(definitions[name] for name in chosen), must_call, is_parallel and not is_one, custom)
+    return ToolUse(
+        tuple(definitions[name] for name in chosen),
+        must_call,
+        is_parallel and not is_one,
+        custom,
+        frozenset(strict.intersection(chosen)),
+    )
 
 
 def _list_tools(
@@ -158,8 +163,11 @@ def _in_openais_form(choice: Any, kinds: Mapping[str, str]) -> Any:
     return choice
 
 
-def _read_tool(given: Any, where: str, is_flat: bool) -> tuple[str, dict[str, Any]]:
-    """Return a tool's type, and the tool as a function for the template. Raises InvalidRequest."""
+def _read_tool(given: Any, where: str, is_flat: bool) -> tuple[str, dict[str, Any], bool]:
+    """Return a tool's type, the tool as a function for the template, and whether it is strict.
+
+    Raises InvalidRequest.
+    """
     kind = given.get("type") if isinstance(given, dict) else None
     if kind not in (_FUNCTION, _CUSTOM):
         other = f", not {names([kind])}" if isinstance(kind, str) else ""
@@ -171,11 +179,17 @@ def _read_tool(given: Any, where: str, is_flat: bool) -> tuple[str, dict[str, An
     name, about = _read_name(own, where), own.get("description")
     if not isinstance(about, str | None):
         raise InvalidRequest(f"{where}.description must be a text", param=f"{where}.description")
-    schema = own.get("parameters") if kind == _FUNCTION else _make_input_schema(own.get("format"), where, is_flat)
+    if kind == _FUNCTION:
+        schema, is_strict = own.get("parameters"), own.get("strict")
+    else:
+        schema = _make_input_schema(own.get("format"), where, is_flat)
+        is_strict = "pattern" in schema["properties"]["input"]
+    if not isinstance(is_strict, bool | None):
+        raise InvalidRequest(f"{where}.strict must be true or false", param=f"{where}.strict")
     if not isinstance(schema, dict | None):
         raise InvalidRequest(f"{where}.parameters must be a JSON schema", param=f"{where}.parameters")
     check_texts(own, where, where)
-    return kind, {"name": name, "description": about or "", "parameters": schema or NO_PARAMETERS}
+    return kind, {"name": name, "description": about or "", "parameters": schema or NO_PARAMETERS}, bool(is_strict)
 
 
 def _make_input_schema(given: Any, where: str, is_flat: bool) -> dict[str, Any]:
@@ -279,8 +293,8 @@ def constrain(tools: ToolUse | None, grammar: GrammarText | None, style: AnswerS
             raise InvalidRequest("an answer that may call tools can follow a JSON schema only", param=grammar.field)
         if tools.must_call or grammar is not None:
             rules["calls"] = _calls_lark(tools, style.call)
-        elif tools.patterned:
-            return GrammarText("lark", _text_and_calls_lark(tools, style, style.call), "tools")
+        elif tools.strict:
+            return GrammarText("lark", _text_and_calls_lark(tools, style.call, style), "tools")
     if grammar is not None and (tools is None or not tools.must_call):
         rules["answer"] = f"answer: {_json_lark(json.loads(grammar.text))}\n"
     if not rules:
@@ -300,22 +314,16 @@ def _thought_lark(style: AnswerStyle) -> str:
 def _calls_lark(tools: ToolUse, marks: tuple[str, str]) -> str:
     """Return the part of the grammar for one call or more."""
     more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if tools.is_parallel else ""
-    functions = [each["function"] for each in tools.definitions]
-    bodies = {each["name"]: close_objects(each["parameters"]) for each in functions}
-    return f"calls: call{more}\ncall: {json.dumps(marks[0])} {_body_lark(bodies, marks[1])}"
+    names = {each["function"]["name"] for each in tools.definitions}
+    return f"calls: call{more}\ncall: {json.dumps(marks[0])} {_body_lark(tools, names, marks[1])}"
 
 
-def _text_and_calls_lark(tools: ToolUse, style: AnswerStyle, marks: tuple[str, str]) -> str:
-    """Return a grammar of text with calls, in which inputs of custom tools match the tools' patterns.
+def _text_and_calls_lark(tools: ToolUse, marks: tuple[str, str], style: AnswerStyle) -> str:
+    """Return a grammar of text with calls, in which calls of strict tools match their schemas.
 
-    Reasoning before the text may contain the marks.
+    marks: of a call. Reasoning before the text may contain them.
     """
-    functions = [each["function"] for each in tools.definitions]
-    patterned = tools.patterned
-    bodies = {
-        each["name"]: each["parameters"] if each["name"] in patterned else {"type": "object"} for each in functions
-    }
-    rules = [_TEXT_BEFORE_CALLS, f"call: lead body\nbody: {_body_lark(bodies, marks[1])}"]
+    rules = [_TEXT_BEFORE_CALLS, f"call: lead body\nbody: {_body_lark(tools, tools.strict, marks[1])}"]
     start = "start: call* TEXT\n"
     if style.thought is not None:
         rules.append(_THINKING)
@@ -326,13 +334,18 @@ def _text_and_calls_lark(tools: ToolUse, style: AnswerStyle, marks: tuple[str, s
     return start + "".join(rules).replace("CALL_MARK", json.dumps(marks[0]))
 
 
-def _body_lark(bodies: Mapping[str, dict[str, Any]], end: str) -> str:
-    """Return the rest of a call's rule, behind its first mark. bodies: the schema of each tool's arguments."""
-    choices = " | ".join(f"body{number}" for number in range(len(bodies)))
+def _body_lark(tools: ToolUse, strict: Collection[str], end: str) -> str:
+    """Return the rest of a call's rule, behind its first mark.
+
+    strict: names of the tools whose arguments must match their schemas. Those of other tools are any object.
+    """
+    choices = " | ".join(f"body{number}" for number in range(len(tools.definitions)))
     lines = [f'"\\n" ({choices}) {json.dumps(chr(10) + end)}']
-    for number, (name, schema) in enumerate(bodies.items()):
+    for number, each in enumerate(tools.definitions):
+        name, schema = each["function"]["name"], each["function"]["parameters"]
         head, tail = map(json.dumps, forced_call(name))
-        lines.append(f"body{number}: {head} {_json_lark(schema)} {tail}")
+        arguments = close_objects(schema) if name in strict else ANY_ARGUMENTS
+        lines.append(f"body{number}: {head} {_json_lark(arguments)} {tail}")
     return "\n".join(lines) + "\n"
 
 

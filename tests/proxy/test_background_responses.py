@@ -185,10 +185,10 @@ def test_an_endpoint_without_a_queue_refuses(make_stage: MakeStage) -> None:
     [
         (
             refusing(400, "ContextTooLong", "too many tokens"),
-            {"status": "failed", "message": "too many tokens"},
+            {"status": "failed", "message": "too many tokens", "code": "ContextTooLong"},
             "FAILED",
         ),
-        (answering(400, body=b"[" * 10_000), {"status": "failed", "message": "[" * 10_000}, "FAILED"),
+        (answering(400, body=b"[" * 10_000), {"status": "failed", "message": "[" * 10_000, "code": ""}, "FAILED"),
         (refusing(400, "Odd", "half a pair: \ud83d"), {"status": "failed", "message": "half a pair: ?"}, "FAILED"),
         (refusing(409, "ResponseCancelled", "cancelled"), {"status": "cancelled"}, "CANCELLED"),
     ],

@@ -100,6 +100,19 @@ def test_files_are_listed_on_an_endpoints_own_path(stage: Stage) -> None:
     assert stage.b.received[0].headers["x-torchmoor-resource"] == "GET files?limit=1"
 
 
+@pytest.mark.parametrize("body", [b"{}", b'{"model": "talks"}'])
+def test_conversations_are_opened_on_an_endpoints_own_path(stage: Stage, body: bytes) -> None:
+    """A conversation has no `model`, so the error does not suggest to name one, which the instance would refuse."""
+    status, _, answer = call(stage, "/v1/conversations", body)
+    opened, headers, _ = call(stage, "/endpoints/talks/openai/v1/conversations", b"{}")
+
+    assert (status, answer["error"]["param"]) == (400, "model")
+    assert answer["error"]["message"] == (
+        "There are several endpoints: use the base URL of one, /endpoints/NAME/openai/v1."
+    )
+    assert (opened, headers["x-torchmoor-instance"]) == (200, "b")
+
+
 def test_bad_header_is_told_before_the_instance_is_chosen(stage: Stage) -> None:
     """The checks are the same as on an endpoint's own path."""
     variant = {"X-Amzn-SageMaker-Target-Variant": "other"}

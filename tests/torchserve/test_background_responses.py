@@ -119,7 +119,7 @@ def test_a_response_that_cannot_be_generated_has_failed(gpt: openai.OpenAI) -> N
     failed = finish(gpt, begin(gpt, "word " * 3000).id)
 
     assert (failed.status, failed.output) == ("failed", [])
-    assert failed.error.code == "server_error"
+    assert failed.error.code == "invalid_prompt"  # so clients do not try again
     assert "tokens" in failed.error.message
 
 

@@ -394,6 +394,34 @@ def test_boto3_invokes_each_dialect(fleet: Fleet) -> None:
     assert tgi["generated_text"] == lmi["generated_text"] == chat["choices"][0]["message"]["content"]
 
 
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_events_of_chat_completions_name_their_charset(fleet: Fleet, num_choices: int) -> None:
+    """requests reads a text without a charset as ISO 8859-1. OpenAI's events name UTF-8, too."""
+    schema = {"type": "object", "properties": {"city": {"const": "Malmö"}}, "required": ["city"]}
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": "Where?"}], "response_format": form, "n": num_choices}
+
+    answer = requests.post(
+        f"{fleet.runtime}/v1/chat/completions", json={**body, "model": "llava", "stream": True}, timeout=90
+    )
+
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.text.count("ö") == num_choices
+
+
+def test_events_of_responses_name_their_charset(fleet: Fleet) -> None:
+    """A stream, a repeated one, and one in the background."""
+    address, body = f"{fleet.runtime}/v1/responses", {"model": "llava", "input": "hello", "stream": True}
+    first = requests.post(address, json=body, timeout=90)
+    response_id = json.loads(first.text.splitlines()[1].removeprefix("data: "))["response"]["id"]
+    repeated = requests.get(f"{address}/{response_id}", params={"stream": "true"}, timeout=90)
+    queued = requests.post(address, json={**body, "background": True}, timeout=90)
+
+    types = {answer.headers["content-type"] for answer in (first, repeated, queued)}
+
+    assert types == {"text/event-stream; charset=utf-8"}
+
+
 @pytest.mark.needs("curl")
 def test_curl_speaks_each_dialect(fleet: Fleet) -> None:
     """curl shows the streams as sent on the wire."""
@@ -401,7 +429,7 @@ def test_curl_speaks_each_dialect(fleet: Fleet) -> None:
     raw = json.dumps({"inputs": prompt(), "parameters": {"max_new_tokens": 8}, "stream": True})
 
     status, headers, body = curl(*JSON, "-d", chat, fleet.runtime + "/v1/chat/completions")
-    assert (status, headers["content-type"]) == (200, "text/event-stream"), body
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8"), body
     assert body.startswith("data: {")
     assert body.endswith("data: [DONE]\n\n")
 

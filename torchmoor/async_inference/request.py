@@ -197,6 +197,7 @@ class AsyncOutcome:
     staged_tag: str = ""  # its identity, which its published object keeps
     body: bytes | None = field(default=None, repr=False)
     reason: str = ""  # for the client, unless COMPLETED
+    error_code: str = ""  # the handler's, if it has refused the request of a response in the background
     is_published: bool = False  # the staged object has its name, and receivers are notified
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ RUN, END = "RUN", "END"
 # Keys of END's body, and values of its status
 STATUS = "status"
 MESSAGE = "message"
+CODE = "code"  # of the handler's error, if it has refused the request
 FAILED, CANCELLED = "failed", "cancelled"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.checks import is_int, is_unicode, names, read_flag
-from handlers.chat.forms import Summary, Token, encode
+from handlers.chat.forms import UTF8_EVENTS, Summary, Token, encode
 from handlers.chat.parameters import NEUTRAL_OF_VLLM, OPENAI_NAMES, Neutral
 from handlers.errors import HandlerError, InvalidRequest
 from handlers.requests.incoming import Incoming
@@ -100,7 +100,7 @@ class OpenAIAnswer(ABC):
     index: int = 0
     num_prompts: int = 1
 
-    content_type = "text/event-stream"
+    content_type = UTF8_EVENTS
     chunk_kind = ""
 
     def head(self, kind: str) -> dict[str, Any]:

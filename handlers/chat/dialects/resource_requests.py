@@ -29,6 +29,7 @@ from handlers.chat.commands import (
     ShowResponse,
     UpdateConversation,
 )
+from handlers.chat.dialects.response_form import show_failure
 from handlers.chat.dialects.responses import missing_field, parse_response, read_metadata, resolve, unknown_field
 from handlers.chat.dialects.tokens import parse_detokenize, parse_tokenize
 from handlers.chat.dialects.turns import check_session_limit
@@ -149,7 +150,7 @@ def _read_end(body: dict[str, Any]) -> dict[str, Any]:
     if status != background.FAILED or not isinstance(message, str):
         raise InvalidRequest(f"a response ends as {background.CANCELLED}, or as {background.FAILED} with a message")
     check_unicode(message, f"'{background.MESSAGE}'", background.MESSAGE)
-    return {"status": status, "error": {"code": "server_error", "message": message}}
+    return {"status": status, "error": show_failure(body.get(background.CODE), message)}
 
 
 def _parse_stream(query: Mapping[str, str]) -> int | None:

@@ -9,18 +9,20 @@ from typing import Any
 
 from handlers.chat.answer_parts import Content
 from handlers.chat.commands import ItemQuery
-from handlers.chat.forms import Summary, Token, encode
+from handlers.chat.forms import UTF8_EVENTS, Summary, Token, encode
 from handlers.chat.items import RESULTS, Item, read_items, text_of
 from handlers.chat.messages import Message
 from handlers.chat.output_items import Delta, OutputItem, OutputItems, ResponseStream, read_output
 from handlers.chat.tools import find_namespaced
 from handlers.errors import HandlerError, InvalidRequest
+from torchmoor.wire import error_codes
 from torchmoor.wire.response_ids import compaction_id, image_id, item_id, read_item_id, response_id
 
 _PIECES = "pieces"  # kept with the fields of a response that was streamed
 _SCORES = "scores"  # kept with the fields of a response whose request asks for log probabilities
 _UNFINISHED = {"status": "in_progress", "completed_at": None, "incomplete_details": None, "error": None, "usage": None}
 _QUEUED = {**_UNFINISHED, "status": "queued"}
+_REFUSED = (error_codes.CONTEXT_TOO_LONG, error_codes.INVALID_REQUEST)  # the same request fails again
 
 
 class ResponseForm:
@@ -32,7 +34,7 @@ class ResponseForm:
     and its events have log probabilities. session_id: part of the response's ids, until `place` names another.
     """
 
-    content_type = "text/event-stream"
+    content_type = UTF8_EVENTS
 
     def __init__(
         self,
@@ -135,8 +137,7 @@ class ResponseForm:
         return self._stream.write(self._last) + self._end()
 
     def error(self, error: HandlerError) -> bytes:
-        failure = {"code": "server_error", "message": error.message}
-        fields = {**self._fields, "status": "failed", "error": failure}
+        fields = {**self._fields, "status": "failed", "error": show_failure(error.code, error.message)}
         response = self._show(fields)
         return self._event("response.failed", response=response)
 
@@ -255,6 +256,11 @@ def show_response(
     shown = [_with_id(value, session_id, number, num_input + i) for i, value in enumerate(output)]
     shown_fields = {name: value for name, value in fields.items() if name not in (_PIECES, _SCORES)}
     return {"id": response_id(session_id, number), "object": "response", **shown_fields, "output": shown}
+
+
+def show_failure(code: Any, message: str) -> dict[str, str]:
+    """Return the error of a failed response. code: the handler's, if an error of the handler is the reason."""
+    return {"code": "invalid_prompt" if code in _REFUSED else "server_error", "message": message}
 
 
 def with_logprobs(fields: Mapping[str, Any], output: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

@@ -326,7 +326,7 @@ def _show_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**tool, "tools": [_show_tool(each) for each in tool["tools"]]}
     if tool["type"] == "custom":
         return {"description": None, "format": {"type": "text"}, **tool}
-    return {"type": "function", "description": None, "parameters": None, "strict": True, **tool}
+    return {"type": "function", "description": None, "parameters": None, **tool, "strict": bool(tool.get("strict"))}
 
 
 def _describe(given: dict[str, Any], parameters: Parameters, received_at: float) -> dict[str, Any]:

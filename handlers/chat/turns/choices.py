@@ -206,10 +206,9 @@ class _ChoiceForm:
     is_written: the client gets a stream, too.
     """
 
-    content_type = "text/event-stream"
-
     def __init__(self, form: ChoicesForm, *, is_written: bool) -> None:
         self.summary: Summary | None = None
+        self.content_type = form.content_type
         self._form = form
         self._is_written = is_written
         self._tokens: list[Token] = []

@@ -96,6 +96,30 @@ def test_a_reason_that_is_not_unicode_is_refused(make_client: Any) -> None:
     assert events_of(following.wait().body)[-1]["type"] == "response.failed"
 
 
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("ContextTooLong", "invalid_prompt"),
+        ("InvalidRequest", "invalid_prompt"),
+        ("TurnTimedOut", "server_error"),
+        ("", "server_error"),
+        (None, "server_error"),
+        ([], "server_error"),
+    ],
+)
+def test_a_failed_response_says_whether_its_request_is_the_reason(make_client: Any, code: Any, shown: str) -> None:
+    """Clients that see `server_error` may try again."""
+    client = make_client()
+    body = {"model": "llava", "background": True, "input": "hello"}
+    response_id = client.call(body, {wire.RESOURCE: "POST responses"}).json["id"]
+    ending = {"status": "failed", "message": "why", **({} if code is None else {"code": code})}
+
+    client.call(ending, {wire.RESOURCE: background.end_resource(response_id)})
+
+    ended = client.call({}, {wire.RESOURCE: f"GET responses/{response_id}"}).json
+    assert (ended["status"], ended["error"]) == ("failed", {"code": shown, "message": "why"})
+
+
 def test_another_attempt_has_the_same_ids_of_calls(make_client: Any, endless_llava: Any, clock: Any) -> None:
     """Another attempt uses the same call ids, because a client that follows sends results under the first ids."""
     client = make_client(endless_llava)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from handlers.chat.answer_parts import AnswerMessage, AnswerReader
 from handlers.chat.custom_input import CustomInput
 from handlers.chat.tools import constrain, read_tools
+from handlers.engine.contract import GrammarText
 from handlers.engine.grammar import GrammarCompiler, GrammarFailed
 from handlers.errors import InvalidRequest
 from handlers.journal.directory import DirectoryJournal
@@ -115,7 +116,7 @@ def test_the_model_reads_a_custom_tool_as_a_function(is_flat: bool) -> None:
     assert use is not None
     functions = {each["function"]["name"]: each["function"] for each in use.definitions}
     assert use.custom == set(functions) == {"note", "query", "text"}
-    assert use.patterned == {"query"}
+    assert use.strict == {"query"}
     assert functions["query"]["description"] == "Query the table"
     assert functions["query"]["parameters"]["properties"] == {
         "input": {"type": "string", "pattern": f"^(?:{PATTERN})$"}
@@ -203,7 +204,11 @@ def test_only_reasoning_may_have_the_mark_of_a_call(
 
 def may_be_whole(compiler: GrammarCompiler, model: Any, style: AnswerStyle, text: str) -> bool:
     """Return whether the grammar of an answer that may call allows this text as a whole answer."""
-    source = constrain(read_tools({"tools": [tool("weather"), QUERY]}), None, style)
+    return is_whole(compiler, model, constrain(read_tools({"tools": [tool("weather"), QUERY]}), None, style), text)
+
+
+def is_whole(compiler: GrammarCompiler, model: Any, source: GrammarText | None, text: str) -> bool:
+    """Return whether a grammar allows this text as a whole answer."""
     assert source is not None
     grammar = compiler.compile(source)
     try:

@@ -227,7 +227,7 @@ class Attempt:
             return CANCELLED
         response_id = self._request.response_id
         if response_id:  # the id suffices to use the response, so operators see its name
-            return _failure(_message_in(text).replace(response_id, self._request.inference_id))
+            return _failure(_message_in(text).replace(response_id, self._request.inference_id), code)
         return _failure(ModelError(status, text).message)
 
     def _bounded(self, delay_s: float) -> float:
@@ -242,9 +242,10 @@ async def _chain(begin: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byte
         yield piece
 
 
-def _failure(reason: str) -> AsyncOutcome:
+def _failure(reason: str, error_code: str = "") -> AsyncOutcome:
     """Return a failure. The model's JSON may have half a surrogate pair, which no queue and no object can have."""
-    return AsyncOutcome(state=AsyncState.FAILED, reason=reason.encode("utf-8", "replace").decode())
+    reason = reason.encode("utf-8", "replace").decode()
+    return AsyncOutcome(state=AsyncState.FAILED, reason=reason, error_code=error_code)
 
 
 def fail_exhausted(request: AsyncRequest, attempts: int, last: RetryableFailure) -> AsyncOutcome:

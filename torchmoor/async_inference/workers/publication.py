@@ -156,6 +156,7 @@ class ResponsePublication(Publication):
         ending = {
             background.STATUS: background.CANCELLED if is_cancelled else background.FAILED,
             background.MESSAGE: outcome.reason,
+            background.CODE: outcome.error_code,
         }
         fields = {
             "Content-Type": "application/json",

@@ -33,7 +33,14 @@ from torchmoor.proxy.api.openai_dialects import (
     split_path,
 )
 from torchmoor.proxy.api.openai_models import find_many, list_models, read_adapter, read_target_model, unknown_model
-from torchmoor.proxy.api.openai_resources import FILES, OPENING, RESPONSES, filename_line, read_named
+from torchmoor.proxy.api.openai_resources import (
+    CONVERSATIONS,
+    FILES,
+    OPENING,
+    RESPONSES,
+    filename_line,
+    read_named,
+)
 from torchmoor.proxy.api.operation import Operation, placed_name, stream_deadlines
 from torchmoor.proxy.api.replies import LOOKING, Handler, unknown_operation
 from torchmoor.proxy.api.response_invocation import BackgroundQueue, ResponseInvocation
@@ -120,7 +127,7 @@ class OpenAIRequest:
     def _open_resource(self, dialect: OpenAIDialect) -> Call:
         """Make the call of the instance that holds the session of a resource."""
         endpoints = self._endpoints()
-        if self._subpath == FILES and len(endpoints) > 1:
+        if self._subpath in (CONVERSATIONS, FILES) and len(endpoints) > 1:  # no field of theirs names a model
             raise WrongModel("There are several endpoints: use the base URL of one, /endpoints/NAME/openai/v1.")
         place = read_resource_path(self._subpath.decode("latin-1"))
         if self.request.method == b"POST" and place is None:  # the body names the session

@@ -18,8 +18,9 @@ from torchmoor.wire import headers
 from torchmoor.wire.response_ids import Place, read_compaction_id, read_id, read_item_id
 
 RESPONSES = b"responses"
+CONVERSATIONS = b"conversations"
 FILES = b"files"
-OPENING = (RESPONSES, b"conversations", FILES)  # a POST to exactly such a path opens a session
+OPENING = (RESPONSES, CONVERSATIONS, FILES)  # a POST to exactly such a path opens a session
 _FIELDS = frozenset(("previous_response_id", "conversation", "store"))
 _LINE = f"{headers.RESOURCE}: ".encode()
 _REFERENCE = b'"item_reference"'
