@@ -353,9 +353,7 @@ class Invocation:
         now = monotonic()
         model_s = now - self._sent_at
         self._metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)
-        lease = self.assignment.lease
-        if lease is not None and lease.try_end_trial():
-            self.assignment.dispatcher.on_free(lease.instance)
+        self.assignment.note_first_piece()
 
     # The record
 

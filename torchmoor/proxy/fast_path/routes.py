@@ -13,7 +13,7 @@ from torchmoor.proxy.access.web_pages import ORIGIN, SITE, WebPageGuard
 from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.runtime import RuntimeApi, invoke_path
 from torchmoor.proxy.api.runtime_members import NOT_THERE, TARGET_MODEL, TARGET_VARIANT
-from torchmoor.proxy.dispatch.assignment import weigh_body
+from torchmoor.proxy.dispatch.body_weight import weigh_body
 from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
