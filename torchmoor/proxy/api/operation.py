@@ -31,7 +31,6 @@ class Operation:
         self.dialect = dialect
         self.deadlines = (stream_deadlines if dialect.has_stream_deadlines else whole_deadlines)(settings.timeouts)
         self.max_body_bytes = dialect.max_body_bytes(settings.limits)
-        self.max_session_body_bytes = settings.limits.max_session_body_bytes
         self.timeout_line = timeout_line(self.deadlines.total_s)
         self._ids_start = _IDS_START % endpoint.name.encode()
 
