@@ -15,9 +15,10 @@ from torchmoor.admin.http import error_message, get, post, read_content
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.errors import ApiError, UnknownEndpoint, ValidationError
 from torchmoor.proxy.api.reference import admin_schemas
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance
-from torchmoor.proxy.instances.registry import Endpoint, Registry
+from torchmoor.proxy.instances.registry import Registry
 from torchmoor.wire import operations
 
 STATUS_TIMEOUT_S = 2.0

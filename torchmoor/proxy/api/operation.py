@@ -11,7 +11,7 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.field_names import INFERENCE_ID, INVOCATION_ID
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.wire import headers
 
 _IDS_START = f"{headers.ENDPOINT}: %b\r\n{headers.REQUEST_ID}: ".encode()

@@ -27,8 +27,8 @@ from torchmoor.proxy.http.field_names import (
     SESSION_ID,
 )
 from torchmoor.proxy.http.message import AnswerHead, Request
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import SERVING, Lease
-from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.reasons import RETRY, SESSION_FAILOVER
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket

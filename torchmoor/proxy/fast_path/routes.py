@@ -23,7 +23,7 @@ from torchmoor.proxy.http.call import FastClient
 from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.field_names import SESSION_ID
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
 
