@@ -245,6 +245,22 @@ async def test_breakers_that_open_in_several_processes_leave_half_of_the_instanc
     assert [instance.is_ready for instance in instances] == [True, False, True, True]
 
 
+async def test_a_process_that_starts_later_spares_the_instances_that_fail() -> None:
+    """A new process knows the breakers that are open in the others."""
+    registry = Registry(SETTINGS.endpoints)
+    group = ProcessGroup(SETTINGS.replace(listen=ListenSettings(processes=2)), registry, lambda instance: None)
+    for name in ("chat-0", "chat-1"):
+        registry.add(Instance(name=name, endpoint="chat", model="chat", port=1, state=InstanceState.READY))
+    registry.instances()[0].breaker.state = BreakerState.OPEN  # as the other processes report
+    sent, child = OneWayLink(), ChildProxy(ChildAssignment(SETTINGS, 0, 0, logging.INFO), OneWayLink())
+
+    group.on_started(sent)
+    for kind, members in sent.sent:
+        await child.on_message(json.loads(json.dumps({"kind": kind, **members})))
+
+    assert [instance.is_ready for instance in child.registry.instances()] == [False, True]
+
+
 def test_number_of_processes_is_a_setting() -> None:
     content = {
         "Endpoints": [
