@@ -33,8 +33,13 @@ def stage(make_stage: MakeStage, path: Path) -> Stage:
     return make_stage(observe=logging_to(path))
 
 
+@pytest.fixture(autouse=True)
+def _write_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchmoor.proxy.observe.access_log.INTERVAL_S", 0.01)
+
+
 def logging_to(path: Path) -> ObserveSettings:
-    return ObserveSettings(access_log=str(path), access_log_interval_s=0.01)
+    return ObserveSettings(access_log=str(path))
 
 
 def lines(path: Path, count: int = 1) -> list[dict[str, Any]]:

@@ -20,8 +20,8 @@ from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.errors import ConfigError
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.registry import Endpoint
 
 
 @pytest.fixture

@@ -321,7 +321,7 @@ def test_openings_that_fail_or_whose_clients_leave_give_their_shares_back(sessio
         connection = stage.http()
         connection.request("POST", PATH, body=OPEN, headers=headers)
         assert read(connection)[0] == 503
-    assert callers.sessions.count(caller) == 0
+    stage.until(lambda: callers.sessions.count(caller) == 0, "the refused openings given back")
 
 
 def test_pending_asynchronous_requests_are_limited_per_key(make_stage: MakeStage, tmp_path: Path) -> None:

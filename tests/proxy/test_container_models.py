@@ -58,9 +58,11 @@ class Container:
 
 
 @pytest.fixture
-def make_container(make_stage: MakeStage) -> Callable[..., Container]:
-    def make(*, page_size: int = 3, max_models: int = 100, names: tuple[str, ...] = ("a", "b")) -> Container:
-        settings = ContainerSettings(serves_models=True, page_size=page_size, max_models=max_models)
+def make_container(make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Container]:
+    monkeypatch.setattr("torchmoor.proxy.api.container_models.PAGE_SIZE", 3)
+
+    def make(*, max_models: int = 100, names: tuple[str, ...] = ("a", "b")) -> Container:
+        settings = ContainerSettings(serves_models=True, max_models=max_models)
         fakes = FakeFleet()
         stage = make_stage(
             multi_model=MultiModelSettings(), container=settings, health=NO_PROBES, names=names, prepare=fakes

@@ -11,6 +11,7 @@ from botocore.exceptions import EventStreamError
 from tests.proxy.conftest import MakeStage, ProxyClock, Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, dying, refusing, silent
 from torchmoor.config.limits import LimitSettings
+from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.routing import LateBindingSettings
 from torchmoor.config.timeouts import TimeoutSettings
 from torchmoor.proxy.http.exchange import Exchange
@@ -212,7 +213,7 @@ def test_a_second_loss_is_survived_and_a_third_is_not(make_stage: MakeStage) -> 
     take_turns(four, *(saying(number, number + 1, b"") for number in range(3)))
     with pytest.raises(EventStreamError):
         stream(four)
-    assert counts(four) == (4, 1)
+    four.until(lambda: counts(four) == (4, 1), "the broken stream is counted")
     assert refused(four) == 1
 
 
@@ -348,7 +349,7 @@ def test_a_stream_above_the_limits_ends_as_before(make_stage: MakeStage, limits:
     [(_, request)] = asked
     is_on = limits != {"max_continued_bytes": 0}
     assert (headers.CONTINUABLE in request.headers) is is_on
-    assert counts(stage) == (0, 1)
+    stage.until(lambda: counts(stage) == (0, 1), "the broken stream is counted")
     assert refused(stage) == is_on
 
 
@@ -393,6 +394,32 @@ def test_a_stream_of_an_instance_that_is_down_goes_on_elsewhere(make_stage: Make
 
 async def report_down(stage: Stage, name: str) -> None:
     stage.registry.set_state(name, InstanceState.DOWN)
+
+
+def test_a_continued_stream_makes_room_for_the_next_trial(make_stage: MakeStage) -> None:
+    """The rest of a stream as the trial of a half-open breaker ends the trial as soon as the instance sends it."""
+    stage = make_stage(recovery=RecoverySettings(max_failures=1, min_open_s=30), are_journaled=True)
+    of_a, of_b, gate = make_session_id("a"), make_session_id("b"), Gate()
+
+    async def rest(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain", {headers.CONTINUABLE: "the start"})
+        await wire.chunk(marked(2))
+        await gate.pass_through()
+        await wire.chunk(marked(3))
+        await wire.chunk(b"")
+
+    asked = take_turns(stage, dying, answering(), saying(0, 2, b""), rest, answering())
+    stage.client().invoke_endpoint(EndpointName="llava", SessionId=of_b, Body=BODY)
+    stage.pass_time(31)
+    fields = {"Content-Type": "application/json", "X-Amzn-SageMaker-Session-Id": of_a}
+    answer = stage.ask("POST", "/endpoints/llava/invocations", BODY, fields)
+    assert answer.read(len("".join(WORDS[:3]).encode())).decode() == "".join(WORDS[:3])
+
+    stage.client().invoke_endpoint(EndpointName="llava", SessionId=of_b, Body=BODY)
+
+    gate.open()
+    assert answer.read().decode() == WORDS[3]
+    assert [name for name, _ in asked] == ["b", "a", "a", "b", "b"]
 
 
 def test_a_stream_waits_for_room_elsewhere(make_stage: MakeStage) -> None:

@@ -15,8 +15,8 @@ from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.credentials import AccessKey, Credentials
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.registry import Endpoint
 
 TARGET = {"X-Amz-Target": "SageMaker.ListEndpoints", "Content-Type": "application/x-amz-json-1.1"}
 

@@ -220,7 +220,7 @@ def test_the_fast_path_leaves_such_requests_to_the_general_one(make_stage: MakeS
 
 def test_the_access_log_counts_the_added_bytes(make_stage: MakeStage, tmp_path: Path) -> None:
     log = tmp_path / "access.jsonl"
-    stage = make(make_stage, APP, observe=ObserveSettings(access_log=str(log), access_log_interval_s=0.01))
+    stage = make(make_stage, APP, observe=ObserveSettings(access_log=str(log)))
     for count, path in enumerate((INVOCATIONS, "/no/such/path"), 1):
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nOrigin: {APP}\r\nContent-Length: 2\r\n\r\n{{}}"
         answer = stage.raw(head.encode())

@@ -17,8 +17,8 @@ from tests.proxy.fake_many import FakeFleet
 from tests.proxy.fake_sessions import FakeHolders, make_session
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
+from torchmoor.proxy.instances.endpoint import ScalingDecision
 from torchmoor.proxy.instances.instance import InstanceState
-from torchmoor.proxy.instances.registry import ScalingDecision
 from torchmoor.wire.session_row import SESSION_FIELDS
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("quick_dashboard")]

@@ -20,6 +20,7 @@ from torchmoor.config.routing import VariantSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.doctor.checks import CHECKS
 from torchmoor.doctor.finding import Finding, FleetPlan, problem
+from torchmoor.doctor.machine import check_archives
 
 
 def examine(*arguments: str, **environment: str) -> tuple[Result, dict[str, list[dict[str, str]]]]:
@@ -204,8 +205,9 @@ def test_stores_in_s3_are_tried_with_the_settings_of_the_file(tmp_path: Path, mo
     assert [each["found"].split()[0] for each in found["results"]] == ["s3://results/out", "s3://failures/out"]
 
 
-def test_archives_of_the_file_have_the_names_of_its_models(tmp_path: Path) -> None:
+def test_archives_of_the_file_have_the_names_of_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Instances of `serve` load the archive of their variant's model, whatever the endpoint's name."""
+    monkeypatch.setattr("torchmoor.doctor.checks.CHECKS", (check_archives,))
     write_small_archive(tmp_path / "llava.mar")
     variants = [{"VariantName": "AllTraffic", "ModelName": "llava"}]
     endpoint = {"EndpointConfigName": "chat", "ProductionVariants": variants}

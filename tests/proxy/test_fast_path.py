@@ -244,7 +244,7 @@ def test_the_access_log_is_the_same_on_both_paths(make_stage: MakeStage, tmp_pat
     logged: dict[str, list[list[tuple[str, Any]]]] = {}
     for path in (FAST, GENERAL):
         log = tmp_path / path
-        observe = ObserveSettings(access_log=str(log), access_log_interval_s=0.01)
+        observe = ObserveSettings(access_log=str(log))
         stage = make_stage(path=path, observe=observe, timeouts=NO_SWEEPS)
         taken = CountingPath(stage) if path == FAST else None
         num_answers = len(drive(stage)["answers"])

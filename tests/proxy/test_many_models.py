@@ -329,6 +329,45 @@ def test_admin_plane_shows_which_models_are_where(fleet: Fleet) -> None:
     assert told["instances"][0]["budgets"]["device"]["max"] == 100_000
 
 
+def test_admin_plane_shows_the_models_of_a_draining_instance(fleet: Fleet) -> None:
+    """An instance that drains still answers requests, so its models stay on the list."""
+    home, _ = fleet.ask("m14.tar.gz")
+    assert fleet.stage.admin(f"/instances/{home}/drain", "POST").json()["state"] == "draining"
+
+    told = fleet.stage.admin("/models").json()
+
+    assert [(row["instance"], row["name"]) for row in told["models"]] == [(home, "m14.tar.gz")]
+    assert {row["instance"]: row["answered"] for row in told["instances"]} == {"a": True, "b": True}
+
+
+def test_admin_plane_asks_few_instances_at_once(
+    make_fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large fleet's instances are asked one after the other, since each query needs a descriptor."""
+    monkeypatch.setattr("torchmoor.admin.models.MAX_QUERIES", 1)
+    monkeypatch.setattr("torchmoor.admin.models.STATUS_TIMEOUT_S", 59.0)  # unlike that of the queries for routing
+    fleet = make_fleet()
+    num_running = most_running = 0
+    ask = fleet.stage.proxy.data.operations.ask
+
+    async def count(*arguments: Any, timeout_s: float) -> Any:
+        nonlocal num_running, most_running
+        is_counted = timeout_s == 59.0
+        num_running += is_counted
+        most_running = max(most_running, num_running)
+        try:
+            return await ask(*arguments, timeout_s=timeout_s)
+        finally:
+            num_running -= is_counted
+
+    monkeypatch.setattr(fleet.stage.proxy.data.operations, "ask", count)
+
+    told = fleet.stage.admin("/models").json()
+
+    assert [each["answered"] for each in told["instances"]] == [True, True]
+    assert most_running == 1
+
+
 def test_admin_plane_pins_where_a_model_is_held(fleet: Fleet) -> None:
     """Names may contain slashes; unpin reaches the instance that has the model pinned, and unload frees it."""
     for many in fleet.many.values():

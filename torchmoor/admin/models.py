@@ -15,14 +15,16 @@ from torchmoor.admin.http import error_message, get, post, read_content
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.errors import ApiError, UnknownEndpoint, ValidationError
 from torchmoor.proxy.api.reference import admin_schemas
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.handler_operations import HandlerOperations, OperationAnswer
-from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.registry import Endpoint, Registry
+from torchmoor.proxy.instances.instance import SERVING, Instance
+from torchmoor.proxy.instances.registry import Registry
 from torchmoor.wire import operations
 
 STATUS_TIMEOUT_S = 2.0
 ACTION_TIMEOUT_S = 360.0  # an unload waits for the requests that use the model
 FRESH_S = 1.0
+MAX_QUERIES = 32  # at once
 ACTIONS = (operations.PIN, operations.UNPIN, operations.PREWARM, operations.UNLOAD)
 _WHERE_HELD = (operations.PIN, operations.PREWARM)  # others go to every instance; one without the model answers so
 
@@ -39,6 +41,7 @@ class ModelsAdmin:
         self._registry = registry
         self._operations = operations
         self._statuses = RecentAnswers(FRESH_S)
+        self._free = asyncio.Semaphore(MAX_QUERIES)
 
     @get(
         "/models",
@@ -71,14 +74,15 @@ class ModelsAdmin:
         )
 
     async def _ask_all(self) -> dict[str, dict[str, Any]]:
-        """Return the statuses of the ready instances with many models, by instance name."""
-        instances = [i for e in self._endpoints() for i in e.instances if i.is_ready]
+        """Return the statuses of the instances with many models that answer requests, by instance name."""
+        instances = [i for e in self._endpoints() for i in e.instances if i.state in SERVING]
         answers = await asyncio.gather(*(self._ask(instance) for instance in instances))
         named = zip(instances, answers, strict=True)
         return {instance.name: status for instance, status in named if status is not None}
 
     async def _ask(self, instance: Instance) -> dict[str, Any] | None:
-        answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=STATUS_TIMEOUT_S)
+        async with self._free:
+            answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=STATUS_TIMEOUT_S)
         status = read_content(answer)
         if not isinstance(status.get("models"), list):
             return None

@@ -1,4 +1,4 @@
-"""The admin plane's server: its routes, who may use them, the health probes and the metrics page."""
+"""The admin plane's server: its routes, which callers may use them, the health probes and the metrics page."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from torchmoor.admin.connections import AdminConnection, AdminConnections
 from torchmoor.admin.control import ControlAdmin
 from torchmoor.admin.dashboard.page import Dashboard
 from torchmoor.admin.decisions import DecisionsAdmin
-from torchmoor.admin.http import add_routes, answer_errors, get, is_own_fault, post, routes_of
+from torchmoor.admin.http import add_routes, answer_errors, get, is_own_fault, routes_of
+from torchmoor.admin.instances import InstancesAdmin
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.sessions import SessionsAdmin
-from torchmoor.admin.views import describe_discovery, describe_instance, describe_scaling
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ApiError
 from torchmoor.fleet.data_plane_view import DataPlaneView
@@ -39,7 +39,6 @@ from torchmoor.proxy.api.reference.data_routes import REFERENCE
 from torchmoor.proxy.api.reference.document import make_document
 from torchmoor.proxy.api.reference.route import Answers, Body, Group, json_body
 from torchmoor.proxy.http.handshakes import GetContext, Handshakes
-from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -100,6 +99,7 @@ class AdminServer:
         add_routes(
             app.router,
             self,
+            InstancesAdmin(registry, data.refresh),
             ModelsAdmin(registry, operations),
             SessionsAdmin(registry, operations, self._dashboard.statuses),
             DecisionsAdmin(data.find_decisions, settings.observe.trace_link),
@@ -203,66 +203,12 @@ class AdminServer:
     async def _show_reference(self, request: web.Request) -> web.Response:
         return web.json_response(make_document(ADMIN_PLANE))
 
-    @get("/instances", "listInstances", "List the instances and their states.", admin_schemas.INSTANCES)
-    async def _show_instances(self, request: web.Request) -> web.Response:
-        await self._refresh()
-        rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
-        return web.json_response(
-            {
-                "endpoints": [each.name for each in self._registry.endpoints()],
-                "instances": rows,
-                "autoscaling": describe_scaling(self._registry),
-                "discovery": describe_discovery(self._registry),
-            }
-        )
-
-    @post(
-        "/instances/{name}/drain",
-        "drainInstance",
-        "Drain an instance: it gets no new work.",
-        admin_schemas.MOVED_INSTANCE,
-    )
-    async def _drain(self, request: web.Request) -> web.Response:
-        """Stop new requests to an instance until a resume, even if it is restarted.
-
-        With a journal that includes the turns of its sessions, which other instances take over.
-        """
-        instance = self._find_instance(request)
-        self._registry.drain(instance.name)
-        return await self._show_moved(instance)
-
-    @post("/instances/{name}/resume", "resumeInstance", "End the drain of an instance.", admin_schemas.MOVED_INSTANCE)
-    async def _resume(self, request: web.Request) -> web.Response:
-        """End a drain."""
-        instance = self._find_instance(request)
-        name = instance.name
-        if not self._registry.is_drained(name):
-            reason = "is not drained: nothing to resume"
-            if self._registry.is_leaving(name):
-                reason = "is leaving: DNS or the configuration no longer lists it at this address"
-            raise ApiError(f"Instance {name!r} {reason}.", status=409)
-        self._registry.resume(name)
-        return await self._show_moved(instance)
-
-    def _find_instance(self, request: web.Request) -> Instance:
-        name = request.match_info["name"]
-        instance = self._registry.find(name)
-        if instance is None:
-            raise ApiError(f"There is no instance {name!r}; see GET /instances.", status=404)
-        return instance
-
-    async def _show_moved(self, instance: Instance) -> web.Response:
-        """Answer with the instance's state and its outstanding requests."""
-        await self._refresh()
-        state, outstanding = instance.state.value, instance.outstanding
-        return web.json_response({"name": instance.name, "state": state, "outstanding": outstanding})
-
 
 ADMIN = Group(
     "admin",
     "The operators' API, on the admin plane's port.",
     admin_schemas.ERROR,
-    routes_of(AdminServer, ModelsAdmin, SessionsAdmin, DecisionsAdmin, Dashboard, AsyncAdmin),
+    routes_of(AdminServer, InstancesAdmin, ModelsAdmin, SessionsAdmin, DecisionsAdmin, Dashboard, AsyncAdmin),
 )
 ADMIN_PLANE = (ADMIN, REFERENCE)
 

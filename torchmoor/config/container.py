@@ -15,5 +15,4 @@ class ContainerSettings(SettingsGroup, title="container"):
     )
     shows_metrics: bool = Field(False, description="Serve the admin plane's /metrics on the data plane's port as well.")
     load_timeout_s: Positive = Field(360.0, description="Time-out of loading or unloading a model.")
-    page_size: Count = Field(100, description="Models per page of GET /models.")
     max_models: Count = Field(10_000, description="Models that may be loaded at a time.")

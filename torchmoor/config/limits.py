@@ -29,7 +29,6 @@ class LimitSettings(SettingsGroup, title="limits"):
         86_400, description="How long a session id for TorchServe's sequence batching is valid."
     )
     max_form_fields: Count = Field(1_000, description="Fields of a form; each takes a worker's time.")
-    max_session_body_bytes: Count = Field(16_384, description="Longest body that is searched for a session id.")
     max_unrouted_body_bytes: Count = Field(
         8 * MIB,
         description="Longest part of an OpenAI body in which the proxy looks for its `model`, its earlier response's "
@@ -82,9 +81,6 @@ class LimitSettings(SettingsGroup, title="limits"):
     )
     max_waiting_bytes: Annotated[Count, Shared(least="max_body_bytes")] = Field(
         64 * MIB, description="Bytes of all bodies that wait for an instance."
-    )
-    max_error_body_bytes: Count = Field(
-        65_536, description="Bytes of an instance's error answer that are read to find the cause."
     )
     header_timeout_s: Positive = Field(
         10.0, description="Longest time from a request's first byte to the end of its head, on both planes."

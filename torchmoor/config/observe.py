@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from torchmoor.config.group import MIB, Fraction, Positive, SettingsGroup, SharedCount
+from torchmoor.config.group import MIB, Fraction, SettingsGroup, SharedCount
 
 TRACE_ID = "{trace_id}"  # in trace_link
 
@@ -16,7 +16,6 @@ class ObserveSettings(SettingsGroup, title="observe"):
     access_log_buffer_bytes: SharedCount = Field(
         4 * MIB, description="Bytes of lines that may wait to be written; above it lines are dropped and counted."
     )
-    access_log_interval_s: Positive = Field(1.0, description="Longest time that a line waits to be written.")
     traces_url: str = Field(
         "", description="Address to which spans are sent, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces."
     )

@@ -23,7 +23,7 @@ from torchmoor.control.models import as_time
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import Change, Resource, Resources
 from torchmoor.errors import ConfigError, RequestInvalid, ScalableTargetMissing
-from torchmoor.proxy.instances.registry import Variant
+from torchmoor.proxy.instances.endpoint import Variant
 
 MAX_ACTIVITIES = 1000  # remembered
 PAGE_SIZE = 50  # the service's own

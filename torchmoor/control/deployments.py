@@ -27,8 +27,9 @@ from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.api.describe import describe_starting
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.registry import Endpoint, Registry
+from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from torchmoor.control.models import as_time, primary_container
 from torchmoor.control.protocol import Operation, Values
 from torchmoor.control.resources import EndpointResource
 from torchmoor.proxy.api.describe import describe_variant, status_of
-from torchmoor.proxy.instances.registry import Endpoint, Registry, Variant
+from torchmoor.proxy.instances.endpoint import Endpoint, Variant
+from torchmoor.proxy.instances.registry import Registry
 
 MAX_VARIANT_STATUSES = 5  # the service's own limit
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from torchmoor.proxy.instances.registry import Endpoint, name_stem
+from torchmoor.proxy.instances.endpoint import Endpoint, name_stem
 
 MAX_STEM = 48  # of an endpoint's name; the serial and a number come after it
 

@@ -23,9 +23,10 @@ from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import Phase, ScaledInstance, ScaledVariant
 from torchmoor.fleet.scaling import Scaling, decide, explain, is_limited
 from torchmoor.fleet.torchserve import Launch
+from torchmoor.proxy.instances.endpoint import ScalingDecision, Variant
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
-from torchmoor.proxy.instances.registry import Registry, ScalingDecision, Variant
+from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.reported_status import parse_status
 from torchmoor.tasks import cancel_all, wait_at_most
 from torchmoor.wire.operations import STATUS

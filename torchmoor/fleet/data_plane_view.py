@@ -10,9 +10,9 @@ from torchmoor.fleet.process_commands import ProcessParts
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.metrics.process_counts import ProcessCounts
 from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery
+from torchmoor.proxy.instances.endpoint import Variant
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.registry import Variant
 
 Values = TypeVarTuple("Values")
 

@@ -47,6 +47,15 @@ class DiscoveryEntry:
     task: asyncio.Task[None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FoundTargets:
+    """The instances of a DNS answer. notes: what was ignored, and why. is_complete: the name of each is known."""
+
+    targets: Sequence[DnsTarget]
+    notes: tuple[str, ...] = ()
+    is_complete: bool = True
+
+
 class Discovery:
     """Runs discovery within its context.
 
@@ -131,40 +140,48 @@ class Discovery:
 
     async def look(self, entry: DiscoveryEntry) -> float:
         """Query once and apply the answer. Returns the seconds until the next query."""
-        settings, source = entry.settings, entry.source
+        settings = entry.settings
         try:
             answer = await self._ask(settings)
         except DiscoveryError as error:
             return self._on_failure(entry, str(error))
-        targets, hosts = answer.targets, answer.hosts
-        if settings.record != "SRV":
-            known = self._known(settings.dns_name).values()
-            kept = {each.address.host for each in known}
-            hosts = tuple(sorted(hosts, key=lambda host: host not in kept)[: settings.max_instances])
-            doubtful = {each.address.host for each in known if not each.is_serving}
-            targets = await entry.names.find_targets(hosts, settings.port, doubtful=doubtful)
+        found = FoundTargets(answer.targets) if settings.record == "SRV" else await self._name_hosts(entry, answer)
         if not self._is_current(entry):
             return 0.0
-        if source.error:
-            logger.warning("discovery recovered dns_name=%s", settings.dns_name)
-        source.answered_at, source.error = monotonic(), ""
-        source.num_listed = len(answer.targets or answer.hosts)
-        entry.backoff_s = settings.min_interval_s
-        plan = self._plan(entry, targets)
+        self._on_answer(entry, answer)
+        plan = self._plan(entry, found.targets)
         entry.absences = plan.absences
         self._apply(settings, plan)
-        if len(hosts) < len(answer.hosts):
-            plan.notes.append(f"more than max_instances ({settings.max_instances}) addresses are listed")
-        if settings.record != "SRV":
-            plan.notes += [_describe_shared(target) for target in targets if len(target.hosts) > 1]
-        num_unnamed = len(set(hosts) - {host for target in targets for host in target.hosts})
-        if num_unnamed:
-            plan.notes.append(f"{num_unnamed} addresses have not reported their instance name yet")
-        self._note(source, plan.notes)
+        self._note(entry.source, (*plan.notes, *found.notes))
         ttl_s = settings.interval_s if answer.ttl_s is None else answer.ttl_s
-        if num_unnamed or not plan.is_settled:
+        if not (found.is_complete and plan.is_settled):
             ttl_s = 0.0
         return max(settings.min_interval_s, min(ttl_s, settings.interval_s))
+
+    async def _name_hosts(self, entry: DiscoveryEntry, answer: DnsAnswer) -> FoundTargets:
+        """Find the names of the instances at the answer's addresses, at most max_instances, known ones first."""
+        settings = entry.settings
+        known = self._known(settings.dns_name).values()
+        kept = {each.address.host for each in known}
+        hosts = sorted(answer.hosts, key=lambda host: host not in kept)[: settings.max_instances]
+        doubtful = {each.address.host for each in known if not each.is_serving}
+        targets = await entry.names.find_targets(hosts, settings.port, doubtful=doubtful)
+        notes = []
+        if len(hosts) < len(answer.hosts):
+            notes.append(f"more than max_instances ({settings.max_instances}) addresses are listed")
+        notes += [_describe_shared(target) for target in targets if len(target.hosts) > 1]
+        num_unnamed = len(set(hosts) - {host for target in targets for host in target.hosts})
+        if num_unnamed:
+            notes.append(f"{num_unnamed} addresses have not reported their instance name yet")
+        return FoundTargets(targets, tuple(notes), is_complete=not num_unnamed)
+
+    def _on_answer(self, entry: DiscoveryEntry, answer: DnsAnswer) -> None:
+        source = entry.source
+        if source.error:
+            logger.warning("discovery recovered dns_name=%s", entry.settings.dns_name)
+        source.answered_at, source.error = monotonic(), ""
+        source.num_listed = len(answer.targets or answer.hosts)
+        entry.backoff_s = entry.settings.min_interval_s
 
     def _on_failure(self, entry: DiscoveryEntry, error: str) -> float:
         source = entry.source

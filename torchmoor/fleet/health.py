@@ -152,20 +152,31 @@ class HealthChecker:
             is_ready = await self.ask(instance)
             if is_ready and self._registry.has(instance):
                 is_ready = await self._ask_worker(instance)
-        except OSError as error:  # says nothing about the instance
-            self._probed[instance.name].was_asked = True  # else a name that DNS never resolves would keep us unready
-            if began >= self._warns_after:
-                self._warns_after = began + WARNING_INTERVAL_S
-                logger.warning("probe not sent instance=%s error=%s", instance.name, error)
+        except OSError as error:
+            self._note_unsent(instance, error)
             return
         finally:
             self._probing.discard(instance.name)
         if not self._registry.has(instance):
             return
-        if is_ready is None:
-            self._look_for_delay()
-            if self._held_up_at >= began:  # there may have been an answer
-                return
+        if is_ready is None and self._was_held_up_since(began):  # there may have been an answer
+            return
+        self._judge(instance, is_ready)
+
+    def _note_unsent(self, instance: Instance, error: OSError) -> None:
+        """Log a probe that was not sent, which says nothing about the instance."""
+        self._probed[instance.name].was_asked = True  # else a name that DNS never resolves would keep us unready
+        now = asyncio.get_running_loop().time()
+        if now >= self._warns_after:
+            self._warns_after = now + WARNING_INTERVAL_S
+            logger.warning("probe not sent instance=%s error=%s", instance.name, error)
+
+    def _was_held_up_since(self, began: float) -> bool:
+        self._look_for_delay()
+        return self._held_up_at >= began
+
+    def _judge(self, instance: Instance, is_ready: bool | None) -> None:
+        """Set the instance's state by a probe, or count it as unanswered (None)."""
         probed = self._probed[instance.name]
         unanswered = probed.num_unanswered + 1 if is_ready is None else 0
         if unanswered > 1 and instance.num_pieces != probed.num_pieces:

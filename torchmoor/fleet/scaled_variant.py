@@ -22,7 +22,7 @@ from enum import Enum
 from torchmoor.async_inference.request import Backlog
 from torchmoor.fleet.scaling import Scaling
 from torchmoor.fleet.torchserve import Launch
-from torchmoor.proxy.instances.registry import Variant
+from torchmoor.proxy.instances.endpoint import Variant
 
 PERIOD_S = 60.0
 SAMPLE_S = 1.0  # samples are at least this far apart, so PERIOD_S bounds their number

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import aiohttp
 
 from torchmoor.proxy.instances.handler_operations import read_at_most
-from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ MAX_PAGE_BYTES = 4 << 20
 
 
 class MetricsScraper:
-    """Scrapes every ready instance that has a metrics port."""
+    """Scrapes every instance that answers requests and has a metrics port."""
 
     def __init__(
         self, registry: Registry, *, timeout_s: float = TIMEOUT_S, page_timeout_s: float = PAGE_TIMEOUT_S
@@ -36,6 +36,7 @@ class MetricsScraper:
         self._page_timeout_s = page_timeout_s
         self._client: aiohttp.ClientSession | None = None
         self._free = asyncio.Semaphore(MAX_AT_ONCE)
+        self._unanswered: dict[str, float] = {}  # when an instance's last query was sent, if it has no page
 
     async def __aenter__(self) -> MetricsScraper:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
@@ -48,23 +49,36 @@ class MetricsScraper:
 
     async def scrape(self) -> str:
         """Return all pages as one, in Prometheus' text format. InstanceScraped is 0 for an instance without a page."""
-        instances = [i for i in self._registry.instances() if i.metrics_port is not None]
+        instances = self._instances()
         ends_at = asyncio.get_running_loop().time() + self._page_timeout_s
         pages = await asyncio.gather(*(self._ask(instance, ends_at) for instance in instances))
         named = [(instance, page) for instance, page in zip(instances, pages, strict=True)]
         return merge((_labels(instance), page) for instance, page in named if page is not None) + _scraped(named)
 
+    def _instances(self) -> list[Instance]:
+        """Return those with a metrics port: first those that answered last time, then those asked longest ago.
+
+        In any fixed order, instances that hang could use up the page's time before the others are asked.
+        """
+        instances = [i for i in self._registry.instances() if i.metrics_port is not None]
+        names = {instance.name for instance in instances}
+        self._unanswered = {name: at for name, at in self._unanswered.items() if name in names}
+        return sorted(instances, key=lambda instance: self._unanswered.get(instance.name, 0.0))
+
     async def _ask(self, instance: Instance, ends_at: float) -> str | None:
         assert self._client is not None
-        if not instance.is_ready:
+        if instance.state not in SERVING:
             return None
         url = f"{instance.url(instance.metrics_port)}/metrics"
         try:
-            async with asyncio.timeout_at(ends_at), self._free, self._client.get(url) as answer:
-                if answer.status != 200:
+            async with asyncio.timeout_at(ends_at), self._free:
+                self._unanswered[instance.name] = asyncio.get_running_loop().time()
+                async with self._client.get(url) as answer:
+                    page = await read_at_most(MAX_PAGE_BYTES, answer) if answer.status == 200 else None
+                if page is None:
                     return None
-                page = await read_at_most(MAX_PAGE_BYTES, answer)
-                return None if page is None else page.decode("utf-8", "replace")
+                self._unanswered.pop(instance.name, None)
+                return page.decode("utf-8", "replace")
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("instance not scraped instance=%s error=%s", instance.name, error)
             return None

@@ -13,7 +13,8 @@ from torchmoor.fleet.data_plane_view import VariantTraffic
 from torchmoor.metrics.backlog import AsyncMetrics
 from torchmoor.proxy.dispatch.async_capacity import EndpointCapacity
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
-from torchmoor.proxy.instances.registry import Endpoint, Registry
+from torchmoor.proxy.instances.endpoint import Endpoint
+from torchmoor.proxy.instances.registry import Registry
 
 
 def make_async_inference(

@@ -20,9 +20,9 @@ WRITER = """
 import sys
 from tests.unit.torchmoor.test_access_log import make_record
 from torchmoor.config.observe import ObserveSettings
-from torchmoor.proxy.observe.access_log import AccessLog
-settings = ObserveSettings(access_log=sys.argv[1], access_log_buffer_bytes=1 << 24, access_log_interval_s=0.001)
-log = AccessLog(settings)
+from torchmoor.proxy.observe import access_log
+access_log.INTERVAL_S = 0.001
+log = access_log.AccessLog(ObserveSettings(access_log=sys.argv[1], access_log_buffer_bytes=1 << 24))
 log.start()
 for number in range(2000):
     log.write(make_record(f"{sys.argv[2]}-{number}"))
@@ -42,9 +42,7 @@ def make_record(inference_id: str = "one", *, path: str = "/", **values: object)
 
 
 def make_log(target: Path | str, max_buffer_bytes: int = 1 << 20) -> AccessLog:
-    return AccessLog(
-        ObserveSettings(access_log=str(target), access_log_buffer_bytes=max_buffer_bytes, access_log_interval_s=3600.0)
-    )
+    return AccessLog(ObserveSettings(access_log=str(target), access_log_buffer_bytes=max_buffer_bytes))
 
 
 def test_line_is_json_whatever_clients_send() -> None:
@@ -92,7 +90,7 @@ def test_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixture
 def test_line_after_a_full_disk_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next line does not continue the partial one that was written before the disk became full."""
     path = tmp_path / "log"
-    log = AccessLog(ObserveSettings(access_log=str(path), access_log_interval_s=0.01))
+    log = make_log(path)
     write, room = os.write, [len(render(make_record("first"))) // 2]
 
     def write_while_there_is_room(file: int, data: memoryview) -> int:

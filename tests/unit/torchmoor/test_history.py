@@ -18,8 +18,8 @@ from torchmoor.config.routing import VariantSettings
 from torchmoor.metrics.histogram import BUCKETS, Histogram
 from torchmoor.metrics.host import GpuUse
 from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.proxy.instances.endpoint import Variant
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.reported_status import ReportedStatus
 
 GPU = GpuUse("1", "GPU-a", 30.0, 25, 100)

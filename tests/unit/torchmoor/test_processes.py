@@ -226,6 +226,41 @@ async def test_a_process_knows_what_an_operator_has_drained() -> None:
     assert await may_start()
 
 
+async def test_breakers_that_open_in_several_processes_leave_half_of_the_instances() -> None:
+    """When all instances fail at once, processes may cut different ones off; each keeps half of them in use."""
+    child: Any = ChildProxy(ChildAssignment(SETTINGS, 0, 0, logging.INFO), link := OneWayLink())
+    registry = child.registry
+    instances = [Instance(name=f"chat-{number}", endpoint="chat", model="chat", port=1) for number in range(4)]
+    for instance in instances:
+        registry.add(instance)
+        registry.set_state(instance.name, InstanceState.READY)
+
+    for name in ("chat-0", "chat-1", "chat-2"):
+        await child.on_message({"kind": "breaker", "name": name, "is_open": True})
+
+    assert [instance.is_ready for instance in instances] == [False, False, True, True]
+    registry.refresh(instances[2])
+    assert link.sent == []  # it is not reported as closed, because it may be open elsewhere
+    await child.on_message({"kind": "breaker", "name": "chat-0", "is_open": False})
+    assert [instance.is_ready for instance in instances] == [True, False, True, True]
+
+
+async def test_a_process_that_starts_later_spares_the_instances_that_fail() -> None:
+    """A new process knows the breakers that are open in the others."""
+    registry = Registry(SETTINGS.endpoints)
+    group = ProcessGroup(SETTINGS.replace(listen=ListenSettings(processes=2)), registry, lambda instance: None)
+    for name in ("chat-0", "chat-1"):
+        registry.add(Instance(name=name, endpoint="chat", model="chat", port=1, state=InstanceState.READY))
+    registry.instances()[0].breaker.state = BreakerState.OPEN  # as the other processes report
+    sent, child = OneWayLink(), ChildProxy(ChildAssignment(SETTINGS, 0, 0, logging.INFO), OneWayLink())
+
+    group.on_started(sent)
+    for kind, members in sent.sent:
+        await child.on_message(json.loads(json.dumps({"kind": kind, **members})))
+
+    assert [instance.is_ready for instance in child.registry.instances()] == [False, True]
+
+
 def test_number_of_processes_is_a_setting() -> None:
     content = {
         "Endpoints": [

@@ -36,7 +36,7 @@ from torchmoor.proxy.http.field_names import (
     OUTPUT_LOCATION,
 )
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.wire.headers import MAX_INLINE_BYTES
 
 MAX_INVOCATION_ID_CHARS = 256

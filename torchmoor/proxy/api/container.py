@@ -15,7 +15,7 @@ from torchmoor.proxy.api.passthrough import PassThroughDialect
 from torchmoor.proxy.api.replies import LOOKING, Handler, container_error
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 
 PING = b"/ping"
 INVOCATIONS = b"/invocations"

@@ -38,6 +38,7 @@ from torchmoor.wire import operations
 from torchmoor.wire.json_values import parse_json
 
 PATH = b"/models"
+PAGE_SIZE = 100  # models per page of the list
 NO_ROOM = TooManyModels.status
 TOO_MANY = "Too many models are being loaded or unloaded. Try again later."
 
@@ -106,7 +107,7 @@ class ContainerModelsApi:
         token = query.get("next_page_token", [""])[0]
         names = sorted(name for name, model in self._models.items() if model.is_ready)
         begin = bisect_right(names, token)
-        page = names[begin : begin + self._settings.page_size]
+        page = names[begin : begin + PAGE_SIZE]
         listed: dict[str, object] = {"models": [_row(name, self._models[name].url) for name in page]}
         if begin + len(page) < len(names):
             listed["nextPageToken"] = page[-1]

@@ -11,8 +11,8 @@ from typing import Any
 
 from torchmoor.proxy.api.replies import json_reply
 from torchmoor.proxy.http.message import Reply
+from torchmoor.proxy.instances.endpoint import Endpoint, Variant
 from torchmoor.proxy.instances.instance import Instance, InstanceState
-from torchmoor.proxy.instances.registry import Endpoint, Variant
 
 
 def describe_endpoint(endpoint: Endpoint) -> Reply:

@@ -10,7 +10,7 @@ from torchmoor.errors import ApiError
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import CONTINUABLE, DATE, STREAM_NEXT
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 
 NOT_FOR_CLIENTS = frozenset((STREAM_NEXT, CONTINUABLE, DATE))
 """Fields of instances' answers that the clients of no API get. The proxy gives each answer a date of its own."""

@@ -41,6 +41,7 @@ from torchmoor.wire.session_ids import SessionId
 
 PREFILL_TOKENS = receipt.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = receipt.CONTEXT_TOKENS.encode()  # of the whole prompt
+MAX_SESSION_BODY_BYTES = 16 << 10  # a longer body is forwarded as it arrives, without a search for a session's id
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN, _CUT = Outcome.ANSWERED, Outcome.BROKEN, (Outcome.BROKEN, Outcome.FAILED)
 
@@ -99,7 +100,7 @@ class Invocation:
             and assignment.model is None
             and not assignment.opens_session
             and self._dialect.names_sessions_in_body
-            and 0 < length <= self.operation.max_session_body_bytes
+            and 0 < length <= MAX_SESSION_BODY_BYTES
         )
 
     def _num_prefix_bytes(self) -> int:
@@ -353,9 +354,7 @@ class Invocation:
         now = monotonic()
         model_s = now - self._sent_at
         self._metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)
-        lease = self.assignment.lease
-        if lease is not None and lease.try_end_trial():
-            self.assignment.dispatcher.on_free(lease.instance)
+        self.assignment.note_first_piece()
 
     # The record
 

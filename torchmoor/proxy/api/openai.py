@@ -51,7 +51,7 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import WHOLE_BODY, Call, NextStep, Outcome, Upgrade, Waiter
 from torchmoor.proxy.http.field_names import SESSION_ID
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.wire.response_ids import Place, read_resource_path
 from torchmoor.wire.session_ids import SessionId
 

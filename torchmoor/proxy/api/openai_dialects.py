@@ -27,7 +27,7 @@ from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import ACCEPT, BACKGROUND, CONTENT_TYPE, ERROR_CODE, OPENAI_REQUEST_ID, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.wire import error_codes, headers
 
 _PREFIX = b"/v1/"

@@ -11,7 +11,7 @@ from torchmoor.proxy.api.replies import json_reply
 from torchmoor.proxy.api.runtime_members import MEMBERS, TARGET_MODEL
 from torchmoor.proxy.http.field_names import OPENAI_REQUEST_ID
 from torchmoor.proxy.http.message import Reply
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 
 MAX_NAMES_SHOWN = 20  # in one message
 _OF_ONE = ("chat.completions", "completions", "responses")

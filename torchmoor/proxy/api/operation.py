@@ -11,7 +11,7 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.field_names import INFERENCE_ID, INVOCATION_ID
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.wire import headers
 
 _IDS_START = f"{headers.ENDPOINT}: %b\r\n{headers.REQUEST_ID}: ".encode()
@@ -31,7 +31,6 @@ class Operation:
         self.dialect = dialect
         self.deadlines = (stream_deadlines if dialect.has_stream_deadlines else whole_deadlines)(settings.timeouts)
         self.max_body_bytes = dialect.max_body_bytes(settings.limits)
-        self.max_session_body_bytes = settings.limits.max_session_body_bytes
         self.timeout_line = timeout_line(self.deadlines.total_s)
         self._ids_start = _IDS_START % endpoint.name.encode()
 

@@ -9,7 +9,7 @@ from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import ERROR_CODE, REQUEST_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.wire import headers
 from torchmoor.wire.error_codes import TORCHSERVE_BUSY
 

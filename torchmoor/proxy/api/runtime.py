@@ -50,7 +50,7 @@ from torchmoor.proxy.http.field_names import (
     SESSION_ID,
 )
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.wire import error_codes
 
 PREFIX = b"/endpoints/"

@@ -70,8 +70,10 @@ class StreamContinuer:
     def accepts(self, head: AnswerHead) -> bool:
         """Return True if the instance's answer continues this stream."""
         is_accepted = head.status == 200 and head.find(CONTINUABLE) is not None
-        self._assignment.metrics.streams_continued += is_accepted
-        if not is_accepted:
+        if is_accepted:
+            self._assignment.metrics.streams_continued += 1
+            self._assignment.note_first_piece()
+        else:
             self._is_unbegun = self._note_refusal(head).is_unbegun
         return is_accepted
 

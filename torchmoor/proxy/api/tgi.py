@@ -24,7 +24,7 @@ from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.field_names import CONTENT_TYPE, ERROR_CODE, REQUEST_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.wire import headers
 
 HEALTH = b"/health"

@@ -13,7 +13,7 @@ from torchmoor.proxy.api.passthrough import PassThroughDialect
 from torchmoor.proxy.api.replies import Handler, container_error, json_reply
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.registry import Endpoint, Variant
+from torchmoor.proxy.instances.endpoint import Endpoint, Variant
 
 PREFIX = b"/predictions/"
 _METHODS = frozenset((b"POST", b"PUT", b"GET"))

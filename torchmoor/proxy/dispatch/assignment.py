@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from torchmoor.config.body_heap import body_weight
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ApiError, BodyTooLarge, CallerLimited, ServiceUnavailable
+from torchmoor.proxy.dispatch.body_weight import weigh_body
 from torchmoor.proxy.dispatch.callers import CallerLease, Callers
 from torchmoor.proxy.dispatch.chooser import Choice, DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
@@ -21,15 +21,14 @@ from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.field_names import (
     CLOSED_SESSION_ID,
-    CONTENT_TYPE,
     ERROR_CODE,
     INVOCATION_ID,
     NEW_SESSION_ID,
     SESSION_ID,
 )
 from torchmoor.proxy.http.message import AnswerHead, Request
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import SERVING, Lease
-from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.reasons import RETRY, SESSION_FAILOVER
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
@@ -38,16 +37,9 @@ from torchmoor.wire.continuation import MARKING
 from torchmoor.wire.session_header import read_expiry
 from torchmoor.wire.session_ids import SessionId
 
-LONG_FORM_BYTES = 1024  # shorter forms are cheap for an instance
 MARKING_LINE = f"{headers.CONTINUABLE}: {MARKING}\r\n".encode()
 SESSION_LIMIT_REACHED = error_codes.SESSION_LIMIT_REACHED.encode()
 SESSION_ENDED = frozenset(code.encode() for code in error_codes.SESSION_ENDED)
-
-
-def weigh_body(request: Request) -> int:
-    """Return how many bytes each byte of a request's body counts as."""
-    length = request.content_length
-    return body_weight(request.find(CONTENT_TYPE)) if length is None or length > LONG_FORM_BYTES else 1
 
 
 def marking_line(settings: ProxySettings, *, uses_session: bool) -> bytes:
@@ -309,6 +301,12 @@ class Assignment:
             self.has_failed = True
         else:
             self.note_failure(is_dead=False)
+
+    def note_first_piece(self) -> None:
+        """End the trial of a half-open breaker, if the request is one: its answer has begun, and may take long."""
+        lease = self.lease
+        if lease is not None and lease.try_end_trial():
+            self.dispatcher.on_free(lease.instance)
 
     def note_answer(self) -> None:
         """Reset the chosen instance's count of successive failures, unless it has failed this request."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from torchmoor.errors import ApiError
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import SERVING, Instance, Lease
-from torchmoor.proxy.instances.registry import Endpoint
 
 
 class InstanceCapacityLease:

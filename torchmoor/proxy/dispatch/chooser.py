@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from torchmoor.metrics.invocations import InvocationMetrics, Tally
 from torchmoor.proxy.http.field_names import INVOCATION_ID
 from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.instances.endpoint import Variant
 from torchmoor.proxy.instances.instance import SERVING, Instance
-from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.affinity import Affinity
 from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER
 from torchmoor.proxy.routing.session_failover import place_of, rendezvous

@@ -21,8 +21,9 @@ from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.chooser import Choice, Chooser, DispatchRequest
 from torchmoor.proxy.dispatch.retry_budget import RetryBudget
 from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.instances.endpoint import Variant
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
-from torchmoor.proxy.instances.registry import Registry, Variant
+from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.waiting import Ticket, WaitingBytes, WaitingQueue
 
 PROBE_S = 3.0  # until the health check has found that an instance that lost a request is gone

@@ -22,9 +22,10 @@ from torchmoor.proxy.dispatch.recent_decisions import RecentDecisions
 from torchmoor.proxy.dispatch.request_sessions import RequestSessions
 from torchmoor.proxy.dispatch.sequences import Sequences
 from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.recovery import Recovery
-from torchmoor.proxy.instances.registry import Endpoint, Registry
+from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.session_failover import rendezvous
 from torchmoor.proxy.routing.waiting import WaitingBytes
 from torchmoor.wire.session_ids import SessionId

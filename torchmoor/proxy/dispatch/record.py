@@ -13,7 +13,7 @@ from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.http.call import Outcome
 from torchmoor.proxy.http.field_names import ERROR_CODE, INFERENCE_ID, NEW_SESSION_ID, SESSION_ID
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
-from torchmoor.proxy.instances.registry import Variant
+from torchmoor.proxy.instances.endpoint import Variant
 from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, read_number
 from torchmoor.wire.session_ids import SessionId, session_hash
 

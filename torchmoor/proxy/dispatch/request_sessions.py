@@ -13,8 +13,8 @@ import json
 from torchmoor.config.sessions import SessionIdSettings
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.api_member import SESSION_ID_MEMBER
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
 from torchmoor.wire.last_kept import LastKept
 from torchmoor.wire.session_ids import SessionId, find_key, verify

@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import monotonic
 
 from torchmoor.errors import SHORTAGE, START_RETRY_S, ServiceUnavailable
+from torchmoor.proxy.instances.endpoint import Variant
 from torchmoor.proxy.instances.instance import InstanceState
-from torchmoor.proxy.instances.registry import Variant
 
 SESSION_NOT_READY = "The session's instance is not ready. Try again later, or open another session."
 ALL_BUSY = "All instances of the endpoint are busy. Try again later."

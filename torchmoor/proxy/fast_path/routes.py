@@ -13,7 +13,7 @@ from torchmoor.proxy.access.web_pages import ORIGIN, SITE, WebPageGuard
 from torchmoor.proxy.api.operation import Operation
 from torchmoor.proxy.api.runtime import RuntimeApi, invoke_path
 from torchmoor.proxy.api.runtime_members import NOT_THERE, TARGET_MODEL, TARGET_VARIANT
-from torchmoor.proxy.dispatch.assignment import weigh_body
+from torchmoor.proxy.dispatch.body_weight import weigh_body
 from torchmoor.proxy.dispatch.chooser import Choice
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.dispatch.request_sessions import SESSION_KEY
@@ -23,7 +23,7 @@ from torchmoor.proxy.http.call import FastClient
 from torchmoor.proxy.http.connection_parts import ConnectionParts
 from torchmoor.proxy.http.field_names import SESSION_ID
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
 

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from torchmoor.proxy.http.message import AnswerHead, Reply, date_line
 
+MAX_REFUSAL_BYTES = 64 << 10  # of an instance's error answer, read to find the cause
+
 
 class Loss(Enum):
     """How an instance failed a request."""
@@ -140,13 +142,13 @@ class Answer:
 
 
 class CollectedRefusal:
-    """Collects the body of an instance's refusal, up to a limit, and makes a Reply of it."""
+    """Collects the body of an instance's refusal, up to MAX_REFUSAL_BYTES, and makes a Reply of it."""
 
     __slots__ = ("_pieces", "_num_left", "_explain")
 
-    def __init__(self, explain: Callable[[bytes], Reply], max_bytes: int) -> None:
+    def __init__(self, explain: Callable[[bytes], Reply]) -> None:
         self._pieces: list[bytes] = []
-        self._num_left = max_bytes
+        self._num_left = MAX_REFUSAL_BYTES
         self._explain = explain
 
     def is_full_with(self, piece: bytes) -> bool:

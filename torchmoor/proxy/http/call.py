@@ -63,7 +63,7 @@ class Wait:
 
 @dataclass(slots=True)
 class ReadRefusal:
-    """Read the answer's body, up to the limit for error bodies, and send the client what `explain` makes of it."""
+    """Read the beginning of the answer's body (MAX_REFUSAL_BYTES), and send the client what `explain` makes of it."""
 
     explain: Callable[[bytes], Reply]
 

@@ -210,7 +210,7 @@ class Exchange:
             self._begin_answer(judgement, head, is_whole=is_complete)
             self.on_answer_piece(piece, is_complete=is_complete)
         elif isinstance(judgement, ReadRefusal):
-            self._refusal = CollectedRefusal(judgement.explain, self._parts.limits.max_error_body_bytes)
+            self._refusal = CollectedRefusal(judgement.explain)
             self.on_answer_piece(piece, is_complete=is_complete)
         elif isinstance(judgement, Hold):
             self._delivery.hold(HeldAnswer(head, piece, is_complete=is_complete))

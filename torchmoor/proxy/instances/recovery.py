@@ -69,10 +69,13 @@ class Recovery:
             logger.warning("breaker open instance=%s failures=%d", instance.name, breaker.num_failures)
             self._registry.refresh(instance)
 
-    def cut_off(self, instance: Instance) -> None:
-        """Open the breaker because another process's has opened."""
+    def try_cut_off(self, instance: Instance) -> bool:
+        """Open the breaker because another process's has opened. False if too many are open in this process."""
+        if not self._can_do_without(instance):
+            return False
         instance.breaker.open(self._clock())
         self._registry.refresh(instance)
+        return True
 
     def _can_do_without(self, instance: Instance) -> bool:
         members = [m for m in self._registry.variant_of(instance).pool.members if m.state is InstanceState.READY]

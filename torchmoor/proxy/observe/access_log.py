@@ -25,6 +25,7 @@ from torchmoor.wire.receipt import GENERATED_TOKENS, NUMBER_FIELDS, PREFILL_TOKE
 logger = logging.getLogger(__name__)
 
 STDERR = "stderr"
+INTERVAL_S = 1.0  # between writes
 WAKE_BYTES = 65_536  # bytes of gathered lines; more are written before the interval ends
 PIPE_BYTES = 4096  # the largest atomic write to a pipe (PIPE_BUF)
 STOP_S = 2.0
@@ -94,7 +95,7 @@ class AccessLog:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            self._news.wait(self._settings.access_log_interval_s)
+            self._news.wait(INTERVAL_S)
             self._news.clear()
             self._write_all()
             if self._is_reopening:

@@ -123,12 +123,12 @@ class ChildProxy:
         self.registry.set_state(instance.name, state)
 
     def _take_breaker(self, instance: Instance, *, is_open: bool) -> None:
-        if is_open:
-            self._cut_off.add(instance.name)
-            self._plane.recovery.cut_off(instance)
-        else:
+        recovery = self._plane.recovery
+        if not is_open:
             self._cut_off.discard(instance.name)
-            self._plane.recovery.restore(instance)
+            recovery.restore(instance)
+        elif recovery.try_cut_off(instance):
+            self._cut_off.add(instance.name)
 
     # To the parent
 

@@ -22,6 +22,7 @@ from torchmoor.fleet.process_commands import ProcessParts
 from torchmoor.metrics.process_counts import ProcessCounts
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.recent_decisions import DecisionQuery, join_decisions
+from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
@@ -185,9 +186,13 @@ class ProcessGroup:
     # From the children
 
     def on_started(self, child: ChildProcess) -> None:
-        """Send a new child every instance, status and command."""
-        for instance in self.registry.instances():
+        """Send a new child every instance, open breaker, status and command."""
+        instances = self.registry.instances()
+        for instance in instances:
             child.send("instance", **self._describe(instance))
+        for instance in instances:  # now the child knows how many may be cut off
+            if instance.breaker.state is BreakerState.OPEN:
+                child.send("breaker", name=instance.name, is_open=True)
         for status in self._statuses.values():
             child.send("status", **status)
         for call in self._commands.values():

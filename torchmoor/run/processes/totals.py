@@ -14,8 +14,9 @@ from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.metrics.process_counts import ProcessCounts, add_counts, counts_after_end
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.instances.breaker import SEVERITIES, BreakerState
+from torchmoor.proxy.instances.endpoint import Variant
 from torchmoor.proxy.instances.instance import InstanceState
-from torchmoor.proxy.instances.registry import Registry, Variant
+from torchmoor.proxy.instances.registry import Registry
 
 Report = dict[str, Any]
 

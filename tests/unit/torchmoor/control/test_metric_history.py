@@ -9,7 +9,7 @@ import pytest
 from torchmoor.config.routing import VariantSettings
 from torchmoor.control.metric_history import MetricHistory, Observations
 from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.proxy.instances.registry import Variant
+from torchmoor.proxy.instances.endpoint import Variant
 
 SERIES = ("llava", "AllTraffic")
 

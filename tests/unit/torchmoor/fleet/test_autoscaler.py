@@ -19,9 +19,10 @@ from torchmoor.fleet import autoscaler as autoscaler_module
 from torchmoor.fleet.autoscaler import Autoscaler, read_open_sessions
 from torchmoor.fleet.scaled_variant import Phase, ScaledVariant
 from torchmoor.fleet.torchserve import Launch
+from torchmoor.proxy.instances.endpoint import Variant
 from torchmoor.proxy.instances.handler_operations import OperationAnswer
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
-from torchmoor.proxy.instances.registry import Registry, Variant
+from torchmoor.proxy.instances.registry import Registry
 
 QUICK = TargetTracking(target=5, scale_in_cooldown_s=10, scale_out_cooldown_s=0)
 STEP = StepScaling(cooldown_s=0)

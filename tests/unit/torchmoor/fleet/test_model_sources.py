@@ -51,7 +51,7 @@ def test_in_a_container_the_platform_says_what_is_loaded() -> None:
     assert many_environment(["many"], "", {**environ, MODELS_SOURCE: "s3://b", URL_ROOTS: "/x"}) == {}
     assert read_container(environ, ContainerSettings()) == ContainerSettings(serves_models=True)
     assert read_container({}, ContainerSettings()) == ContainerSettings()
-    assert read_container({MULTI_MODEL: "false"}, ContainerSettings(page_size=7)) == ContainerSettings(page_size=7)
+    assert read_container({MULTI_MODEL: "false"}, ContainerSettings(max_models=7)) == ContainerSettings(max_models=7)
     assert read_container({}, ContainerSettings(serves_models=True)).serves_models
 
 

@@ -116,9 +116,10 @@ async def flood(request: web.Request) -> web.StreamResponse:
 WHERE = {"endpoint": "llava", "instance": "a"}
 
 
-async def test_page_of_an_instance_is_passed_on() -> None:
-    """An instance's page is included under its endpoint's and its own name."""
-    page = await scrape(give_page)
+@pytest.mark.parametrize("state", [InstanceState.READY, InstanceState.DRAINING])
+async def test_page_of_an_instance_is_passed_on(state: InstanceState) -> None:
+    """An instance's page is included under its endpoint's and its own name, also while it drains."""
+    page = await scrape(give_page, state=state)
 
     assert value(page, "InstanceScraped", WHERE) == 1.0
     assert value(page, "ttft_seconds_sum", WHERE) == 0.25
@@ -165,6 +166,36 @@ async def test_many_instances_that_hang_cost_only_their_own_lines() -> None:
     assert num_asked == module.MAX_AT_ONCE + 1
 
 
+async def test_instances_that_hang_do_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many instances hang, a later page has all that answer, also one that has recovered."""
+    monkeypatch.setattr(module, "MAX_AT_ONCE", 2)
+    hosts = [f"127.0.0.{number}" for number in range(1, 6)]
+    hanging = set(hosts[:3])
+
+    async def behave(request: web.Request) -> web.Response:
+        return await (hang if request.url.host in hanging else give_page)(request)
+
+    def scraped(page: str) -> set[str]:
+        return {host for host in hosts if value(page, "InstanceScraped", {**WHERE, "instance": name_of(host)})}
+
+    def name_of(host: str) -> str:
+        return f"llava-{host[-1]}"
+
+    app = web.Application()
+    app.router.add_get("/metrics", behave)
+    async with TestServer(app, host="0.0.0.0") as server:
+        registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
+        place = {"endpoint": "llava", "model": "llava", "port": 1, "metrics_port": server.port}
+        for host in hosts:
+            registry.add(Instance(name=name_of(host), host=host, state=InstanceState.READY, **place))
+        async with MetricsScraper(registry, timeout_s=2 * DEADLINE_S, page_timeout_s=1.0) as scraper:
+            hidden, shown = scraped(await scraper.scrape()), scraped(await scraper.scrape())
+            hanging.remove(hosts[2])
+            recovered = scraped(await scraper.scrape())
+
+    assert (hidden, shown, recovered) == (set(), set(hosts[3:]), set(hosts[2:]))
+
+
 async def test_few_instances_are_asked_at_once() -> None:
     """The connections of all instances together would need more descriptors than are reserved."""
     num_asked = most_asked = 0
@@ -195,8 +226,8 @@ async def test_few_instances_are_asked_at_once() -> None:
         assert [line for line in page.splitlines() if line.startswith("InstanceScraped{") and line.endswith(" 0")] == []
 
 
-async def test_instance_that_is_not_ready_is_not_asked() -> None:
-    """An instance that is not ready is not asked, since a dead one would cost the time-out."""
+async def test_instance_that_is_down_is_not_asked() -> None:
+    """An instance that is down is not asked, since a dead one would cost the time-out."""
     page = await scrape(hang, state=InstanceState.DOWN)
 
     assert value(page, "InstanceScraped", WHERE) == 0.0

@@ -13,7 +13,8 @@ from importlib.resources import files
 from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.registry import Endpoint, Registry
+from torchmoor.proxy.instances.endpoint import Endpoint
+from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing import reasons
 from torchmoor.wire import receipt
 
