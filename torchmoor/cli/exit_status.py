@@ -55,7 +55,7 @@ def reported_by_exit_status() -> Iterator[None]:
         discard_unwritten(sys.stdout)
         raise click.exceptions.Exit(ExitStatus.BROKEN_PIPE) from None
     except OSError as error:
-        if not is_explained(error):
+        if not _is_explained(error):
             raise
         if error.errno not in UNWRITABLE:
             raise click.ClickException(f"cannot access {error.filename}: {error.strerror}") from error
@@ -66,7 +66,7 @@ def reported_by_exit_status() -> Iterator[None]:
         raise click.exceptions.Exit(ExitStatus.INTERRUPTED) from None
 
 
-def is_explained(error: OSError) -> bool:
+def _is_explained(error: OSError) -> bool:
     """Return whether `reported_by_exit_status` explains the error: a file's, or a failed write of the output."""
     return isinstance(error, BrokenPipeError) or error.errno in UNWRITABLE or error.filename is not None
 

@@ -46,7 +46,7 @@ def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane:
     assert result.exit_code == 1
     assert result.stdout == ""
     assert port in result.stderr
-    assert "in use; give others with --port and --admin-port" in result.stderr
+    assert f"the port is in use, perhaps by another fleet (torchmoor status); give another {plane} (" in result.stderr
     assert "starting" not in result.stderr
     assert not (tmp_path / "run").exists()
 
