@@ -137,7 +137,9 @@ def test_an_image_host_is_a_name_an_address_or_a_block(host: str) -> None:
     assert UpSettings(allowed_image_hosts=(host,)).allowed_image_hosts == (host,)
 
 
-@pytest.mark.parametrize("journal", ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x"])
+@pytest.mark.parametrize(
+    "journal", ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x", "s3:/bucket/x", "s3://journals", "s3:///x"]
+)
 def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
     """A journal that no instance can open is refused before the start.
 
@@ -270,7 +272,9 @@ def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.Monkey
         (("{0}/..",), "no config.json in"),
         (("org/model",), "hf://org/model"),
         (("{0}/weights.mar",), "is an archive: serve it with --model-store"),
+        (("{0}/model.gguf",), "is a file: give the directory that save_pretrained wrote"),
         (("s3://bucket",), "s3://bucket/prefix"),
+        (("s3:/bucket/prefix",), "must be a directory, s3://bucket/prefix or hf://"),
         (("hf://org/model/file",), "must be hf://owner/name"),
         (("hf://org/model@",), "hf://owner/name, with @revision"),
         (("hf://org/model@a b",), "hf://owner/name, with @revision"),
@@ -281,7 +285,8 @@ def test_a_model_that_cannot_be_served_is_refused_with_the_remedy(
     arguments: tuple[str, ...], said: str, folders: list[str]
 ) -> None:
     """A model that cannot be served is refused before the start, with advice."""
-    (Path(folders[0]) / "weights.mar").touch()
+    for name in ("weights.mar", "model.gguf"):
+        (Path(folders[0]) / name).touch()
 
     result = invoke("up", *(each.format(*folders) for each in arguments))
 
