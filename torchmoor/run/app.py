@@ -104,7 +104,7 @@ class Proxy:
             tls=None if self._admin_tls is None else self._admin_tls.get_context,
         )
         listen = self._settings.listen
-        with listening_on(listen.admin_url(listen.admin_port), "--admin-port (listen.admin_port)"):
+        with listening_on(listen.admin_url(listen.admin_port), "admin-"):
             await stack.enter_async_context(admin)
         self.admin_port = admin.port
         return admin

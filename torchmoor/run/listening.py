@@ -9,17 +9,17 @@ from contextlib import contextmanager
 
 from torchmoor.errors import ConfigError
 
-DATA_PORT = "--port (listen.port)"
-
 
 @contextmanager
-def listening_on(url: str, options: str) -> Iterator[None]:
-    """Raise a listener's OSError as a ConfigError. options: those of the address, as the message names them."""
+def listening_on(url: str, plane: str = "") -> Iterator[None]:
+    """Raise a listener's OSError as a ConfigError. plane: what begins the names of its options, "" or "admin-"."""
     try:
         yield
     except OSError as error:
+        port = f"--{plane}port"
         if error.errno == errno.EADDRINUSE:
-            reason = "the port is in use, perhaps by another fleet (torchmoor status)"
+            reason = f"the port is in use, perhaps by another fleet (torchmoor status); give another {port}"
         else:
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {url}: {reason}; give another {options}") from error
+            name = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+            reason = f"{name or error}; give another --{plane}host or {port}"
+        raise ConfigError(f"cannot listen on {url}: {reason} (group listen of serve's file)") from error

@@ -32,6 +32,19 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> UpSettings:
     return given[0]
 
 
+@pytest.mark.parametrize(("option", "names"), [("--host", "--host or --port"), ("--admin-host", "--admin-host or")])
+def test_an_address_of_another_machine_is_an_error(option: str, names: str) -> None:
+    """The error has the address, the reason and the options of its plane. The address is reserved for documentation."""
+    secret = {"TORCHMOOR_ADMIN_TOKEN": "x" * 16}
+    arguments = ("up", option, "192.0.2.1", "--no-auth", "--port", "0", "--admin-port", "0")
+    result = CliRunner().invoke(main, arguments, env=secret)
+
+    assert result.exit_code == 1
+    said = f"cannot listen on http://192.0.2.1:0: Cannot assign requested address; give another {names}"
+    assert said in result.stderr
+    assert "starting" not in result.stderr
+
+
 @pytest.mark.parametrize("plane", ["--port", "--admin-port"])
 def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane: str) -> None:
     """A port in use exits with status 1 and is named, and no instance is started."""
@@ -138,7 +151,8 @@ def test_an_image_host_is_a_name_an_address_or_a_block(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "journal", ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x", "s3:/bucket/x", "s3://journals", "s3:///x"]
+    "journal",
+    ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x", "s3:/bucket/x", "s3://journals", "s3:///x"],
 )
 def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
     """A journal that no instance can open is refused before the start.
