@@ -181,7 +181,7 @@ def test_taken_port_is_an_error(fakes: list[FakeInstance], tmp_path: Path) -> No
 
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"cannot listen on http://127.0.0.1:{fakes[0].port}: the port is in use" in result.stderr
-    assert "give another --port (group listen of serve's file)" in result.stderr
+    assert "give another --port (in a configuration file: listen)" in result.stderr
 
 
 @contextmanager

@@ -22,4 +22,4 @@ def listening_on(url: str, plane: str = "") -> Iterator[None]:
         else:
             name = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
             reason = f"{name or error}; give another --{plane}host or {port}"
-        raise ConfigError(f"cannot listen on {url}: {reason} (group listen of serve's file)") from error
+        raise ConfigError(f"cannot listen on {url}: {reason} (in a configuration file: listen)") from error
