@@ -23,6 +23,7 @@ try:
         ConnectTimeoutError,
         HTTPClientError,
         NoCredentialsError,
+        ParamValidationError,
         ReadTimeoutError,
     )
     from urllib3.exceptions import HTTPError
@@ -73,6 +74,13 @@ def translated(store: str) -> Iterator[None]:
         raise error from exc
     except (ConnectTimeoutError, ReadTimeoutError) as exc:
         raise S3TimedOut(f"{store} did not answer in time") from exc
+    except NoCredentialsError as exc:
+        raise S3Error(
+            f"{store} cannot be reached without AWS credentials ({failure_reason(exc)}): set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or use a profile or a role"
+        ) from exc
+    except ParamValidationError as exc:
+        raise S3Error(" ".join(str(exc).split())) from exc
     except (BotoCoreError, Boto3Error, HTTPError) as exc:
         raise S3Error(f"{store} cannot be reached ({failure_reason(exc)})") from exc
 

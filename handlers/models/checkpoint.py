@@ -57,6 +57,7 @@ def find_checkpoint(settings: ModelSettings, worker_dir: Path, environ: Mapping[
 def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
     """Use huggingface_hub with its cache and variables: HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN."""
     from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError
     from huggingface_hub.file_download import repo_folder_name
 
     try:
@@ -95,7 +96,15 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
     except Exception as exc:  # huggingface_hub, its HTTP client and the file system have errors of their own
         place = "the cache, and HF_HUB_OFFLINE is set" if is_offline else "the Hugging Face hub"
         reason = str(exc).strip().partition("\n")[0]
-        raise SettingsError(f"{name} cannot be had from {place}: {type(exc).__name__}: {reason}") from exc
+        if is_offline:
+            remedy = "unset it, or download the model first"
+        elif isinstance(exc, RepositoryNotFoundError):
+            remedy = "check the name; a private or gated model needs HF_TOKEN"
+        else:
+            remedy = "check the revision, the network and HF_ENDPOINT, or give a directory"
+        raise SettingsError(
+            f"{name} cannot be downloaded from {place}: {type(exc).__name__}: {reason}; {remedy}"
+        ) from exc
     return Path(folder)
 
 

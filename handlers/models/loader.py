@@ -37,6 +37,7 @@ OTHER_TASKS = (
 # patches. Others fail on positions of several dimensions (Qwen2-VL), tokens that see ahead (Gemma 3, PaliGemma), marks
 # between an image's tokens (Idefics 3, Pixtral), or features of several layers of the decoder.
 SEEING = {"llava": False, "vipllava": False, "llava_next": True, "llava_onevision": True}
+WITH_VLLM = "vLLM serves more (handler.engine.name: vllm, docs/gpu.md)"
 
 
 def load_model(path: Path, device: torch.device, dtype: str, *, max_rank: int = 0) -> TextModel:
@@ -52,7 +53,10 @@ def load_model(path: Path, device: torch.device, dtype: str, *, max_rank: int = 
     if not (path / "config.json").is_file():
         raise SettingsError(f"handler.model.path: there is no config.json in {path}")
     transformers_logging.disable_progress_bar()
+    config: dict[str, Any] = {}
     try:
+        config = json.loads((path / "config.json").read_bytes())
+        check_config(config)
         loaded = _load(path, device, dtype)
         if max_rank:
             _accept_adapters(loaded, max_rank)
@@ -64,13 +68,14 @@ def load_model(path: Path, device: torch.device, dtype: str, *, max_rank: int = 
         hint = "" if (path / TOKENIZER).is_file() else f"; there is no {TOKENIZER} in it"
         if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
             hint += "; pickled weights (.bin) are not read: save it again with save_pretrained"
+        if isinstance(exc, ImportError) and "quantization_config" in config:
+            hint += f"; its weights are quantized: {WITH_VLLM}"
         if is_out_of_memory(exc):
             raise NoMemoryForModel(f"{device} has no memory for the checkpoint {path}: {reason}") from exc
         raise SettingsError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {reason}{hint}") from exc
 
 
 def _load(path: Path, device: torch.device, dtype: str) -> TextModel:
-    check_config(json.loads((path / "config.json").read_bytes()))
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     _check_supported(config)
     can_see = hasattr(config, "vision_config")
@@ -115,7 +120,9 @@ def _check_supported(config: Any) -> None:
             )
     if hasattr(config, "vision_config") and config.model_type not in SEEING:
         known = ", ".join(SEEING)
-        raise SettingsError(f"models of type {config.model_type} are not supported; supported vision models: {known}")
+        raise SettingsError(
+            f"models of type {config.model_type} are not supported; supported vision models: {known}; {WITH_VLLM}"
+        )
 
 
 def _check_complete(found: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from handlers.errors import NoMemoryForModel, SettingsError
 from handlers.worker.process_memory import group_limits
 
 WHOLE = "model.safetensors"
+LFS_POINTER = b"version https://git-lfs"  # begins the text that Git leaves in place of a large file
 MEMORY_INFO = Path("/proc/meminfo")
 # Bytes by safetensors' type names. A load converts floats and keeps the others.
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -76,7 +77,14 @@ def _read_header(file: Path) -> dict[str, tuple[str, list[int]]]:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # is not a dict
             return {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
     except (SafetensorError, OSError) as exc:
-        raise SettingsError(f"{file} is not a safetensors file: {exc}") from exc
+        is_pointer = isinstance(exc, SafetensorError) and _begins_with(file, LFS_POINTER)
+        remedy = "it is a pointer of Git LFS: run git lfs pull there" if is_pointer else f"{exc}; download it again"
+        raise SettingsError(f"{file} is not a safetensors file: {remedy}") from exc
+
+
+def _begins_with(file: Path, start: bytes) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(start)) == start
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -154,6 +154,11 @@ def _read_scaling(
     if not given:
         return None
     if is_asynchronous:
+        if CONCURRENCY in given:
+            raise SettingsError(
+                f"Autoscaling.{CONCURRENCY} is for real-time endpoints; an asynchronous one scales by its backlog: "
+                "remove it, or replace it with ScalingPolicies"
+            )
         name = str(variant["VariantName"])
         entry = {"ResourceId": resource_of(endpoint, name), **given}
         try:

@@ -106,8 +106,11 @@ def test_the_guides_file_is_one_that_aws_would_take(operator: Operator, tmp_path
 
     assert operator.run("deploy", "--config", str(file), "--dry-run") == 0, operator.err
     assert "SageMakerVariantConcurrentRequestsPerModelHighResolution" in operator.out
+    asynchronous = ("deploy", "--config", str(file), "--endpoint", "llava-async", *flags, "--dry-run")
+    assert operator.run(*asynchronous) == 1
+    assert "Autoscaling.TargetConcurrentRequests is for real-time endpoints" in operator.err
     file.write_text(text.replace(", TargetConcurrentRequests: 4", ""))
-    assert operator.run("deploy", "--config", str(file), "--endpoint", "llava-async", *flags, "--dry-run") == 0
+    assert operator.run(*asynchronous) == 0
     assert '"operation": "put_metric_alarm"' in operator.out
 
 

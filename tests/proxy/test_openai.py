@@ -222,6 +222,15 @@ def test_unknown_paths_are_openais_404(stage: Stage, path: str, body: bytes | No
     assert (status, answer["error"]["code"]) == (404, code)
 
 
+@pytest.mark.parametrize("base", ["", "/endpoints/llava/openai"])
+def test_a_base_url_without_v1_is_explained(stage: Stage, base: str) -> None:
+    """OpenAI's client shows what its base URL lacks."""
+    client = openai.OpenAI(base_url=stage.proxy.runtime_url + base, api_key="any", max_retries=0)
+
+    with client, pytest.raises(openai.NotFoundError, match=r"OpenAI's paths begin with /v1: add it to base_url"):
+        client.chat.completions.create(model="llava", messages=[{"role": "user", "content": "hi"}])
+
+
 def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
     """TargetModel is refused in OpenAI's form, because another model than the intended one would answer."""
     status, _, answer = complete(stage, **{"X-Amzn-SageMaker-Target-Model": "m0.tar.gz"})

@@ -217,7 +217,7 @@ def test_taken_port_is_refused_even_if_it_could_be_shared(config: Path, shared: 
     result = serve_in_vain(path)
 
     assert (result.returncode, result.stdout) == (1, "")
-    assert "cannot listen" in result.stderr
+    assert f"cannot listen on http://127.0.0.1:{shared.port}: the port is in use" in result.stderr
     assert "Traceback" not in result.stderr
 
 

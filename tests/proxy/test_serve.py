@@ -180,7 +180,8 @@ def test_taken_port_is_an_error(fakes: list[FakeInstance], tmp_path: Path) -> No
     result = CliRunner().invoke(main, ["serve", "--config", str(path)])
 
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "cannot listen" in result.stderr
+    assert f"cannot listen on http://127.0.0.1:{fakes[0].port}: the port is in use" in result.stderr
+    assert "give another --port (in a configuration file: listen)" in result.stderr
 
 
 @contextmanager

@@ -32,6 +32,12 @@ UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 
 MAX_SHOWN = 60  # characters of an argument
 
+# Of errors in AWS's words, which do not name the options here.
+CREDENTIALS_CODES = frozenset(
+    ("MissingAuthenticationTokenException", "UnrecognizedClientException", "InvalidSignatureException")
+)
+CREDENTIALS_REMEDY = " (give --keys FILE, or set TORCHMOOR_TOKEN: docs/access.md)"
+
 
 @contextmanager
 def reported_by_exit_status() -> Iterator[None]:
@@ -39,7 +45,9 @@ def reported_by_exit_status() -> Iterator[None]:
     try:
         yield
     except (TorchmoorError, CallFailed) as error:
-        failure = click.ClickException(without_controls(str(error)))
+        code = error.code if isinstance(error, CredentialsRefused) else ""
+        remedy = CREDENTIALS_REMEDY if code in CREDENTIALS_CODES else ""
+        failure = click.ClickException(without_controls(f"{error}{remedy}"))
         failure.exit_code = status_of(error)  # type: ignore[misc]  # click's own way
         raise failure from error
     except ModuleNotFoundError as error:
@@ -55,7 +63,7 @@ def reported_by_exit_status() -> Iterator[None]:
         discard_unwritten(sys.stdout)
         raise click.exceptions.Exit(ExitStatus.BROKEN_PIPE) from None
     except OSError as error:
-        if not is_explained(error):
+        if not _is_explained(error):
             raise
         if error.errno not in UNWRITABLE:
             raise click.ClickException(f"cannot access {error.filename}: {error.strerror}") from error
@@ -66,7 +74,7 @@ def reported_by_exit_status() -> Iterator[None]:
         raise click.exceptions.Exit(ExitStatus.INTERRUPTED) from None
 
 
-def is_explained(error: OSError) -> bool:
+def _is_explained(error: OSError) -> bool:
     """Return whether `reported_by_exit_status` explains the error: a file's, or a failed write of the output."""
     return isinstance(error, BrokenPipeError) or error.errno in UNWRITABLE or error.filename is not None
 

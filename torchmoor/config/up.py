@@ -17,7 +17,7 @@ from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.wire.store_urls import JOURNAL_SCHEMES, JOURNAL_URLS
+from torchmoor.wire.store_urls import JOURNAL_SCHEMES, JOURNAL_URLS, S3_SCHEME
 
 MAX_INSTANCES = 64
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII | re.IGNORECASE)
@@ -129,8 +129,9 @@ class UpSettings(SettingsGroup, title="up"):
         # Instances read the rest of it. The error has no part of it, since it may contain a password.
         if journal in (None, "off"):
             return journal
-        scheme, colon, _ = journal.partition(":")
-        if not colon or scheme.lower() not in JOURNAL_SCHEMES:
+        scheme, separator, place = journal.partition("://")
+        has_place = scheme.lower() != S3_SCHEME or all(place.strip("/").partition("/"))
+        if not separator or scheme.lower() not in JOURNAL_SCHEMES or not has_place:
             raise ValueError(f"must be {JOURNAL_URLS}, or off")
         return journal
 

@@ -67,13 +67,14 @@ def check_packages(plan: FleetPlan) -> Iterator[Finding]:
 def compare_packages(
     requirements: Iterable[str], groups: Collection[str], find: Callable[[str], str] = version
 ) -> Iterator[Finding]:
-    """Yield the packages that differ from the requirements of these groups.
+    """Yield the packages in other versions than these groups require, and one finding with all missing packages.
 
-    One without an extra's name is in the group `proxy`.
+    A requirement without an extra's name is in the group `proxy`.
 
     find: returns the installed version; raises PackageNotFoundError.
     """
     seen: set[str] = set()  # `serve` has the requirements of `proxy`, too
+    missing: dict[str, str] = {}  # the group of each
     for requirement in filter(None, map(_REQUIREMENT.match, requirements)):
         name, accepted, group = requirement[1], requirement[2].strip(), requirement[3] or "proxy"
         if group not in groups or name in seen:
@@ -82,11 +83,14 @@ def compare_packages(
         try:
             installed = find(name)
         except PackageNotFoundError:
-            yield problem("packages", f"{name} is not installed", f"pip install 'torchmoor[{group}]'")
+            missing[name] = group
             continue
         if not is_accepted(installed.partition("+")[0], accepted):
             remedy = f"pip install {shlex.quote(name + accepted)}"
             yield warning("packages", f"{name} {installed} is not {accepted.removeprefix('==')}", remedy)
+    if missing:
+        extra = "serve" if "serve" in missing.values() else "proxy"
+        yield problem("packages", f"not installed: {', '.join(missing)}", f"pip install 'torchmoor[{extra}]'")
 
 
 def is_accepted(installed: str, accepted: str) -> bool:

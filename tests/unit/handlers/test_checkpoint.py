@@ -345,6 +345,14 @@ def test_a_damaged_header_is_named(header: str, tmp_path: Path) -> None:
         weight_bytes(tmp_path, None)
 
 
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    """A clone without Git LFS has short texts in place of the weights; the error names the command that gets them."""
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 9\n")
+
+    with pytest.raises(SettingsError, match=r"model\.safetensors .*: run git lfs pull"):
+        weight_bytes(tmp_path, None)
+
+
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_copies_of_the_weights_are_not_counted(is_sharded: bool, tmp_path: Path) -> None:
     """Transformers reads one of several forms, so a checkpoint with copies fits where one without them does."""

@@ -175,7 +175,16 @@ def test_a_checkpoint_over_the_limit_is_not_downloaded(hub: Hub, tmp_path: Path)
 
 
 def test_a_name_that_the_hub_does_not_have_is_a_config_error(hub: Hub, tmp_path: Path) -> None:
-    """The error is one line that contains the name."""
+    """The error is one line that contains the name and what to do."""
     [said] = find(hub, tmp_path, ("someone/else", LIMIT))
 
-    assert said.startswith("SettingsError: someone/else cannot be had from the Hugging Face hub")
+    assert said.startswith("SettingsError: someone/else cannot be downloaded from the Hugging Face hub")
+    assert said.endswith("; check the name; a private or gated model needs HF_TOKEN")
+
+
+def test_a_hub_that_cannot_be_reached_is_a_config_error(hub: Hub, tmp_path: Path) -> None:
+    """The error names what decides about the hub's address."""
+    [said] = find(hub, tmp_path, (NAME, LIMIT), HF_ENDPOINT="http://127.0.0.1:1")
+
+    assert "the Hugging Face hub: ConnectError" in said
+    assert said.endswith("; check the revision, the network and HF_ENDPOINT, or give a directory")

@@ -1,5 +1,6 @@
 """Tiny random checkpoints of several families: the engine answers as transformers does."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,10 +105,10 @@ def test_text_model_chats(family: str, tmp_path: Path, checkpoint: Path, make_cl
 
 @pytest.mark.parametrize("config", [hf.Qwen2VLConfig, hf.Qwen2_5_VLConfig, hf.Gemma3Config, hf.InternVLConfig])
 def test_other_models_that_see_are_refused(tmp_path: Path, config: type[hf.PreTrainedConfig]) -> None:
-    """Another vision architecture is refused by its type, before its weights are read."""
+    """Another vision architecture is refused by its type, before its weights are read; the error names vLLM."""
     config().save_pretrained(tmp_path)
 
-    with pytest.raises(SettingsError, match=f"type {config.model_type} are not supported"):
+    with pytest.raises(SettingsError, match=f"type {config.model_type} are not supported.*engine.name: vllm"):
         load_model(tmp_path, CPU, "auto")
 
 
@@ -181,6 +182,16 @@ def test_damaged_checkpoint_is_a_config_error(name: str, damage: str, tmp_path: 
         (tmp_path / name).write_bytes(b"{broken")
 
     with pytest.raises(SettingsError):
+        load_model(tmp_path, CPU, "auto")
+
+
+def test_quantized_weights_that_need_another_package_are_refused(tmp_path: Path, checkpoint: Path) -> None:
+    """The error names vLLM, not only the package that transformers would need."""
+    save(WORKING["llama"](), tmp_path, checkpoint)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+
+    with pytest.raises(SettingsError, match=r"its weights are quantized: vLLM serves more"):
         load_model(tmp_path, CPU, "auto")
 
 

@@ -70,7 +70,7 @@ def test_credentials_that_are_found_later_are_used(
         without.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
         without.setenv("AWS_EC2_METADATA_DISABLED", "true")
         bucket = Bucket(s3_server)
-        with pytest.raises(OSError, match="NoCredentialsError"):
+        with pytest.raises(OSError, match=r"NoCredentialsError.*set AWS_ACCESS_KEY_ID"):
             bucket.open_session()
 
     assert bucket.journal.read(bucket.open_session())[0].kind == "open"

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 import uvloop
 
-from torchmoor.cli.exit_status import is_explained
 from torchmoor.cli.options import log_level_option, no_auth_option, report_warning
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.settings import ProxySettings
@@ -48,12 +47,7 @@ def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
       torchmoor serve --config torchmoor.yaml --check    exit status 1 and the reason, if it would not start
     """
     start_log(log_level.upper())
-    try:
-        if check:
-            click.echo(check_config(config, given=given_settings(), is_open=no_auth, warn=report_warning))
-            return
-        uvloop.run(run(config, given=given_settings(), is_open=no_auth, report=report, announce=announcer()))
-    except OSError as error:
-        if is_explained(error):
-            raise
-        raise click.ClickException(f"cannot listen: {error.strerror or error}") from error
+    if check:
+        click.echo(check_config(config, given=given_settings(), is_open=no_auth, warn=report_warning))
+        return
+    uvloop.run(run(config, given=given_settings(), is_open=no_auth, report=report, announce=announcer()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,6 @@ import click
 import uvloop
 
 from torchmoor.cli.background import announce, detach
-from torchmoor.cli.exit_status import is_explained
 from torchmoor.cli.options import log_level_option, no_auth_option
 from torchmoor.cli.running_fleets import recorded
 from torchmoor.cli.setting_option import given_settings, named_by_options, setting
@@ -154,12 +152,4 @@ def up(checkpoints: tuple[str, ...], no_auth: bool, log_level: str, is_detached:
         def record(line: str) -> None:
             while_running.enter_context(recorded(line))
 
-        try:
-            uvloop.run(run(settings, report, record, announce if is_detached else announcer(), is_open=no_auth))
-        except OSError as error:
-            if is_explained(error):
-                raise
-            remedy = "; give others with --port and --admin-port" if error.errno == errno.EADDRINUSE else ""
-            raise click.ClickException(
-                f"cannot listen on {settings.listen.host}: {error.strerror or error}{remedy}"
-            ) from error
+        uvloop.run(run(settings, report, record, announce if is_detached else announcer(), is_open=no_auth))

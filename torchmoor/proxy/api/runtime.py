@@ -26,6 +26,7 @@ from torchmoor.proxy.api.begin_invocation import begin_invocation
 from torchmoor.proxy.api.describe import describe_endpoint
 from torchmoor.proxy.api.dialect import NOT_FOR_CLIENTS, ApiDialect, Explain
 from torchmoor.proxy.api.operation import Operation
+from torchmoor.proxy.api.other_services import refuse_unknown
 from torchmoor.proxy.api.replies import LOOKING, Handler, message_of, runtime_error, unknown_operation
 from torchmoor.proxy.api.runtime_members import (
     ENDPOINT_NAME,
@@ -106,9 +107,9 @@ class RuntimeApi:
     def _invoke(self, request: Request, request_id: bytes) -> Call | Reply:
         """Pass a request to its endpoint's operation; refuse it if there is none."""
         name, _, operation_name = request.path[len(PREFIX) :].partition(b"/")
+        if operation_name not in _OPERATIONS:
+            return refuse_unknown(request, request_id)
         try:
-            if operation_name not in _OPERATIONS:
-                raise unknown_operation(request)
             endpoint = self._get_endpoint(request, name)
             operation = self._operations[endpoint].get(operation_name)
             if isinstance(operation, Operation):

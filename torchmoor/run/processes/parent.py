@@ -28,6 +28,7 @@ from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.reported_status import ReportedStatus
 from torchmoor.run.async_parts import make_async_inference
+from torchmoor.run.listening import listening_on
 from torchmoor.run.processes.child_process import ChildProcess
 from torchmoor.run.processes.limits import divide, part_of_body_bytes
 from torchmoor.run.processes.link import ChildAssignment, Message, describe, to_text
@@ -72,9 +73,10 @@ class ProcessGroup:
     # The proxy's life
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Reserve the port. Raises OSError if it is taken."""
+        """Reserve the port. Raises ConfigError if it is taken."""
         listen, number = self._settings.listen, self._settings.listen.processes
-        sockets, self.port = reserve(listen.host, listen.port)
+        with listening_on(listen.runtime_url(listen.port)):
+            sockets, self.port = reserve(listen.host, listen.port)
         for each in sockets:
             stack.callback(each.close)
         settings = divide(self._settings, number)

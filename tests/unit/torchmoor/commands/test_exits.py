@@ -256,6 +256,16 @@ def test_undrain_changes_nothing_if_one_is_not_drained() -> None:
     assert "Instance 'llava-1' is not drained: nothing to undrain. Nothing was changed." in result.stderr
 
 
+@pytest.mark.parametrize("code", ["UnrecognizedClientException", "MissingAuthenticationTokenException"])
+def test_refused_credentials_say_what_to_give(code: str) -> None:
+    """The endpoint's message is AWS's; the command adds its own option and variable."""
+    with run_admin(403, {"message": "AWS's words."}, **{"x-amzn-ErrorType": code}) as url:
+        result = CliRunner().invoke(main, ["ask", "hi", "--url", url])
+
+    assert result.exit_code == 4
+    assert result.stderr == "Error: AWS's words. (give --keys FILE, or set TORCHMOOR_TOKEN: docs/access.md)\n"
+
+
 @pytest.mark.parametrize("status", [404, 405])
 def test_a_port_that_is_not_the_runtimes_is_told(status: int) -> None:
     """A port that is not the runtime's, such as the admin plane's, gives an error in place of boto3's."""

@@ -32,6 +32,19 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> UpSettings:
     return given[0]
 
 
+@pytest.mark.parametrize(("option", "names"), [("--host", "--host or --port"), ("--admin-host", "--admin-host or")])
+def test_an_address_of_another_machine_is_an_error(option: str, names: str) -> None:
+    """The error has the address, the reason and the options of its plane. The address is reserved for documentation."""
+    secret = {"TORCHMOOR_ADMIN_TOKEN": "x" * 16}
+    arguments = ("up", option, "192.0.2.1", "--no-auth", "--port", "0", "--admin-port", "0")
+    result = CliRunner().invoke(main, arguments, env=secret)
+
+    assert result.exit_code == 1
+    said = f"cannot listen on http://192.0.2.1:0: Cannot assign requested address; give another {names}"
+    assert said in result.stderr
+    assert "starting" not in result.stderr
+
+
 @pytest.mark.parametrize("plane", ["--port", "--admin-port"])
 def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane: str) -> None:
     """A port in use exits with status 1 and is named, and no instance is started."""
@@ -46,7 +59,7 @@ def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane:
     assert result.exit_code == 1
     assert result.stdout == ""
     assert port in result.stderr
-    assert "in use; give others with --port and --admin-port" in result.stderr
+    assert f"the port is in use, perhaps by another fleet (torchmoor status); give another {plane} (" in result.stderr
     assert "starting" not in result.stderr
     assert not (tmp_path / "run").exists()
 
@@ -137,7 +150,10 @@ def test_an_image_host_is_a_name_an_address_or_a_block(host: str) -> None:
     assert UpSettings(allowed_image_hosts=(host,)).allowed_image_hosts == (host,)
 
 
-@pytest.mark.parametrize("journal", ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x"])
+@pytest.mark.parametrize(
+    "journal",
+    ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x", "s3:/bucket/x", "s3://journals", "s3:///x"],
+)
 def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
     """A journal that no instance can open is refused before the start.
 
@@ -270,7 +286,9 @@ def test_a_model_without_a_name_has_that_of_its_place(monkeypatch: pytest.Monkey
         (("{0}/..",), "no config.json in"),
         (("org/model",), "hf://org/model"),
         (("{0}/weights.mar",), "is an archive: serve it with --model-store"),
+        (("{0}/model.gguf",), "is a file: give the directory that save_pretrained wrote"),
         (("s3://bucket",), "s3://bucket/prefix"),
+        (("s3:/bucket/prefix",), "must be a directory, s3://bucket/prefix or hf://"),
         (("hf://org/model/file",), "must be hf://owner/name"),
         (("hf://org/model@",), "hf://owner/name, with @revision"),
         (("hf://org/model@a b",), "hf://owner/name, with @revision"),
@@ -281,7 +299,8 @@ def test_a_model_that_cannot_be_served_is_refused_with_the_remedy(
     arguments: tuple[str, ...], said: str, folders: list[str]
 ) -> None:
     """A model that cannot be served is refused before the start, with advice."""
-    (Path(folders[0]) / "weights.mar").touch()
+    for name in ("weights.mar", "model.gguf"):
+        (Path(folders[0]) / name).touch()
 
     result = invoke("up", *(each.format(*folders) for each in arguments))
 

@@ -138,6 +138,19 @@ def test_a_missing_package_is_a_problem() -> None:
     assert missing.remedy == "pip install 'torchmoor[serve]'"
 
 
+def test_missing_packages_are_one_problem() -> None:
+    """Where only the client is installed, one finding names all missing packages and the extra that has them."""
+
+    def find(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    [missing] = compare_packages(REQUIREMENTS, ("proxy", "serve"), find)
+    [proxy] = compare_packages(REQUIREMENTS, ("proxy",), find)
+
+    assert (missing.found, missing.remedy) == ("not installed: click, torch", "pip install 'torchmoor[serve]'")
+    assert (proxy.found, proxy.remedy) == ("not installed: click", "pip install 'torchmoor[proxy]'")
+
+
 def test_a_torch_that_cannot_be_imported_is_a_problem(
     make_plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

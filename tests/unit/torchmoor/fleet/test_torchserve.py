@@ -169,7 +169,9 @@ def test_an_instance_knows_its_name_whatever_the_environment_says(tmp_path: Path
 
 def test_a_java_home_without_java_is_an_error_that_names_it(tmp_path: Path) -> None:
     """A Java home without Java is an error that names the directory and the variable."""
-    with pytest.raises(LaunchError, match=f"there is no bin/java in {tmp_path}, which TORCHMOOR_JAVA_HOME names"):
+    with pytest.raises(
+        LaunchError, match=f"there is no bin/java in {tmp_path}, which TORCHMOOR_JAVA_HOME names: unset it"
+    ):
         find_java_home(tmp_path)
 
 

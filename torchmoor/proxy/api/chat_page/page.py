@@ -11,7 +11,8 @@ from hashlib import blake2b
 from importlib.resources import files
 
 from torchmoor.config.settings import ProxySettings
-from torchmoor.proxy.api.replies import LOOKING, Handler, runtime_error, unknown_operation
+from torchmoor.proxy.api.other_services import refuse_unknown
+from torchmoor.proxy.api.replies import LOOKING, Handler
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.registry import Registry
@@ -88,7 +89,7 @@ class ChatPage:
         """Redirect a browser; refuse a client of the API."""
         if b"text/html" in (request.find(b"accept") or b""):
             return _redirect(b"chat")
-        return runtime_error(unknown_operation(request), request_id)
+        return refuse_unknown(request, request_id)
 
 
 def _serve(content: bytes, kind: bytes) -> Handler:
