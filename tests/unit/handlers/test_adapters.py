@@ -34,7 +34,7 @@ from tests.unit.handlers.tiny_checkpoints import PLAIN, save
 
 NUM_ADAPTERS = 5
 NUM_TOKENS = 12
-PROMPTS = [list(range(10 + n, 45 + 7 * n)) for n in range(NUM_ADAPTERS)]
+PROMPTS = [list(range(40 + n, 75 + 7 * n)) for n in range(NUM_ADAPTERS)]
 WITH_ADAPTERS = HandlerSettings(
     session=ChatSessionSettings(kv_bytes=64 << 20), adapters=AdapterSettings(source="adapters", max_rank=16)
 )

@@ -259,11 +259,11 @@ def test_stop_and_length_end_an_answer(client: Any) -> None:
 
 def test_conversation_sent_again_costs_what_is_new(client: Any, reference: Any, red: Any) -> None:
     """A repeated conversation with one more turn computes little more than that turn."""
-    first = client.call(chat(user("Describe the image.", red)))
+    first = client.call(chat(user(QUESTION, red)))
     text = said(first)
-    again = client.call(chat(user("Describe the image.", red), assistant(text), user("what colour is it?")))
+    again = client.call(chat(user(QUESTION, red), assistant(text), user("what colour is it?")))
 
-    messages = [question("Describe the image.", 1), reply_of(text), question("what colour is it?")]
+    messages = [question(QUESTION, 1), reply_of(text), question("what colour is it?")]
     assert said(again) == reference(messages, [red], NUM)
     new = int(again.headers["x-torchmoor-context-tokens"]) - int(first.headers["x-torchmoor-context-tokens"])
     assert int(again.headers["x-torchmoor-prefill-tokens"]) <= new + 16  # a block that was not full

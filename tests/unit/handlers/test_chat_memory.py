@@ -506,7 +506,7 @@ def test_long_conversation_goes_on_without_its_oldest_turns(
     """With overflow=drop_oldest every answer equals the one to the shortened conversation, which keeps its image."""
     client = make_client(session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 160})
     sid = client.open(data_url(red))
-    texts = ["what shape is this?", "where is the circle?", "how many shapes are there?"] * 6 + ["what colour is it?"]
+    texts = ["what is the shape?", "is it large?", "where is it?"] * 6 + ["what colour is it?"]
     turns: list[tuple[str, str]] = []
     dropped = []
 

@@ -593,7 +593,7 @@ def test_images_are_shared_by_key_only(start_engine: EngineFactory, model: Any) 
     engine = start_engine()
     num, size = 3 * BLOCK, model.embed(torch.tensor([0])).shape[1]
     features = [torch.randn(num, size, generator=torch.Generator().manual_seed(i)) * 3 for i in range(2)]
-    texts = [[1, 50, *[-1 - i] * num, 200, 210] for i in range(2)]
+    texts = [[1, 50, *[-1 - i] * num, 60, 61] for i in range(2)]
     spans = [[PlacedImage(2, f)] for f in features]
     expected = [alone(engine, t, images=i) for t, i in zip(texts, spans, strict=True)]
 
