@@ -1,4 +1,4 @@
-"""Answers to unknown requests, which may be for other AWS services (AWS_ENDPOINT_URL), or for OpenAI at a wrong base URL.
+"""Answers to unknown requests, among them those for other AWS services, and for OpenAI at a wrong base URL.
 
 Clients of S3, IAM or STS read XML, and would show no message of an error in JSON.
 """
