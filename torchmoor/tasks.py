@@ -1,12 +1,16 @@
-"""Asyncio tasks in the background, and their end."""
+"""Asyncio tasks in the background, and their end; calls in threads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
+
+Values = TypeVarTuple("Values")
+T = TypeVar("T")
 
 
 class BackgroundTasks:
@@ -51,3 +55,15 @@ async def wait_at_most(timeout_s: float, event: asyncio.Event) -> None:
     with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
         async with asyncio.timeout(timeout_s):
             await event.wait()
+
+
+async def in_thread(call: Callable[[*Values], T], *values: *Values) -> T:
+    """Return a call's result, from a thread of its own, or from the caller's thread if none can be started."""
+    executor = ThreadPoolExecutor(1)  # not the event loop's: it keeps a call that it refuses, and runs it later
+    try:
+        running = executor.submit(call, *values)
+    except RuntimeError:
+        return call(*values)
+    finally:
+        executor.shutdown(wait=False)
+    return await asyncio.wrap_future(running)

@@ -222,12 +222,12 @@ def test_unknown_paths_are_openais_404(stage: Stage, path: str, body: bytes | No
     assert (status, answer["error"]["code"]) == (404, code)
 
 
-@pytest.mark.parametrize("base", ["", "/endpoints/llava/openai"])
-def test_a_base_url_without_v1_is_explained(stage: Stage, base: str) -> None:
-    """OpenAI's client shows what its base URL lacks."""
+@pytest.mark.parametrize("base", ["", "/endpoints/llava/openai", "/endpoints/llava/v1"])
+def test_a_wrong_base_url_is_explained(stage: Stage, base: str) -> None:
+    """OpenAI's client shows which ones are right."""
     client = openai.OpenAI(base_url=stage.proxy.runtime_url + base, api_key="any", max_retries=0)
 
-    with client, pytest.raises(openai.NotFoundError, match=r"OpenAI's paths begin with /v1: add it to base_url"):
+    with client, pytest.raises(openai.NotFoundError, match="begin with /v1, or with /endpoints/NAME/openai/v1: "):
         client.chat.completions.create(model="llava", messages=[{"role": "user", "content": "hi"}])
 
 

@@ -18,6 +18,7 @@ import uvloop
 from torchmoor.container.environment import read_environment
 from torchmoor.errors import TorchmoorError
 from torchmoor.run.hangups import ignore_hangups
+from torchmoor.run.listening import AddressUnusable
 from torchmoor.run.log import report, start_log
 
 ROLES = ("serve", "instance")  # modules of this package
@@ -38,6 +39,9 @@ def main(arguments: list[str]) -> int:
         environment = read_environment(os.environ)
         start_log(environment.log_level)
         uvloop.run(run(environment, report))
+    except AddressUnusable as error:
+        report(f"error: {error.problem}; set SAGEMAKER_BIND_TO_PORT or TORCHMOOR_ADMIN_PORT to another port")
+        return 1
     except TorchmoorError as error:
         report(f"error: {error}")
         return 1

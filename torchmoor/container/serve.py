@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 async def run(variables: ContainerEnvironment, report: Callable[[str], None]) -> None:
-    """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load, OSError if a port is taken."""
+    """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load."""
     with runtime_directory() as work:
         found = find_model(variables, work, os.environ)
         keys = make_session_keys(os.environ)

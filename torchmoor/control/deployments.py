@@ -22,7 +22,7 @@ from torchmoor.control.models import NOT_FOR_MANY, START_TIMEOUT, primary_contai
 from torchmoor.control.resources import EndpointResource
 from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler
-from torchmoor.fleet.folder_removal import remove_in_thread
+from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch
@@ -30,6 +30,7 @@ from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +258,7 @@ class Deployments:
             }
             endpoint = start.endpoint = self._registry.stage(_settings_of(name, resource, served), resource.serial)
         except BaseException:
-            await remove_in_thread(work)
+            await in_thread(remove_folder, work)
             raise
         timeouts_s = {variant: float(values.get(START_TIMEOUT, 0)) for variant, values in variants.items()}
         deployment = Deployment(endpoint, served, stem, work, timeouts_s)
@@ -342,7 +343,7 @@ class Deployments:
 
     async def _forget(self, deployment: Deployment) -> None:
         self._registry.forget(deployment.endpoint)
-        await remove_in_thread(deployment.work)
+        await in_thread(remove_folder, deployment.work)
 
     async def _drain(self, names: Sequence[str]) -> None:
         """Send instances no new requests, wait at most drain_timeout_s for the running ones, and end the instances."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,11 +20,3 @@ def remove_folder(folder: Path) -> None:
         for path in folder.iterdir():
             removers.submit(shutil.rmtree, path, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-async def remove_in_thread(folder: Path) -> None:
-    """Remove a folder as `remove_folder` does, but in a thread; in the caller's if none can be started."""
-    try:
-        await asyncio.to_thread(remove_folder, folder)
-    except RuntimeError:
-        remove_folder(folder)

@@ -25,7 +25,7 @@ from torchmoor.errors import LaunchError
 from torchmoor.fleet import instance_guard
 from torchmoor.fleet.archive_checks import check_archives
 from torchmoor.fleet.archives import find_requirements, takes_operations, write_archive
-from torchmoor.fleet.folder_removal import remove_in_thread
+from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.instance_log import (
     describe_exit,
     find_load_failure,
@@ -49,7 +49,7 @@ from torchmoor.fleet.torchserve import (
 )
 from torchmoor.proxy.instances.instance import Instance, InstanceEnd, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.tasks import cancel_all
+from torchmoor.tasks import cancel_all, in_thread
 from torchmoor.wire.progress import INTERVAL_S
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class Launcher:
         if self._registry.find(name) is not None:  # added meanwhile
             self._registry.dismiss(name)
         await self._stop(name)
-        await remove_in_thread(self._folder(name))
+        await in_thread(remove_folder, self._folder(name))
         del self._tasks[name]
         self._ends.pop(name, None)
 
@@ -163,7 +163,7 @@ class Launcher:
         if not self._lock.is_held:  # the directory is another fleet's
             return
         for name in [*self._tasks, *instance_guard.REMOVED_WITH_FLEET]:
-            await remove_in_thread(self._folder(name))
+            await in_thread(remove_folder, self._folder(name))
         self._lock.release()
         with suppress(OSError):
             self._settings.run_dir.rmdir()
@@ -218,7 +218,7 @@ class Launcher:
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _note_end(self, spec: InstanceSpec, reason: str) -> InstanceEnd:
-        end = self._ends[spec.name] = await asyncio.to_thread(read_end, spec, reason)
+        end = self._ends[spec.name] = await in_thread(read_end, spec, reason)
         if (instance := self._registry.find(spec.name)) is not None:
             instance.last_end = end
             self._registry.set_state(spec.name, InstanceState.DOWN)

@@ -11,6 +11,7 @@ ObjectError
 |-- ObjectMissing        the object, bucket or directory does not exist; permanent
 |-- ObjectDenied         the store denies access; permanent
 |-- ObjectTooLarge       the object exceeds the limit; permanent
+|-- ObjectTooSlow        an input does not arrive in time, although its store answers; permanent
 |-- ObjectConflict       the name belongs to another object; permanent
 `-- ObjectUnavailable    the store is down, slow or full, or there are no credentials for it; try again later
 """

@@ -1,4 +1,4 @@
-"""Answers to unknown requests: for other AWS services, to which AWS_ENDPOINT_URL applies, and for OpenAI without /v1.
+"""Answers to unknown requests, among them those for other AWS services, and for OpenAI at a wrong base URL.
 
 Clients of S3, IAM or STS read XML, and would show no message of an error in JSON.
 """
@@ -16,8 +16,8 @@ from torchmoor.proxy.http.message import Reply, Request
 
 OWN = CONTROL_SERVICES | {SERVICE}  # their names in signatures
 _SERVICE = re.compile(rb"Credential=[^,\s]*/([a-z0-9-]{1,40})/aws4_request")
-# The ends of OpenAI's paths, of which only those without /v1 are unknown here.
-_BELOW_V1 = (b"/chat/completions", b"/completions", b"/responses", b"/embeddings")
+_ENDS_OF_OPENAI = (b"/chat/completions", b"/completions", b"/responses", b"/embeddings")
+_BASE_URL = "OpenAI's paths begin with /v1, or with /endpoints/NAME/openai/v1: correct base_url."
 _XML = (CONTENT_TYPE, b"text/xml")
 
 
@@ -30,9 +30,9 @@ def find_service(request: Request) -> str:
 def refuse_unknown(request: Request, request_id: bytes) -> Reply:
     """Refuse an unknown request; say what to do if its service or its address is wrong."""
     service = find_service(request)
-    if request.path.endswith(_BELOW_V1):
-        return openai_error(UnknownOperation("OpenAI's paths begin with /v1: add it to base_url."), request_id)
     if not service or service in OWN:
+        if request.path.endswith(_ENDS_OF_OPENAI):
+            return openai_error(UnknownOperation(_BASE_URL), request_id)
         return runtime_error(unknown_operation(request), request_id)
     variable = f"AWS_ENDPOINT_URL_{service.upper().replace('-', '_')}"
     message = f"torchmoor does not serve {service}: set {variable} to its own address, or leave AWS_ENDPOINT_URL unset."

@@ -573,7 +573,7 @@ async def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
 
 
 async def test_input_that_arrives_too_slowly_is_a_failure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its request would occupy an instance for as long as the input's host likes. All waits count together."""
+    """Without a limit, the input's host could occupy an instance forever. All waits count together."""
     monkeypatch.setattr(attempt, "INPUT_TIMEOUT_S", 20.0)
 
     async def slow(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

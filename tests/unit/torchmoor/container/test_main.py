@@ -1,11 +1,17 @@
 """The image's entry point."""
 
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.archives import write_small_archive
+from tests.servers import free_ports
+from tests.waiting import DEADLINE_S
 from torchmoor.container.__main__ import main
 
 
@@ -31,3 +37,23 @@ def test_region_of_the_platform_is_boto3s(monkeypatch: pytest.MonkeyPatch, own: 
         main(["proxy", "--config", "torchmoor.yaml"])
 
     assert os.environ["AWS_DEFAULT_REGION"] == found
+
+
+@pytest.mark.parametrize("variable", ["SAGEMAKER_BIND_TO_PORT", "TORCHMOOR_ADMIN_PORT"])
+def test_a_port_in_use_is_an_error_that_names_the_variables(tmp_path: Path, variable: str) -> None:
+    """The container has no options."""
+    write_small_archive(tmp_path / "llava.mar", modelName="llava")
+    ports = dict(zip(("SAGEMAKER_BIND_TO_PORT", "TORCHMOOR_ADMIN_PORT"), map(str, free_ports(2)), strict=True))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = subprocess.run(
+            [sys.executable, "-m", "torchmoor.container", "serve"],
+            env={**os.environ, **ports, variable: str(port), "TORCHMOOR_MODEL_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+
+    last = (ended.stdout + ended.stderr).splitlines()[-1]
+    assert ended.returncode == 1
+    assert f":{port}: the port is in use; set SAGEMAKER_BIND_TO_PORT or TORCHMOOR_ADMIN_PORT to another port" in last

@@ -544,12 +544,12 @@ async def test_a_stop_in_the_middle_of_a_restart_leaves_nothing(host: Host) -> N
     assert not host.run_dir.exists()
 
 
+def refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 async def test_an_instance_ends_although_no_thread_can_be_started(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes end and its folder is removed, so that its name can be used again."""
-
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     async with host.launcher() as (launcher, _):
         await launcher.start(launches(1))
         with monkeypatch.context() as changed:
@@ -559,6 +559,42 @@ async def test_an_instance_ends_although_no_thread_can_be_started(host: Host, mo
         assert not (host.run_dir / "llava-0").exists()
 
         await launcher.start(launches(1))
+
+
+async def test_a_folder_is_not_removed_again_when_a_thread_is_free(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then, the next instance of that name has it. An executor keeps calls that it has refused."""
+    loop, may_end = asyncio.get_running_loop(), threading.Event()
+    async with host.launcher() as (launcher, _):
+        await launcher.start(launches(1))
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        long = loop.run_in_executor(None, may_end.wait)
+        with monkeypatch.context() as changed:
+            changed.setattr(threading.Thread, "start", refuse)
+            await launcher.end("llava-0")
+        kept = host.run_dir / "llava-0" / "of-the-next"
+        kept.mkdir(parents=True)
+
+        may_end.set()
+        await long
+        await asyncio.gather(*(loop.run_in_executor(None, threading.Event().wait, 0.01) for _ in range(2)))
+
+        assert kept.exists()
+
+
+async def test_an_instance_that_dies_comes_back_although_no_thread_can_be_started(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is noted without a thread, and its start is repeated until there is one."""
+    async with host.launcher() as (launcher, registry):
+        await launcher.start(launches(1))
+        first_jvm = host.jvm("llava-0")
+        with monkeypatch.context() as changed:
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # without idle threads
+            changed.setattr(threading.Thread, "start", refuse)
+            os.kill(first_jvm, signal.SIGKILL)
+            await until(lambda: sum("starting it again" in line for line in host.reports) > 1)
+
+        await until(lambda: registry.instances()[0].is_ready and host.jvm("llava-0") != first_jvm)
 
 
 async def test_a_second_interrupt_leaves_nothing_either(host: Host) -> None:
