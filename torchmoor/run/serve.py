@@ -54,7 +54,7 @@ async def run(
     """Serve until SIGINT or SIGTERM. An instance joins when its probe finds it ready.
 
     given: groups and keys that override the file's. report: receives progress of this host's instances, line by line.
-    announce: receives one line of JSON with the addresses. Raises ConfigError, LaunchError, OSError if a port is taken.
+    announce: receives one line of JSON with the addresses. Raises ConfigError, LaunchError.
     """
     loop = asyncio.get_running_loop()
     stopping, has_hung_up = asyncio.Event(), asyncio.Event()

@@ -142,7 +142,7 @@ async def run(
     report: receives progress, line by line. announce: receives one line of JSON when everything is ready. record:
     receives the same line when the proxy listens, before the instances start. is_open: whether an address other than
     loopback may go without credentials.
-    Raises ConfigError, LaunchError, OSError if a port is taken.
+    Raises ConfigError, LaunchError.
     """
     with run_directory(options.launch) as run_dir:
         async_folder = AsyncFolder(
