@@ -68,7 +68,7 @@ def load_model(path: Path, device: torch.device, dtype: str, *, max_rank: int = 
         hint = "" if (path / TOKENIZER).is_file() else f"; there is no {TOKENIZER} in it"
         if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
             hint += "; pickled weights (.bin) are not read: save it again with save_pretrained"
-        if isinstance(exc, ImportError) and "quantization_config" in config:
+        if "quantization_config" in config:
             hint += f"; its weights are quantized: {WITH_VLLM}"
         if is_out_of_memory(exc):
             raise NoMemoryForModel(f"{device} has no memory for the checkpoint {path}: {reason}") from exc
