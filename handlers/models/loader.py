@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 
 from handlers.errors import HandlerError, InternalError, NoMemoryForModel, SettingsError
@@ -111,7 +112,7 @@ def _load(path: Path, device: torch.device, dtype: str) -> TextModel:
 
 
 def _check_supported(config: Any) -> None:
-    """Raise SettingsError if the model does not generate text, or sees in a way that is not supported."""
+    """Raise SettingsError if the model does not generate text, or sees or is quantized in an unsupported way."""
     for name in config.architectures or ():
         if name.endswith(OTHER_TASKS):
             raise SettingsError(
@@ -123,6 +124,10 @@ def _check_supported(config: Any) -> None:
         raise SettingsError(
             f"models of type {config.model_type} are not supported; supported vision models: {known}; {WITH_VLLM}"
         )
+    quantization = getattr(config, "quantization_config", None)
+    if quantization and not AutoHfQuantizer.supports_quant_method(quantization):  # it would be read without its scales
+        method = quantization["quant_method"]
+        raise SettingsError(f"weights quantized by {method} are not supported; {WITH_VLLM}")
 
 
 def _check_complete(found: Mapping[str, Any]) -> None:

@@ -196,6 +196,16 @@ def test_quantized_weights_are_refused(tmp_path: Path, checkpoint: Path, method:
         load_model(tmp_path, CPU, "auto")
 
 
+def test_quantized_weights_that_transformers_ignores_are_refused(tmp_path: Path, checkpoint: Path) -> None:
+    """transformers only warns of a method that it does not know, and reads the weights without their scales."""
+    save(WORKING["llama"](), tmp_path, checkpoint)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "modelopt"}}))
+
+    with pytest.raises(SettingsError, match=r"quantized by modelopt are not supported; vLLM serves more"):
+        load_model(tmp_path, CPU, "auto")
+
+
 def test_pickled_weights_are_refused(tmp_path: Path, checkpoint: Path) -> None:
     """Pickled weights can run code, so they are refused."""
     own = save(WORKING["llama"](), tmp_path, checkpoint)
