@@ -37,7 +37,7 @@ def test_an_invalid_request_names_the_store() -> None:
     client = boto3.client("s3", "us-east-1", aws_access_key_id="any", aws_secret_access_key="any")
 
     with (
-        pytest.raises(S3Error, match="to the image's store is invalid: .*Invalid bucket name"),
+        pytest.raises(S3Error, match=r"to the image's store is invalid: .*Invalid bucket name"),
         translated("the image's store"),
     ):
         client.get_object(Bucket="a b", Key="key")
