@@ -30,7 +30,7 @@ def find_service(request: Request) -> str:
 def refuse_unknown(request: Request, request_id: bytes) -> Reply:
     """Refuse an unknown request; say what to do if its service or its address is wrong."""
     service = find_service(request)
-    if request.path.endswith(_BELOW_V1):
+    if not service and request.path.endswith(_BELOW_V1):
         return openai_error(UnknownOperation("OpenAI's paths begin with /v1: add it to base_url."), request_id)
     if not service or service in OWN:
         return runtime_error(unknown_operation(request), request_id)
