@@ -54,7 +54,7 @@ def load_model(path: Path, device: torch.device, dtype: str, *, max_rank: int = 
     if not (path / "config.json").is_file():
         raise SettingsError(f"handler.model.path: there is no config.json in {path}")
     transformers_logging.disable_progress_bar()
-    config: dict[str, Any] = {}
+    config: Any = None
     try:
         config = json.loads((path / "config.json").read_bytes())
         check_config(config)
@@ -69,7 +69,7 @@ def load_model(path: Path, device: torch.device, dtype: str, *, max_rank: int = 
         hint = "" if (path / TOKENIZER).is_file() else f"; there is no {TOKENIZER} in it"
         if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
             hint += "; pickled weights (.bin) are not read: save it again with save_pretrained"
-        if "quantization_config" in config:
+        if isinstance(config, dict) and config.get("quantization_config"):
             hint += f"; its weights are quantized: {WITH_VLLM}"
         if is_out_of_memory(exc):
             raise NoMemoryForModel(f"{device} has no memory for the checkpoint {path}: {reason}") from exc

@@ -196,6 +196,20 @@ def test_quantized_weights_are_refused(tmp_path: Path, checkpoint: Path, method:
         load_model(tmp_path, CPU, "auto")
 
 
+def test_an_empty_quantization_is_none(tmp_path: Path, checkpoint: Path) -> None:
+    """Some checkpoints declare it as null; an error of their weights has another reason."""
+    save(WORKING["llama"](), tmp_path, checkpoint)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": None}))
+    load_model(tmp_path, CPU, "auto")
+    (tmp_path / "tokenizer.json").write_bytes(b"{")
+
+    with pytest.raises(SettingsError) as caught:
+        load_model(tmp_path, CPU, "auto")
+
+    assert "quantized" not in str(caught.value)
+
+
 def test_quantized_weights_that_transformers_ignores_are_refused(tmp_path: Path, checkpoint: Path) -> None:
     """transformers only warns of a method that it does not know, and reads the weights without their scales."""
     save(WORKING["llama"](), tmp_path, checkpoint)
