@@ -80,7 +80,7 @@ def translated(store: str) -> Iterator[None]:
             "AWS_SECRET_ACCESS_KEY, or use a profile or a role"
         ) from exc
     except ParamValidationError as exc:
-        raise S3Error(f"{store} cannot be asked: {' '.join(str(exc).split())}") from exc
+        raise S3Error(f"the request to {store} is invalid: {' '.join(str(exc).split())}") from exc
     except (BotoCoreError, Boto3Error, HTTPError) as exc:
         raise S3Error(f"{store} cannot be reached ({failure_reason(exc)})") from exc
 

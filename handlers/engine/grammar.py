@@ -3,11 +3,13 @@
 docs/decisions/0042-grammars-by-llguidance.md has the reasons.
 """
 
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:  # loaded with the first grammar, because many workers need no
 
 TOKENIZER_TIMEOUT_S = 60.0  # a vocabulary of 150,000 entries takes 2 s
 MAX_REASON_CHARS = 300
+_QUOTED = re.compile(r" *\d+ \| ")  # a line of a grammar in the library's error
 
 
 class GrammarFailed(Exception):
@@ -250,5 +253,10 @@ def _translate(source: GrammarText) -> str:
 
 
 def _reason(error: str) -> str:
-    """Return the library's reason on one line, without what it adds for its developers."""
-    return " ".join(error.replace("<non-verbose/>", "").split())[:MAX_REASON_CHARS]
+    """Return the library's reason on one line, without what it adds for its developers.
+
+    Of the lines that it quotes from the grammar, only the marked one is part of the reason.
+    """
+    lines = error.replace("<non-verbose/>", "").splitlines()
+    kept = [line for line, after in pairwise([*lines, ""]) if not _QUOTED.match(line) or after.strip() == "^"]
+    return " ".join(" ".join(kept).split())[:MAX_REASON_CHARS]

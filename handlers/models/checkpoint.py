@@ -94,17 +94,16 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
     except SettingsError:
         raise
     except Exception as exc:  # huggingface_hub, its HTTP client and the file system have errors of their own
-        place = "the cache, and HF_HUB_OFFLINE is set" if is_offline else "the Hugging Face hub"
+        problem = "cannot be downloaded from the Hugging Face hub"
         reason = str(exc).strip().partition("\n")[0]
         if is_offline:
-            remedy = "unset it, or download the model first"
+            problem = "is not in the cache, and HF_HUB_OFFLINE is set"
+            remedy = "unset HF_HUB_OFFLINE, or download the model first"
         elif isinstance(exc, RepositoryNotFoundError):
             remedy = "check the name; a private or gated model needs HF_TOKEN"
         else:
             remedy = "check the revision, the network and HF_ENDPOINT, or give a directory"
-        raise SettingsError(
-            f"{name} cannot be downloaded from {place}: {type(exc).__name__}: {reason}; {remedy}"
-        ) from exc
+        raise SettingsError(f"{name} {problem}: {type(exc).__name__}: {reason}; {remedy}") from exc
     return Path(folder)
 
 

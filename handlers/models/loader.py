@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 
 from handlers.errors import HandlerError, InternalError, NoMemoryForModel, SettingsError
@@ -53,7 +54,7 @@ def load_model(path: Path, device: torch.device, dtype: str, *, max_rank: int = 
     if not (path / "config.json").is_file():
         raise SettingsError(f"handler.model.path: there is no config.json in {path}")
     transformers_logging.disable_progress_bar()
-    config: dict[str, Any] = {}
+    config: Any = None
     try:
         config = json.loads((path / "config.json").read_bytes())
         check_config(config)
@@ -68,7 +69,7 @@ def load_model(path: Path, device: torch.device, dtype: str, *, max_rank: int = 
         hint = "" if (path / TOKENIZER).is_file() else f"; there is no {TOKENIZER} in it"
         if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
             hint += "; pickled weights (.bin) are not read: save it again with save_pretrained"
-        if isinstance(exc, ImportError) and "quantization_config" in config:
+        if isinstance(config, dict) and config.get("quantization_config"):
             hint += f"; its weights are quantized: {WITH_VLLM}"
         if is_out_of_memory(exc):
             raise NoMemoryForModel(f"{device} has no memory for the checkpoint {path}: {reason}") from exc
@@ -111,7 +112,7 @@ def _load(path: Path, device: torch.device, dtype: str) -> TextModel:
 
 
 def _check_supported(config: Any) -> None:
-    """Raise SettingsError if the model does not generate text, or sees in a way that is not supported."""
+    """Raise SettingsError if the model does not generate text, or sees or is quantized in an unsupported way."""
     for name in config.architectures or ():
         if name.endswith(OTHER_TASKS):
             raise SettingsError(
@@ -123,6 +124,10 @@ def _check_supported(config: Any) -> None:
         raise SettingsError(
             f"models of type {config.model_type} are not supported; supported vision models: {known}; {WITH_VLLM}"
         )
+    quantization = getattr(config, "quantization_config", None)
+    if quantization and not AutoHfQuantizer.supports_quant_method(quantization):  # it would be read without its scales
+        method = quantization["quant_method"]
+        raise SettingsError(f"weights quantized by {method} are not supported; {WITH_VLLM}")
 
 
 def _check_complete(found: Mapping[str, Any]) -> None:

@@ -172,6 +172,7 @@ def test_other_operations_name_those_that_are_served(stage: Stage) -> None:
     [
         ("s3", "put_object", {"Bucket": "bucket", "Key": "key", "Body": b"model"}),
         ("s3", "list_objects_v2", {"Bucket": "bucket"}),
+        ("s3", "list_objects_v2", {"Bucket": "embeddings"}),
         ("s3", "list_buckets", {}),
         ("s3", "put_object", {"Bucket": "bucket", "Key": "evaluation/responses", "Body": b"model"}),
         ("sts", "get_caller_identity", {}),

@@ -1,4 +1,4 @@
-"""OpenAI's client calls a strict function of a model that writes other arguments, which follow the schema then."""
+"""Strict functions with OpenAI's client: the model would write arguments that the schema excludes."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -22,7 +22,7 @@ class MyAdderTool(pydantic.BaseModel):
     b: int
 
 
-TOOL = openai.pydantic_function_tool(MyAdderTool, name="my_adder_tool")  # strict, as all of this helper
+TOOL = openai.pydantic_function_tool(MyAdderTool, name="my_adder_tool")  # this helper makes strict functions
 
 
 @pytest.fixture

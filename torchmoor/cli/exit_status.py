@@ -32,10 +32,8 @@ UNWRITABLE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 
 MAX_SHOWN = 60  # characters of an argument
 
-# Of errors in AWS's words, which do not name the options here.
-CREDENTIALS_CODES = frozenset(
-    ("MissingAuthenticationTokenException", "UnrecognizedClientException", "InvalidSignatureException")
-)
+# Of errors in AWS's words, which do not name the options here. Those of a signature give their own reason.
+CREDENTIALS_CODES = frozenset(("MissingAuthenticationTokenException", "UnrecognizedClientException"))
 CREDENTIALS_REMEDY = " (give --keys FILE, or set TORCHMOOR_TOKEN: docs/access.md)"
 
 

@@ -21,6 +21,7 @@ from torchmoor.wire.store_urls import JOURNAL_SCHEMES, JOURNAL_URLS, S3_SCHEME
 
 MAX_INSTANCES = 64
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII | re.IGNORECASE)
+_S3_BUCKET = re.compile(r"//[^/]")
 _S3_PREFIX = re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/[^\s]*)?")
 
 
@@ -129,9 +130,9 @@ class UpSettings(SettingsGroup, title="up"):
         # Instances read the rest of it. The error has no part of it, since it may contain a password.
         if journal in (None, "off"):
             return journal
-        scheme, separator, place = journal.partition("://")
-        has_place = scheme.lower() != S3_SCHEME or all(place.strip("/").partition("/"))
-        if not separator or scheme.lower() not in JOURNAL_SCHEMES or not has_place:
+        scheme, colon, place = journal.partition(":")
+        has_place = scheme.lower() != S3_SCHEME or _S3_BUCKET.match(place)
+        if not colon or scheme.lower() not in JOURNAL_SCHEMES or not has_place:
             raise ValueError(f"must be {JOURNAL_URLS}, or off")
         return journal
 

@@ -185,13 +185,38 @@ def test_damaged_checkpoint_is_a_config_error(name: str, damage: str, tmp_path: 
         load_model(tmp_path, CPU, "auto")
 
 
-def test_quantized_weights_that_need_another_package_are_refused(tmp_path: Path, checkpoint: Path) -> None:
-    """The error names vLLM, not only the package that transformers would need."""
+@pytest.mark.parametrize("method", ["awq", "nvfp4"])
+def test_quantized_weights_are_refused(tmp_path: Path, checkpoint: Path, method: str) -> None:
+    """The error names vLLM, whether transformers needs another package or does not read the weights at all."""
     save(WORKING["llama"](), tmp_path, checkpoint)
     config = json.loads((tmp_path / "config.json").read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
 
     with pytest.raises(SettingsError, match=r"its weights are quantized: vLLM serves more"):
+        load_model(tmp_path, CPU, "auto")
+
+
+def test_an_empty_quantization_is_none(tmp_path: Path, checkpoint: Path) -> None:
+    """Some checkpoints declare it as null; an error of their weights has another reason."""
+    save(WORKING["llama"](), tmp_path, checkpoint)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": None}))
+    load_model(tmp_path, CPU, "auto")
+    (tmp_path / "tokenizer.json").write_bytes(b"{")
+
+    with pytest.raises(SettingsError) as caught:
+        load_model(tmp_path, CPU, "auto")
+
+    assert "quantized" not in str(caught.value)
+
+
+def test_quantized_weights_that_transformers_ignores_are_refused(tmp_path: Path, checkpoint: Path) -> None:
+    """transformers only warns of a method that it does not know, and reads the weights without their scales."""
+    save(WORKING["llama"](), tmp_path, checkpoint)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "modelopt"}}))
+
+    with pytest.raises(SettingsError, match=r"quantized by modelopt are not supported; vLLM serves more"):
         load_model(tmp_path, CPU, "auto")
 
 

@@ -3,9 +3,10 @@
 import io
 from typing import Any
 
+import boto3
 import pytest
 
-from handlers.s3 import PieceReader, S3Error, read_object
+from handlers.s3 import PieceReader, S3Error, read_object, translated
 
 PLACE = {"Bucket": "bucket", "Key": "key"}
 
@@ -29,6 +30,17 @@ def test_a_replaced_object_is_not_read_even_if_the_store_ignores_the_condition()
 
     assert caught.value.is_precondition
     assert client.body.closed
+
+
+def test_an_invalid_request_names_the_store() -> None:
+    """boto3's own error does not say which of a worker's stores the wrong name belongs to."""
+    client = boto3.client("s3", "us-east-1", aws_access_key_id="any", aws_secret_access_key="any")
+
+    with (
+        pytest.raises(S3Error, match=r"to the image's store is invalid: .*Invalid bucket name"),
+        translated("the image's store"),
+    ):
+        client.get_object(Bucket="a b", Key="key")
 
 
 def test_an_object_is_not_read_beyond_its_size() -> None:

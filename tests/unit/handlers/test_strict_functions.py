@@ -81,3 +81,14 @@ def test_wrong_strict_functions_name_their_field(client: Client, function: dict[
     answer = client.call(chat(user("Hello"), tools=[function]))
 
     assert (answer.status, answer.json["error"]["param"]) == (400, param)
+
+
+def test_the_refusal_names_the_function(client: Client) -> None:
+    """Of several functions, the error quotes the one whose schema cannot be enforced."""
+    wrong = strict("wrong", {"type": "object", "properties": {"y": {"not": {}}}})
+
+    answer = client.call(chat(user("Hello"), tools=[FORECAST, wrong, PAINT]))
+
+    message = answer.json["error"]["message"]
+    assert 'Unimplemented keys: ["not"]' in message
+    assert [name for name in ("forecast", "wrong", "paint") if name in message] == ["wrong"]

@@ -18,6 +18,7 @@ from torchmoor.cli.main import main
 
 ROOT = Path(__file__).parents[4]
 COMMAND = (sys.executable, "-m", "torchmoor")
+REMEDY = " (give --keys FILE, or set TORCHMOOR_TOKEN: docs/access.md)"
 ROW = {"name": "llava-0", "endpoint": "llava", "state": "ready", "outstanding": 0, "capacity": 8, "status": None}
 
 
@@ -256,14 +257,24 @@ def test_undrain_changes_nothing_if_one_is_not_drained() -> None:
     assert "Instance 'llava-1' is not drained: nothing to undrain. Nothing was changed." in result.stderr
 
 
-@pytest.mark.parametrize("code", ["UnrecognizedClientException", "MissingAuthenticationTokenException"])
-def test_refused_credentials_say_what_to_give(code: str) -> None:
-    """The endpoint's message is AWS's; the command adds its own option and variable."""
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("UnrecognizedClientException", REMEDY),
+        ("MissingAuthenticationTokenException", REMEDY),
+        ("InvalidSignatureException", ""),
+    ],
+)
+def test_refused_credentials_say_what_to_give(code: str, remedy: str) -> None:
+    """The endpoint's message is AWS's; the command adds its own option and variable.
+
+    That of a signature has its own reason, such as the clock or the region, which other keys do not change.
+    """
     with run_admin(403, {"message": "AWS's words."}, **{"x-amzn-ErrorType": code}) as url:
         result = CliRunner().invoke(main, ["ask", "hi", "--url", url])
 
     assert result.exit_code == 4
-    assert result.stderr == "Error: AWS's words. (give --keys FILE, or set TORCHMOOR_TOKEN: docs/access.md)\n"
+    assert result.stderr == f"Error: AWS's words.{remedy}\n"
 
 
 @pytest.mark.parametrize("status", [404, 405])

@@ -152,7 +152,7 @@ def test_an_image_host_is_a_name_an_address_or_a_block(host: str) -> None:
 
 @pytest.mark.parametrize(
     "journal",
-    ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x", "s3:/bucket/x", "s3://journals", "s3:///x"],
+    ["ftp://user:secret@host/x", "/var/lib/journal", "sqlite:///x", "s3:/bucket/x", "s3:bucket", "s3:///bucket/x"],
 )
 def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
     """A journal that no instance can open is refused before the start.
@@ -165,6 +165,12 @@ def test_a_journal_that_no_instance_can_open_is_refused(journal: str) -> None:
     assert "must be file:///a/directory, redis://" in result.stderr
     assert journal not in result.stderr
     assert "secret" not in result.stderr
+
+
+@pytest.mark.parametrize("journal", ["s3://bucket", "S3://bucket/prefix", "file:/a/directory", "redis://host"])
+def test_a_journal_that_instances_can_open_is_accepted(journal: str) -> None:
+    """The prefix in a bucket, and a server's port and database, may be left out."""
+    assert UpSettings(journal=journal).journal == journal
 
 
 @pytest.mark.parametrize(
