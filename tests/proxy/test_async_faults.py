@@ -135,7 +135,7 @@ def test_every_request_has_its_one_result(instance: Unreliable, tmp_path: Path, 
     """Every accepted request of hundreds has its own answer despite kills and failures.
 
     Proxies are killed during submits, attempts, decisions and publications, and an instance fails one attempt of
-    seven. There is no failure object, and no staged file is left.
+    seven. No request has a failure object, and all staged files are removed.
     """
     rng = random.Random(processes)
     outputs = tmp_path / "results/async-endpoint-outputs/chat"

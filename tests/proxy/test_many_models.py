@@ -32,9 +32,9 @@ class Fleet:
         """Send a request; return the instance that answered and the reason."""
         answer = self.client.invoke_endpoint(EndpointName="llava", TargetModel=model, Body=b"{}", **options)
         fields = answer["ResponseMetadata"]["HTTPHeaders"]
-        told = json.loads(answer["Body"].read())
-        assert told["model"] == model
-        return told["instance"], fields["x-amzn-sagemaker-invoked-routing-reason"]
+        shown = json.loads(answer["Body"].read())
+        assert shown["model"] == model
+        return shown["instance"], fields["x-amzn-sagemaker-invoked-routing-reason"]
 
     def refused(self, model: str | None) -> ClientError:
         """Return the error of a request."""
@@ -74,7 +74,7 @@ def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
     return make_fleet()
 
 
-def told(error: ClientError) -> tuple[str, int, str]:
+def shown(error: ClientError) -> tuple[str, int, str]:
     return (
         error.response["Error"]["Code"],
         error.response["ResponseMetadata"]["HTTPStatusCode"],
@@ -189,14 +189,14 @@ def test_instance_without_room_is_passed_by(fleet: Fleet) -> None:
 
     fleet.many["b"].room = 0
 
-    code, status, message = told(fleet.refused("m9.tar.gz"))
+    code, status, message = shown(fleet.refused("m9.tar.gz"))
     assert (code, status) == ("ServiceUnavailable", 503)
     assert "no room for m9.tar.gz" in message
 
 
 def test_unknown_model_is_a_validation_error(fleet: Fleet) -> None:
     """An unknown model is a ValidationError, and no instance is recorded as its holder."""
-    code, status, message = told(fleet.refused("nothing.tar.gz"))
+    code, status, message = shown(fleet.refused("nothing.tar.gz"))
 
     assert (code, status) == ("ValidationError", 400)
     assert "there is no model nothing.tar.gz" in message
@@ -210,7 +210,7 @@ def test_broken_model_is_a_model_error_with_the_reason(fleet: Fleet) -> None:
 
     error = fleet.refused("m6.tar.gz")
 
-    assert told(error)[:2] == ("ModelError", 424)
+    assert shown(error)[:2] == ("ModelError", 424)
     assert error.response["OriginalStatusCode"] == 424
     assert "config.json is missing" in error.response["OriginalMessage"]
     assert fleet.ask("m7.tar.gz")[1] == "model-cold"
@@ -223,7 +223,7 @@ def test_model_that_is_still_loading_is_not_ready(fleet: Fleet) -> None:
 
     error = fleet.refused("m8.tar.gz")
 
-    assert told(error) == ("ModelNotReadyException", 429, "m8.tar.gz is being loaded, 40 %")
+    assert shown(error) == ("ModelNotReadyException", 429, "m8.tar.gz is being loaded, 40 %")
     assert error.response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "7"
 
 
@@ -243,14 +243,14 @@ def test_model_that_is_not_there_at_the_time_out_is_not_ready(make_fleet: Callab
     answering = fleet.refused("m10.tar.gz")
     slow.open()
 
-    assert told(loading)[:2] == ("ModelNotReadyException", 429)
+    assert shown(loading)[:2] == ("ModelNotReadyException", 429)
     assert "retry-after" in loading.response["ResponseMetadata"]["HTTPHeaders"]
-    assert told(answering)[:2] == ("ModelError", 424)
+    assert shown(answering)[:2] == ("ModelError", 424)
 
 
 def test_target_model_is_needed_where_there_are_many(fleet: Fleet) -> None:
     """The error says which parameter is missing."""
-    code, status, message = told(fleet.refused(None))
+    code, status, message = shown(fleet.refused(None))
 
     assert (code, status) == ("ValidationError", 400)
     assert "is missing a target model header" in message
@@ -262,7 +262,7 @@ def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
     with pytest.raises(ClientError) as caught:
         stage.client().invoke_endpoint(EndpointName="llava", TargetModel="m0.tar.gz", Body=b"{}")
 
-    assert told(caught.value) == (
+    assert shown(caught.value) == (
         "ValidationError",
         400,
         "Endpoint llava is not a multi-model endpoint and does not support target model header.",
@@ -320,13 +320,13 @@ def test_admin_plane_shows_which_models_are_where(fleet: Fleet) -> None:
     """The admin plane has one row per model and instance, from the instances' reports."""
     home, _ = fleet.ask("m14.tar.gz")
 
-    told = fleet.stage.admin("/models").json()
+    shown = fleet.stage.admin("/models").json()
 
-    assert [(row["endpoint"], row["instance"], row["name"], row["tier"], row["bytes"]) for row in told["models"]] == [
+    assert [(row["endpoint"], row["instance"], row["name"], row["tier"], row["bytes"]) for row in shown["models"]] == [
         ("llava", home, "m14.tar.gz", "device", 1000)
     ]
-    assert {row["instance"]: row["answered"] for row in told["instances"]} == {"a": True, "b": True}
-    assert told["instances"][0]["budgets"]["device"]["max"] == 100_000
+    assert {row["instance"]: row["answered"] for row in shown["instances"]} == {"a": True, "b": True}
+    assert shown["instances"][0]["budgets"]["device"]["max"] == 100_000
 
 
 def test_admin_plane_shows_the_models_of_a_draining_instance(fleet: Fleet) -> None:
@@ -334,10 +334,10 @@ def test_admin_plane_shows_the_models_of_a_draining_instance(fleet: Fleet) -> No
     home, _ = fleet.ask("m14.tar.gz")
     assert fleet.stage.admin(f"/instances/{home}/drain", "POST").json()["state"] == "draining"
 
-    told = fleet.stage.admin("/models").json()
+    shown = fleet.stage.admin("/models").json()
 
-    assert [(row["instance"], row["name"]) for row in told["models"]] == [(home, "m14.tar.gz")]
-    assert {row["instance"]: row["answered"] for row in told["instances"]} == {"a": True, "b": True}
+    assert [(row["instance"], row["name"]) for row in shown["models"]] == [(home, "m14.tar.gz")]
+    assert {row["instance"]: row["answered"] for row in shown["instances"]} == {"a": True, "b": True}
 
 
 def test_admin_plane_asks_few_instances_at_once(
@@ -362,9 +362,9 @@ def test_admin_plane_asks_few_instances_at_once(
 
     monkeypatch.setattr(fleet.stage.proxy.data.operations, "ask", count)
 
-    told = fleet.stage.admin("/models").json()
+    shown = fleet.stage.admin("/models").json()
 
-    assert [each["answered"] for each in told["instances"]] == [True, True]
+    assert [each["answered"] for each in shown["instances"]] == [True, True]
     assert most_running == 1
 
 

@@ -52,6 +52,9 @@ class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
     check_timeout_s: Positive = Field(
         2.0, description="How long a submit waits for the store to say whether the result's name is taken."
     )
+    input_timeout_s: Positive = Field(
+        3600.0, description="Longest time that an attempt waits for its input, from the first request to the last byte."
+    )
     sweep_interval_s: Positive = Field(
         300.0, description="Time between two measurements of the output directories, which delete abandoned files."
     )

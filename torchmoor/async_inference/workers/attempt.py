@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 REFUSED_UNCOUNTED = error_codes.REFUSED_FOR_NOW | {error_codes.MODEL_LOADING}
 WITHOUT_WORKER = error_codes.TORCHSERVE_BUSY | error_codes.WORKER_DIED
 MAX_ERROR_BYTES = 65_536
-INPUT_TIMEOUT_S = 3600.0  # of all waits of an attempt for its input; an invocation may take as long
 
 T = TypeVar("T")
 
@@ -77,7 +76,7 @@ class Attempt:
         self._metrics = context.metrics.of(lease.variant)
         self._request_id = str(uuid.uuid4())
         self._input_bytes = 0
-        self._input_left_s = INPUT_TIMEOUT_S
+        self._input_left_s = context.settings.input_timeout_s
         self._has_ended = False  # the instance no longer works on the request
 
     async def run(self) -> AsyncOutcome:
@@ -110,7 +109,7 @@ class Attempt:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise ObjectTooSlow(f"it did not arrive within {INPUT_TIMEOUT_S:.0f} s") from error
+            raise ObjectTooSlow(f"it did not arrive within {self._context.settings.input_timeout_s:g} s") from error
         finally:
             self._input_left_s -= asyncio.get_running_loop().time() - began
 

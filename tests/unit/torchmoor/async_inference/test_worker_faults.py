@@ -29,7 +29,6 @@ from torchmoor.async_inference.objects.object_store import (
 )
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, AsyncState, Backlog, Claim
-from torchmoor.async_inference.workers import attempt
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.errors import QueueUnavailable
 from torchmoor.fault_log import FaultLog
@@ -549,48 +548,40 @@ async def test_staged_objects_that_cannot_be_removed_are_logged_once(
     assert line.startswith("staged object not removed endpoint=llava inference_id=one")
 
 
-async def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
-    """Waiting for an object store does not count towards InvocationTimeoutSeconds."""
+class SlowStore(DirectoryStore):
+    """Takes `delay_s` to open an input, and as long again until its first bytes."""
 
-    async def slow(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        await pass_time(25.0)
+    delay_s = 13.0
+
+    async def open(self, url: str) -> Download:
+        download = await super().open(url)
+        await pass_time(self.delay_s)
+        download.chunks = self._delay(download.chunks)
+        return download
+
+    async def _delay(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        await pass_time(self.delay_s)
         async for chunk in chunks:
             yield chunk
 
-    class Slow(DirectoryStore):
-        async def open(self, url: str) -> Download:
-            download = await super().open(url)
-            return Download(download.size, download.metadata, slow(download.chunks), download.release)
 
+async def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
+    """Waiting for an object store does not count towards InvocationTimeoutSeconds."""
     async with rig:
-        rig.make_store = lambda: Slow(rig.objects)
+        rig.make_store = lambda: SlowStore(rig.objects)
         service = await rig.start()
 
-        await service.submit(rig.request("one", input_location=rig.input("in", b"{}"), timeout_s=20.0))
+        await service.submit(rig.request("one", input_location=rig.input("in", b"{}"), timeout_s=10.0))
         record = await rig.until_ended(service, "one")
 
         assert record.state is AsyncState.COMPLETED
 
 
-async def test_input_that_arrives_too_slowly_is_a_failure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a limit, the input's host could occupy an instance forever. All waits count together."""
-    monkeypatch.setattr(attempt, "INPUT_TIMEOUT_S", 20.0)
-
-    async def slow(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        await pass_time(12.0)
-        async for chunk in chunks:
-            yield chunk
-
-    class Slow(DirectoryStore):
-        async def open(self, url: str) -> Download:
-            download = await super().open(url)
-            await pass_time(12.0)
-            download.chunks = slow(download.chunks)
-            return download
-
+async def test_input_that_arrives_too_slowly_is_a_failure(rig: Rig) -> None:
+    """An input's host occupies a place at an instance for a limited time. All waits count together."""
     async with rig:
-        rig.make_store = lambda: Slow(rig.objects)
-        service = await rig.start()
+        rig.make_store = lambda: SlowStore(rig.objects)
+        service = await rig.start(input_timeout_s=20.0)
 
         await service.submit(rig.request("one", input_location=rig.input("in", b"{}")))
         record = await rig.until_ended(service, "one")
