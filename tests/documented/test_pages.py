@@ -63,9 +63,7 @@ PAGES = {
     "async-inference": Page(
         before=ASK_LATER, values=(("cancel ID", "cancel $LONG"), (" ID", " $SHORT")), shown=("COMPLETED", "CANCELLED")
     ),
-    "many-models": Page(
-        before="mkdir models && torchmoor package ./minilm -o models/minilm-007.tar.gz", shown=(", -0.",)
-    ),
+    "many-models": Page(shown=(", -0.",)),
 }
 
 
