@@ -62,7 +62,7 @@ SETTLE_S = 60.0
 # So small that they are full after the warm-up: later growth is a leak.
 BUDGETS = {
     "SESSION_MAX_SESSIONS": "64",
-    "SESSION_KV_BYTES": str(48 << 20),
+    "SESSION_KV_BYTES": str(8 << 20),
     "SESSION_FEATURES_BYTES": str(4 << 20),
     "SESSION_HOST_BYTES": str(8 << 20),
 }

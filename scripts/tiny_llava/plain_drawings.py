@@ -192,6 +192,10 @@ def quiz(drawing: Drawing, rng: random.Random) -> Iterator[tuple[str, str, str]]
     if absent not in pairs:
         name = " ".join(absent)
         yield "existence", f"Is there {article(name)}?", f"No, there is no {name}."
+    crossed = (marks[0].color, marks[-1].kind)
+    if crossed not in pairs:
+        name = " ".join(crossed)
+        yield "existence of a crossed pair", f"Is there {article(name)}?", f"No, there is no {name}."
     kind = rng.choice(KINDS)
     verdict = f"Yes, there is {article(kind)}." if kind in kinds else f"No, there is no {kind}."
     yield "existence", f"Is there {article(kind)}?", verdict

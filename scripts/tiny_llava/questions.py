@@ -35,6 +35,7 @@ SIDES = {
 }
 CORNERS_AND_CENTER = (0, 2, 4, 6, 8)
 HALF_MARGIN = 0.06
+P_CROSSED = 0.6  # how often a thing that does not exist has the color of one thing and the shape of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +132,21 @@ def name_for_search(rng: random.Random, scene: Scene, form: str) -> str:
     return {"shape": rng.choice(SHAPES), "color": rng.choice(list(COLORS)), "name": f"{color} {shape}"}[form]
 
 
+def crossed_names(scene: Scene) -> list[str]:
+    """Return the names of things that are not in the scene, though their color and their shape are."""
+    names = {f"{color} {shape}" for color in {o.color for o in scene.things} for shape in {o.shape for o in scene.things}}
+    return sorted(names - {o.name for o in scene.things})
+
+
 def ask_existence(rng: random.Random, scene: Scene) -> Question:
     """Ask whether a thing exists. Half of the answers are no, mostly about things similar to existing ones."""
     wants_yes = rng.random() < 0.5
     form = rng.choice(("shape", "color", "name", "name"))
     held = [{"shape": o.shape, "color": o.color, "name": o.name}[form] for o in scene.things]
     noun = rng.choice(held)
+    crossed = crossed_names(scene) if form == "name" and not wants_yes else []
+    if crossed and rng.random() < P_CROSSED:
+        noun = rng.choice(crossed)
     for _attempt in range(20):  # if the scene has all shapes, the answer stays yes
         if wants_yes or noun not in held:
             break
@@ -178,6 +188,8 @@ def ask_count_kind(rng: random.Random, scene: Scene) -> Question:
     color, shape = rng.choice([(o.color, o.shape) for o in scene.things])
     if rng.random() < 0.25:
         color, shape = rng.choice(list(COLORS)), rng.choice(SHAPES)
+    elif rng.random() < 0.25:
+        shape = rng.choice([o.shape for o in scene.things])  # perhaps of another thing
     form = rng.choice(("shape", "shape", "color", "name"))
     noun = {"shape": shape, "color": f"{color} object", "name": f"{color} {shape}"}[form]
     wanted_color = None if form == "shape" else color

@@ -60,7 +60,7 @@ LANGUAGE = Stage(
 HARD_LANGUAGE = Stage(
     name="hard-language",
     plan=BatchPlan(num_scenes=20, num_turns=12, dialogue_share=0.35, mixture=HARD_MIXTURE),
-    num_steps=840,
+    num_steps=1200,
     learning_rate=2.5e-3,
     vision_factor=0.2,
     teacher_weight=0.1,

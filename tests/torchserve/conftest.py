@@ -22,7 +22,7 @@ from tests.torchserve.scripted.scripted_model import NO_THOUGHT
 from torchmoor.fleet.archives import with_model, write_archive
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL_KV_BYTES = 24 << 20  # 244 blocks of the demo model: twelve turns at once, or the caches of some sixty sessions
+SMALL_KV_BYTES = 4_000_000  # 244 blocks of the demo model: twelve turns at once, or the caches of some sixty sessions
 SMALL_IN_FLIGHT = 24
 # Fetches of images end when a test ends them, however busy the machine is.
 PATIENT_INTAKE = {f"TORCHMOOR_HANDLER_INTAKE_{name}_TIMEOUT_S": "300" for name in ("READ", "TOTAL", "FETCHING")}

@@ -185,7 +185,7 @@ def test_evicted_session_is_closed_through_any_worker(make_client: Any, tmp_path
 
 def test_pinned_session_keeps_its_blocks_while_others_lose_theirs(make_client: Any) -> None:
     """Pinned sessions keep their blocks until unpinned, and can then be evicted."""
-    client = make_client(session={"kv_bytes": 3 << 20})
+    client = make_client(session={"kv_bytes": 512 << 10})
     pool = client.pool
     kept, other = client.open(), client.open()
     for sid in (kept, other):
@@ -210,7 +210,7 @@ def test_pinned_session_keeps_its_blocks_while_others_lose_theirs(make_client: A
 
 def test_pinned_sessions_leave_room_for_others(make_client: Any) -> None:
     """Pinning beyond a part of the cache is refused; a session that grows beyond it loses its pin."""
-    client = make_client(session={"kv_bytes": 3 << 20, "max_pinned_fraction": 0.2})
+    client = make_client(session={"kv_bytes": 512 << 10, "max_pinned_fraction": 0.2})
     small, large = client.open(), client.open()
     client.answer(small, "hi", **SHORT)
     client.answer(large, "hello " * 60, **SHORT)

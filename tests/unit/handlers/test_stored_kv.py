@@ -76,7 +76,7 @@ def test_another_worker_continues_without_computing(make_worker: Any, red: Any, 
 
 def test_an_evicted_cache_is_read_again(make_worker: Any, red: Any, tmp_path: Path) -> None:
     """A worker that lost a session's blocks to others reads them from the journal instead of computing them."""
-    client = make_worker(session={"kv_bytes": 2 << 20})
+    client = make_worker(session={"kv_bytes": 350_000})
     sid = talk(client, red, 2)
     while client.service.store.pool.num_evicted == 0:
         client.ask(client.open(), QUESTION, **SHORT).wait()
