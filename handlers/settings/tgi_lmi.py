@@ -99,7 +99,7 @@ class ForeignSetting:
 
     setting: str | None  # group.key; None: only checked
     parse: Callable[[str], Any]
-    variables: Sequence[str] = ()  # of TGI's container
+    variables: Sequence[str]  # of TGI's container
     options: Sequence[str] = ()  # of LMI: option.NAME in serving.properties, OPTION_NAME in the environment
 
     @property
@@ -157,6 +157,21 @@ def understand(
     Raises SettingsError, naming the variable or option, on a value that is malformed, contradicts another, or asks for
     what is not offered.
     """
+    settings = _find_settings(config, environ, folders)
+    _check_lengths(settings)
+    if (environ.get(ENGINE_NAME) or _own_value(config, "engine", "name")) != "vllm":
+        settings.pop("vllm.max_loras", None)  # the built-in engine has no such limit
+        _check_built_in(settings)
+        _drop_large_chunk(settings)
+    else:
+        for setting, reason in _NOT_OF_VLLM.items():
+            if setting in settings:
+                logger.warning("setting ignored, %s name=%s", reason, settings.pop(setting).name)
+    return _merge(config, settings)
+
+
+def _find_settings(config: Mapping[str, Any], environ: Mapping[str, str], folders: Sequence[Path]) -> dict[str, _Said]:
+    """Return the handler's settings that variables, options or a file give, unless its own variable sets them."""
     properties, options = _read_properties(folders), _read_options(environ)
     known = {option for foreign in FOREIGN for option in foreign.options}
     for option, said in [*properties.items(), *options.items()]:
@@ -175,16 +190,7 @@ def understand(
         found = _agreed(foreign, in_file) or _agreed(foreign, in_environment)
         if found is not None and foreign.setting is not None and found.value:
             settings[foreign.setting] = found
-    _check_lengths(settings)
-    if (environ.get(ENGINE_NAME) or _own_value(config, "engine", "name")) != "vllm":
-        settings.pop("vllm.max_loras", None)  # the built-in engine has no such limit
-        _check_built_in(settings)
-        _drop_large_chunk(settings)
-    else:
-        for setting, reason in _NOT_OF_VLLM.items():
-            if setting in settings:
-                logger.warning("setting ignored, %s name=%s", reason, settings.pop(setting).name)
-    return _merge(config, settings)
+    return settings
 
 
 def _own_value(config: Mapping[str, Any], group: str, key: str) -> object:
