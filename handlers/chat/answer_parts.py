@@ -33,7 +33,7 @@ class CallStart:
     index: int
     id: str
     name: str
-    is_custom: bool = False
+    is_custom: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class CallArguments:
 
     index: int
     text: str
-    is_custom: bool = False
+    is_custom: bool
 
 
 AnswerPart = Content | Reasoning | CallStart | CallArguments

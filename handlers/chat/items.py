@@ -53,9 +53,9 @@ class References:
     """
 
     field: str
-    compaction: str = ""
-    files: tuple[str, ...] = ()
-    items: tuple[str, ...] = ()
+    compaction: str
+    files: tuple[str, ...]
+    items: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class ModelRegistry:
         downloader: Downloader,
         load: Loader,
         device: torch.device,
-        lock_file: IO[str] | None = None,
+        lock_file: IO[str] | None,
     ) -> None:
         self._settings = settings
         self._source = source
