@@ -60,10 +60,10 @@ class ModelRegistry:
         self._look_ups = threading.BoundedSemaphore(MAX_LOOK_UPS)
         device_bytes = settings.device_bytes or choose_device_bytes(device)
 
-        def give_back(entry: ModelEntry) -> None:
-            self._report(self._cache.give_back, entry)
+        def release(entry: ModelEntry) -> None:
+            self._report(self._cache.release, entry)
 
-        self._cache = ModelCache(settings, device_bytes, give_back, is_unified=device.type == "cpu")
+        self._cache = ModelCache(settings, device_bytes, release, is_unified=device.type == "cpu")
         self.counters = self._cache.counters
         self._threads = LoaderThreads(settings, self._cache, downloader, load, device, self._report)
         self._stopping = threading.Event()
