@@ -53,7 +53,7 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
     """Check that every instance of a running fleet is ready."""
     try:
         answer = AdminClient(plan.admin_url, plan.admin_token).get("/instances")
-        rows, groups = answer["instances"], answer["autoscaling"]
+        rows, variants = answer["instances"], answer["autoscaling"]
     except AdminUntrusted as error:
         yield problem("fleet", str(error), "set SSL_CERT_FILE to the file of listen.admin_tls_certificate")
         return
@@ -69,7 +69,7 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
             remedy = "set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE"
         yield problem("fleet", str(error), remedy)
         return
-    if not rows and any(group["min_capacity"] == 0 for group in groups):
+    if not rows and any(variant["min_capacity"] == 0 for variant in variants):
         yield ok("fleet", f"no instance runs at {plan.admin_url}; the next request starts one")
         return
     yield from _check_instances(rows, plan.admin_url)
