@@ -189,15 +189,15 @@ class Pump:
         """Put what is ready of a row's answer into the step."""
         reply = self._replies.get(request_id)
         limit = self._settings.max_response_bytes
-        said = reply.take(limit) if reply is not None else _error(InternalError("the request could not be handled"))
-        if isinstance(said, WholeReply) and len(said.body) > limit:
-            what = f"the answer has {len(said.body)} bytes, and may have {limit} (handler.pump.max_response_bytes)"
-            said = _error(InvalidRequest(f"{what}: ask for less at once"))
-        if said is None:
+        answer = reply.take(limit) if reply is not None else _error(InternalError("the request could not be handled"))
+        if isinstance(answer, WholeReply) and len(answer.body) > limit:
+            what = f"the answer has {len(answer.body)} bytes, and may have {limit} (handler.pump.max_response_bytes)"
+            answer = _error(InvalidRequest(f"{what}: ask for less at once"))
+        if answer is None:
             step.defer(index)
             return
-        is_over = isinstance(said, WholeReply) or said.is_end
-        step.put(index, said)
+        is_over = isinstance(answer, WholeReply) or answer.is_end
+        step.put(index, answer)
         if is_over:
             self._replies.pop(request_id, None)
             self._operations.discard(request_id)

@@ -61,18 +61,18 @@ class Step:
         """Let a row wait for a later step."""
         del self._context.request_ids[index]
 
-    def put(self, index: int, said: WholeReply | ReplyPieces) -> None:
+    def put(self, index: int, answer: WholeReply | ReplyPieces) -> None:
         """Set a row's answer, or the next piece of it."""
         context = self._context
-        for name, value in (said.headers or {}).items():
+        for name, value in (answer.headers or {}).items():
             context.set_response_header(index, name, value)
-        if isinstance(said, WholeReply):
-            context.set_response_status(said.status, "", index)
-            self.bodies[index] = said.body
+        if isinstance(answer, WholeReply):
+            context.set_response_status(answer.status, "", index)
+            self.bodies[index] = answer.body
             context.stopping_criteria[index] = _whole
         else:
-            self.bodies[index] = said.data
-            context.stopping_criteria[index] = _end if said.is_end else _more
+            self.bodies[index] = answer.data
+            context.stopping_criteria[index] = _end if answer.is_end else _more
 
 
 def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
@@ -108,10 +108,10 @@ def read_timeout_s(headers: Mapping[str, str]) -> float:
 def read_cancelled(body: bytes | bytearray) -> set[str]:
     """Read the body of a cancel operation, {"request_ids": [...]}. Raises InvalidRequest."""
     try:
-        said = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError) as exc:
         raise InvalidRequest("the body of a cancel operation must be JSON") from exc
-    ids = said.get(operations.REQUEST_IDS) if isinstance(said, dict) else None
+    ids = content.get(operations.REQUEST_IDS) if isinstance(content, dict) else None
     if not isinstance(ids, list) or not all(isinstance(i, str) and i for i in ids) or len(ids) > MAX_CANCELLED:
         raise InvalidRequest(f"a cancel operation needs 'request_ids', a list of at most {MAX_CANCELLED} ids")
     return set(ids)

@@ -146,9 +146,7 @@ class Autoscaler:
         scaled.scaling = decide(settings, scaled.scaling, **demand, now=now, awaited_until=until)
         scaled.has_failed &= scaled.scaling.low_since is not None
         why = explain(settings, scaled.scaling, **demand, now=now, is_awaited=until is not None)
-        are_needed = (
-            backlog > 0 and scaled.scaling.desired == settings.max_capacity
-        )  # those that operators have drained
+        are_needed = backlog > 0 and scaled.scaling.desired == settings.max_capacity  # those drained by operators
         is_short = is_limited(settings, scaled.scaling, **demand) or (are_needed and _lacks_withdrawn(scaled))
         variant.scale = ScalingDecision(scaled.scaling.desired, backlog, why + _explain_withdrawn(scaled), is_short)
         if scaled.scaling.desired != before:

@@ -265,10 +265,10 @@ def take_home(settings: ManySettings) -> tuple[Path, IO[str]]:
 def _read_marker(home: Path) -> _Unpacked | None:
     """Read a complete folder's marker; None if the files do not match it."""
     try:
-        said = json.loads((home / MARKER).read_text())
-        own = (str(said["source"]), str(said["name"]), str(said["version"]))
-        num_bytes = int(said["num_bytes"])
-        model = home / str(said["model"])
+        marker = json.loads((home / MARKER).read_text())
+        own = (str(marker["source"]), str(marker["name"]), str(marker["version"]))
+        num_bytes = int(marker["num_bytes"])
+        model = home / str(marker["model"])
         held = sum(path.stat().st_size for path in (home / FILES).rglob("*") if path.is_file())
     except (OSError, ValueError, KeyError, TypeError):
         return None
