@@ -111,7 +111,7 @@ class ModelRegistry:
             self.prewarm(name, done)
 
     def unload(self, name: str, on_done: OnDone) -> None:
-        """Done when its leases have ended and its memory is free. ModelUnknown if it is not in memory."""
+        """Unload a model. Report the end when its memory is free, or ModelUnknown if it is not in memory."""
         with _errors_to(on_done):
             name = check_name(name)
             self._source.forget(name)
@@ -251,7 +251,7 @@ class ModelRegistry:
         return answer
 
     def _watch_clock(self) -> None:
-        """Tick at each deadline."""
+        """Let the cache act at each of its deadlines."""
         longest = delay = self._cache.shortest_wait_s
         while not self._stopping.wait(delay):
             try:
