@@ -62,8 +62,8 @@ class WrittenCall:
 class AnswerMessage:
     """A whole answer by its parts.
 
-    num_reasoning_tokens: tokens of reasoning and its marks. is_call_cut: the answer ended inside
-    a call's arguments, or before the arguments of its last call.
+    num_reasoning_tokens: tokens of reasoning and its marks. is_call_cut: the answer ended inside a call's arguments, or
+    before the arguments of its last call.
     """
 
     content: str = ""
