@@ -33,7 +33,7 @@ class CallStart:
     index: int
     id: str
     name: str
-    is_custom: bool = False
+    is_custom: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class CallArguments:
 
     index: int
     text: str
-    is_custom: bool = False
+    is_custom: bool
 
 
 AnswerPart = Content | Reasoning | CallStart | CallArguments
@@ -62,8 +62,8 @@ class WrittenCall:
 class AnswerMessage:
     """A whole answer by its parts.
 
-    num_reasoning_tokens: tokens of reasoning and its marks. is_call_cut: the answer ended inside
-    a call's arguments, or before the arguments of its last call.
+    num_reasoning_tokens: tokens of reasoning and its marks. is_call_cut: the answer ended inside a call's arguments, or
+    before the arguments of its last call.
     """
 
     content: str = ""

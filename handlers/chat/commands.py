@@ -134,9 +134,9 @@ class EndResponse:
 class ItemQuery:
     """A page of items. after: the id of the item before the page; empty for the first page."""
 
-    after: str = ""
-    limit: int = 20
-    is_ascending: bool = False
+    after: str
+    limit: int
+    is_ascending: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,9 +53,9 @@ class References:
     """
 
     field: str
-    compaction: str = ""
-    files: tuple[str, ...] = ()
-    items: tuple[str, ...] = ()
+    compaction: str
+    files: tuple[str, ...]
+    items: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +245,10 @@ def _result(given: dict[str, Any], where: str, files: Mapping[str, KeptImage] | 
     _check_fields(given, {"type", "id", "call_id", "output", "status"}, where)
     call_id, status = _text(given.get("call_id"), f"{where}.call_id"), _read_status(given, where)
     output = given.get("output")
-    said = _parts(output, TOOL, f"{where}.output", files)
-    shown = output if isinstance(output, str) else [part for _, part in said]
+    parts = _parts(output, TOOL, f"{where}.output", files)
+    shown = output if isinstance(output, str) else [part for _, part in parts]
     value = {"type": given["type"], "status": status, "call_id": call_id, "output": shown}
-    return Item(value, Message(TOOL, tuple(part for part, _ in said), call_id=call_id))
+    return Item(value, Message(TOOL, tuple(part for part, _ in parts), call_id=call_id))
 
 
 def _reasoning(given: dict[str, Any], where: str) -> Item:

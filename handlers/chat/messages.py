@@ -131,10 +131,10 @@ def result_messages(text: str, num_images: int) -> list[dict[str, Any]]:
     Raises InvalidRequest.
     """
     try:
-        rows = [(call_id, said, counts or [0]) for call_id, said, *counts in json.loads(text)]
+        rows = [(call_id, result, counts or [0]) for call_id, result, *counts in json.loads(text)]
     except (ValueError, TypeError, RecursionError):
         raise InvalidRequest("the results of tools are not a list of pairs") from None
-    if not rows or not all(isinstance(call_id, str) and isinstance(said, str) for call_id, said, _ in rows):
+    if not rows or not all(isinstance(call_id, str) and isinstance(result, str) for call_id, result, _ in rows):
         raise InvalidRequest("the results of tools are not texts")
     if not all(len(counts) == 1 and isinstance(counts[0], int) and counts[0] >= 0 for _, _, counts in rows):
         raise InvalidRequest("the results of tools do not count their images")
@@ -142,8 +142,8 @@ def result_messages(text: str, num_images: int) -> list[dict[str, Any]]:
     if num_added < 0:
         raise InvalidRequest("the results of tools have other images")
     messages = []
-    for call_id, said, (count,) in rows:
-        messages.append(text_message(TOOL, said, count + num_added, call_id))
+    for call_id, result, (count,) in rows:
+        messages.append(text_message(TOOL, result, count + num_added, call_id))
         num_added = 0
     return messages
 

@@ -53,8 +53,8 @@ class ToolUse:
     definitions: tuple[dict[str, Any], ...]
     must_call: bool
     is_parallel: bool
-    custom: frozenset[str] = frozenset()
-    strict: frozenset[str] = frozenset()
+    custom: frozenset[str]
+    strict: frozenset[str]
 
     @property
     def num_chars(self) -> int:

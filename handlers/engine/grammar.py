@@ -119,6 +119,15 @@ class GrammarCompiler:
         Raises InvalidRequest, with the reason, if it is refused; Overloaded if it waits too long for the vocabulary or
         for other grammars.
         """
+        self._check_length(source)
+        trie = self._await_vocabulary(source)
+        compiling, is_reused = self._find(source, trie)
+        grammar = self._await_grammar(source, compiling)
+        if is_reused:
+            self._counters.add("grammars_reused")
+        return grammar
+
+    def _check_length(self, source: GrammarText) -> None:
         limits = {"max_chars": self._settings.max_chars}
         if source.kind == "regex":
             limits["max_regex_chars"] = self._settings.max_regex_chars
@@ -128,11 +137,15 @@ class GrammarCompiler:
                 f"{source.field} has {len(source.text)} characters, more than {limit} (handler.grammar.{name})",
                 param=source.field,
             )
+
+    # `exception` instead of `result` below: a future's error that is raised again holds the frames of each request.
+
+    def _await_vocabulary(self, source: GrammarText) -> "Future[LLTokenizer]":
+        """Return the vocabulary, which has been read. The first call begins to read it."""
         with self._lock:
             if self._vocabulary_trie is None or _must_repeat(self._vocabulary_trie):
                 self._vocabulary_trie = self._thread.submit(self._read_vocabulary)
             trie = self._vocabulary_trie
-        # `exception` instead of `result`: a future's error that is raised again holds the frames of each request.
         try:
             unread = trie.exception(TOKENIZER_TIMEOUT_S)
         except TimeoutError:
@@ -143,7 +156,9 @@ class GrammarCompiler:
                 param=source.field,
             ) from unread
         trie.result()  # raises any other error
-        compiling, is_reused = self._find(source, trie)
+        return trie
+
+    def _await_grammar(self, source: GrammarText, compiling: "Future[Grammar]") -> Grammar:
         try:
             refusal = compiling.exception(self._settings.compile_timeout_s)
         except CancelledError:
@@ -157,10 +172,7 @@ class GrammarCompiler:
             raise Overloaded("other grammars are being compiled; try again later") from None
         if isinstance(refusal, ValueError):
             raise InvalidRequest(f"{source.field} is refused: {refusal}", param=source.field) from refusal
-        grammar = compiling.result()
-        if is_reused:
-            self._counters.add("grammars_reused")
-        return grammar
+        return compiling.result()
 
     def _find(self, source: GrammarText, trie: "Future[LLTokenizer]") -> "tuple[Future[Grammar], bool]":
         """Return the compiled grammar, perhaps later, and whether the cache has it already."""

@@ -156,12 +156,12 @@ class RedisJournal(StoredJournal):
     def append(self, session_id: str, number: int, event: Event, owner: str) -> None:
         data = self._codec.encode(event, session_id)
         keys = _keys(session_id, "events", "closed", "account")
-        said = self._connection.run(_APPEND, keys, number, data, needed_until(session_id), check_owner(owner))
-        if said == b"taken":
+        reply = self._connection.run(_APPEND, keys, number, data, needed_until(session_id), check_owner(owner))
+        if reply == b"taken":
             raise EventTaken(number)
-        if said == b"gap":
+        if reply == b"gap":
             check_expired(session_id, number)
-        if _unless_closed(said) == b"written":
+        if _unless_closed(reply) == b"written":
             num_bytes = len(data) if number else SESSION_BYTES + len(data)
             self._budget.add(owner, expiry(session_id), num_bytes, int(number == 0))
 
@@ -199,10 +199,10 @@ class RedisJournal(StoredJournal):
     def put_kv(self, session_id: str, number: int, data: bytes, owner: str) -> bool:
         self._budget.check_kv(owner, len(data))
         keys = _keys(session_id, "kv", "closed", "account")
-        said = self._connection.run(_PUT_KV, keys, number, data, needed_until(session_id))
-        if said == b"closed":
+        reply = self._connection.run(_PUT_KV, keys, number, data, needed_until(session_id))
+        if reply == b"closed":
             return False
-        self._budget.add(owner, expiry(session_id), kv_bytes=int(said))
+        self._budget.add(owner, expiry(session_id), kv_bytes=int(reply))
         return True
 
     def read_kv(self, session_id: str, first: int, count: int, max_bytes: int) -> list[bytes]:
@@ -330,8 +330,8 @@ def _read_owner(data: bytes) -> str:
     return owner
 
 
-def _unless_closed(said: Any) -> Any:
+def _unless_closed(reply: Any) -> Any:
     """Return a writing script's result. Raises JournalClosed."""
-    if said == b"closed":
+    if reply == b"closed":
         raise JournalClosed()
-    return said
+    return reply

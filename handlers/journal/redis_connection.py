@@ -91,5 +91,5 @@ def _translated() -> Iterator[None]:
         raise ConnectionError(f"the journal's server cannot be reached ({failure_reason(exc)})") from None
     except redis.RedisError as exc:
         code = str(exc).partition(" ")[0]
-        said = code if code.isalpha() and code.isupper() else type(exc).__name__
-        raise OSError(f"the journal's server refused a command ({said})") from None
+        kind = code if code.isalpha() and code.isupper() else type(exc).__name__
+        raise OSError(f"the journal's server refused a command ({kind})") from None

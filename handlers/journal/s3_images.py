@@ -7,12 +7,12 @@
 
 A session names an image before it checks whether the image is released; a deletion releases the image before it
 checks whether a session has it. So one of two concurrent operations sees the other, and no image of a session is
-deleted. A session
-that finds its image released stores it under the next number. Numbers count down, so that a listing begins with the
-latest one, however many marks there are. The mark of a release outlives the image by the setting journal.claim_s.
+deleted. A session that finds its image released stores it under the next number. Numbers count down, so that a listing
+begins with the latest one, however many marks there are. The mark of a release outlives the image by the setting
+journal.claim_s.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from handlers.journal.budget import JournalUsage
@@ -35,9 +35,6 @@ class StoredImage(NamedTuple):
     @property
     def place(self) -> str:
         return "/".join(self)
-
-
-NO_USE = (None, 0)
 
 
 class S3SharedImages:
@@ -125,8 +122,7 @@ class S3SharedImages:
         session has. Delete marks of releases, too. Both times are in seconds since 1970. Yield the cost of each step:
         1 for a listed object, PAGE for an image that is looked at or deleted.
         """
-        uses = self._uses(expired_before)
-        used, expires_at = next(uses, NO_USE)
+        uses = _Uses(self._uses(expired_before))
         stored = None
         for page in self._objects.pages(f"{self._prefix}pictures/"):
             old_marks = []
@@ -137,20 +133,15 @@ class S3SharedImages:
                     if image != stored and item["LastModified"].timestamp() < released_before:
                         old_marks.append(item["Key"])
                     continue
-                stored, last_expiry = image, 0
-                while used is not None and used.place <= image.place:
-                    yield 1
-                    if used == image:
-                        last_expiry = max(last_expiry, expires_at)
-                    used, expires_at = next(uses, NO_USE)
+                stored = image
+                last_expiry = yield from uses.find_last_expiry(image)
                 if last_expiry:
                     found.add(image.owner, last_expiry, item["Size"])
                 else:
                     self._delete_unused(image)
                     yield PAGE
             self._objects.delete(old_marks)
-        for _ in uses:
-            yield 1
+        yield from uses.skip_rest()
 
     def _uses(self, expired_before: float) -> Iterator[tuple[StoredImage, int]]:
         """Yield each use's image and its session's expiry. Uses by expired sessions are deleted; their expiry is 0."""
@@ -172,6 +163,32 @@ class S3SharedImages:
 
     def _read_key(self, item: Any) -> StoredImage:
         return _read_place(item["Key"].removeprefix(f"{self._prefix}pictures/").removesuffix(RELEASED))
+
+
+class _Uses:
+    """Reads uses along with a list of images, both in the order of their keys. Its iterators yield 1 for each use.
+
+    uses: each with its session's expiry.
+    """
+
+    def __init__(self, uses: Iterator[tuple[StoredImage, int]]) -> None:
+        self._uses = uses
+        self._next = next(uses, None)
+
+    def find_last_expiry(self, image: StoredImage) -> Generator[int, None, int]:
+        """Return the latest expiry of the image's uses; 0 without one."""
+        last = 0
+        while self._next is not None and self._next[0].place <= image.place:
+            yield 1
+            used, expires_at = self._next
+            if used == image:
+                last = max(last, expires_at)
+            self._next = next(self._uses, None)
+        return last
+
+    def skip_rest(self) -> Iterator[int]:
+        for _ in self._uses:
+            yield 1
 
 
 def _read_place(place: str) -> StoredImage:

@@ -57,7 +57,6 @@ def find_checkpoint(settings: ModelSettings, worker_dir: Path, environ: Mapping[
 def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
     """Use huggingface_hub with its cache and variables: HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN."""
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError
     from huggingface_hub.file_download import repo_folder_name
 
     try:
@@ -94,17 +93,24 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
     except SettingsError:
         raise
     except Exception as exc:  # huggingface_hub, its HTTP client and the file system have errors of their own
-        problem = "cannot be downloaded from the Hugging Face hub"
-        reason = str(exc).strip().partition("\n")[0]
-        if is_offline:
-            problem = "is not in the cache, and HF_HUB_OFFLINE is set"
-            remedy = "unset HF_HUB_OFFLINE, or download the model first"
-        elif isinstance(exc, RepositoryNotFoundError):
-            remedy = "check the name; a private or gated model needs HF_TOKEN"
-        else:
-            remedy = "check the revision, the network and HF_ENDPOINT, or give a directory"
-        raise SettingsError(f"{name} {problem}: {type(exc).__name__}: {reason}; {remedy}") from exc
+        raise SettingsError(_explain_hub(name, exc, is_offline=is_offline)) from exc
     return Path(folder)
+
+
+def _explain_hub(name: str, error: Exception, *, is_offline: bool) -> str:
+    """Return why a model of the hub cannot be had, and what to do."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    problem = "cannot be downloaded from the Hugging Face hub"
+    if is_offline:
+        problem = "is not in the cache, and HF_HUB_OFFLINE is set"
+        remedy = "unset HF_HUB_OFFLINE, or download the model first"
+    elif isinstance(error, RepositoryNotFoundError):
+        remedy = "check the name; a private or gated model needs HF_TOKEN"
+    else:
+        remedy = "check the revision, the network and HF_ENDPOINT, or give a directory"
+    reason = str(error).strip().partition("\n")[0]
+    return f"{name} {problem}: {type(error).__name__}: {reason}; {remedy}"
 
 
 def _from_s3(settings: ModelSettings) -> Path:

@@ -158,7 +158,24 @@ def make_text_model(model: Any, tokenizer: Any, transformers_check: Transformers
 
     Raises SettingsError if it answers differently in both.
     """
-    kind, attention = model.config.model_type, model.config._attn_implementation
+    attention = model.config._attn_implementation
+    packed, difference = _try_packed(model, tokenizer, transformers_check)
+    if packed is not None:
+        return packed
+    plain = _make_plain(model, tokenizer, attention, transformers_check)
+    logger.warning(
+        "models of type %s do not run in packed steps: the engine computes one sequence at a time, so that with N "
+        "answers at a time each takes N times as long (docs/checkpoints.md) reason=%s",
+        model.config.model_type,
+        difference,
+    )
+    return plain
+
+
+def _try_packed(
+    model: Any, tokenizer: Any, transformers_check: TransformersCheck
+) -> tuple[TextModel | None, str | None]:
+    """Return the model for packed steps; None, with the reason, if it does not run in them."""
     try:
         packed = TextModel(model, tokenizer)
         difference = transformers_check.compare(packed, as_rows=False)
@@ -168,32 +185,28 @@ def make_text_model(model: Any, tokenizer: Any, transformers_check: Transformers
         if is_out_of_memory(exc):
             raise
         is_known = isinstance(exc, NotImplementedError)
-        difference = str(exc) if is_known else "the decoder has other parts than the engine replaces"
-    else:
-        # An error here is the device's, which the model cannot mend.
-        difference = difference or transformers_check.compare(packed, as_rows=True)
-        if difference is None:
-            return packed
+        return None, str(exc) if is_known else "the decoder has other parts than the engine replaces"
+    # An error here is the device's, which the model cannot mend.
+    difference = difference or transformers_check.compare(packed, as_rows=True)
+    return (packed if difference is None else None), difference
+
+
+def _make_plain(model: Any, tokenizer: Any, attention: str, transformers_check: TransformersCheck) -> PlainModel:
+    """Return the model for steps of one sequence. Raises SettingsError if it answers differently in them."""
     try:
         model.set_attn_implementation(attention)
         plain = PlainModel(model, tokenizer)
         transformers_check.check(plain)
+        return plain
     except (SettingsError, HandlerError):
         raise
     except Exception as exc:
         if is_out_of_memory(exc):
             raise
         raise SettingsError(
-            f"models of type {kind} are not supported: with a cache of only keys and values they fail "
-            f"({type(exc).__name__}: {str(exc)[:300]})"
+            f"models of type {model.config.model_type} are not supported: with a cache of only keys and values they "
+            f"fail ({type(exc).__name__}: {str(exc)[:300]})"
         ) from exc
-    logger.warning(
-        "models of type %s do not run in packed steps: the engine computes one sequence at a time, so that with N "
-        "answers at a time each takes N times as long (docs/checkpoints.md) reason=%s",
-        kind,
-        difference,
-    )
-    return plain
 
 
 def _build_limit(path: Path) -> BuildLimit:

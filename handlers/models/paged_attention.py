@@ -116,8 +116,8 @@ def attend(
     table: Tensor,
     lengths: Tensor,
     block: int,
-    scaling: float | None = None,
-    window: int | None = None,
+    scaling: float | None,
+    window: int | None,
 ) -> Tensor:
     """Return (rows, heads, head size): each row's attention to its stored positions.
 

@@ -99,7 +99,7 @@ class ForeignSetting:
 
     setting: str | None  # group.key; None: only checked
     parse: Callable[[str], Any]
-    variables: Sequence[str] = ()  # of TGI's container
+    variables: Sequence[str]  # of TGI's container
     options: Sequence[str] = ()  # of LMI: option.NAME in serving.properties, OPTION_NAME in the environment
 
     @property
@@ -141,14 +141,14 @@ _NOT_OF_VLLM = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Given:
     """A value and the variable or option that it comes from."""
 
     name: str
     value: Any
 
 
-def understand(
+def apply_foreign_settings(
     config: Mapping[str, Any], environ: Mapping[str, str], folders: Sequence[Path]
 ) -> dict[str, dict[str, Any]]:
     """Return the model-config's `handler:` group, overridden by the settings of these containers.
@@ -157,24 +157,7 @@ def understand(
     Raises SettingsError, naming the variable or option, on a value that is malformed, contradicts another, or asks for
     what is not offered.
     """
-    properties, options = _read_properties(folders), _read_options(environ)
-    known = {option for foreign in FOREIGN for option in foreign.options}
-    for option, said in [*properties.items(), *options.items()]:
-        if option not in known:
-            logger.warning("option ignored, it is not known here name=%s", said.name)
-    settings: dict[str, _Said] = {}
-    if (SAGEMAKER_MODEL / "config.json").is_file():
-        settings["model.path"] = _Said(str(SAGEMAKER_MODEL), str(SAGEMAKER_MODEL))
-    has_source = bool(_own_value(config, "adapters", "source"))
-    for foreign in FOREIGN:
-        if foreign.own_variable in environ or (foreign.setting == "adapters.source" and has_source):
-            continue
-        variables = [_Said(name, environ[name]) for name in foreign.variables if environ.get(name, "").strip()]
-        in_environment = [*variables, *(options[name] for name in foreign.options if name in options)]
-        in_file = [properties[name] for name in foreign.options if name in properties]
-        found = _agreed(foreign, in_file) or _agreed(foreign, in_environment)
-        if found is not None and foreign.setting is not None and found.value:
-            settings[foreign.setting] = found
+    settings = _find_settings(config, environ, folders)
     _check_lengths(settings)
     if (environ.get(ENGINE_NAME) or _own_value(config, "engine", "name")) != "vllm":
         settings.pop("vllm.max_loras", None)  # the built-in engine has no such limit
@@ -187,23 +170,46 @@ def understand(
     return _merge(config, settings)
 
 
+def _find_settings(config: Mapping[str, Any], environ: Mapping[str, str], folders: Sequence[Path]) -> dict[str, _Given]:
+    """Return the handler's settings that variables, options or a file give, unless its own variable sets them."""
+    properties, options = _read_properties(folders), _read_options(environ)
+    known = {option for foreign in FOREIGN for option in foreign.options}
+    for option, given in [*properties.items(), *options.items()]:
+        if option not in known:
+            logger.warning("option ignored, it is not known here name=%s", given.name)
+    settings: dict[str, _Given] = {}
+    if (SAGEMAKER_MODEL / "config.json").is_file():
+        settings["model.path"] = _Given(str(SAGEMAKER_MODEL), str(SAGEMAKER_MODEL))
+    has_source = bool(_own_value(config, "adapters", "source"))
+    for foreign in FOREIGN:
+        if foreign.own_variable in environ or (foreign.setting == "adapters.source" and has_source):
+            continue
+        variables = [_Given(name, environ[name]) for name in foreign.variables if environ.get(name, "").strip()]
+        in_environment = [*variables, *(options[name] for name in foreign.options if name in options)]
+        in_file = [properties[name] for name in foreign.options if name in properties]
+        found = _agreed(foreign, in_file) or _agreed(foreign, in_environment)
+        if found is not None and foreign.setting is not None and found.value:
+            settings[foreign.setting] = found
+    return settings
+
+
 def _own_value(config: Mapping[str, Any], group: str, key: str) -> object:
     """Return a value of the model-config, which settings.py checks; None without it."""
     own = config.get(group)
     return own.get(key) if isinstance(own, Mapping) else None
 
 
-def _check_built_in(settings: Mapping[str, _Said]) -> None:
+def _check_built_in(settings: Mapping[str, _Given]) -> None:
     """Raise SettingsError for what only vLLM offers."""
-    for setting, said in settings.items():
-        if setting.startswith("vllm.") and said.value != 1:
+    for setting, given in settings.items():
+        if setting.startswith("vllm.") and given.value != 1:
             raise SettingsError(
-                f"{said.name} is {said.value!r}, which is not offered by the built-in engine: set "
+                f"{given.name} is {given.value!r}, which is not offered by the built-in engine: set "
                 "handler.engine.name to vllm (docs/gpu.md)"
             )
 
 
-def _drop_large_chunk(settings: dict[str, _Said]) -> None:
+def _drop_large_chunk(settings: dict[str, _Given]) -> None:
     """Drop a limit that does not shorten a step on a GPU.
 
     Those containers, unless they split prompts, compute one in one step, so their limit must hold the longest one; a
@@ -215,46 +221,46 @@ def _drop_large_chunk(settings: dict[str, _Said]) -> None:
         logger.info("setting ignored, steps are shorter name=%s", chunk.name)
 
 
-def _merge(config: Mapping[str, Any], settings: Mapping[str, _Said]) -> dict[str, dict[str, Any]]:
+def _merge(config: Mapping[str, Any], settings: Mapping[str, _Given]) -> dict[str, dict[str, Any]]:
     merged = {group: dict(values) if isinstance(values, Mapping) else values for group, values in config.items()}
-    for setting, said in settings.items():
+    for setting, given in settings.items():
         group, _, key = setting.partition(".")
         own = merged.setdefault(group, {})
         if not isinstance(own, dict):
             continue  # load_settings reports it
         if setting == "pump.max_in_flight":
-            said = _within_the_batch(said, own)
-        own[key] = said.value
-        logger.info("setting taken setting=handler.%s from=%s", setting, said.name)
+            given = _within_the_batch(given, own)
+        own[key] = given.value
+        logger.info("setting taken setting=handler.%s from=%s", setting, given.name)
     return merged
 
 
-def _agreed(foreign: ForeignSetting, said: Sequence[_Said]) -> _Said | None:
+def _agreed(foreign: ForeignSetting, given: Sequence[_Given]) -> _Given | None:
     """Return the value that one source gives a setting under all of its names. Raises SettingsError if they differ."""
-    read = [_parse(foreign, each) for each in said]
+    read = [_parse(foreign, each) for each in given]
     for other in read[1:]:
         if other.value != read[0].value:
             raise SettingsError(f"{read[0].name} and {other.name} say different things; give one of them")
     return read[0] if read else None
 
 
-def _parse(foreign: ForeignSetting, said: _Said) -> _Said:
+def _parse(foreign: ForeignSetting, given: _Given) -> _Given:
     try:
-        return _Said(said.name, foreign.parse(said.value.strip()))
+        return _Given(given.name, foreign.parse(given.value.strip()))
     except ValueError as exc:
-        raise SettingsError(f"{said.name} is {said.value!r}: {exc}") from exc
+        raise SettingsError(f"{given.name} is {given.value!r}: {exc}") from exc
 
 
-def _read_options(environ: Mapping[str, str]) -> dict[str, _Said]:
+def _read_options(environ: Mapping[str, str]) -> dict[str, _Given]:
     """Return LMI's options in the environment by their names without the prefix."""
     return {
-        name.removeprefix("OPTION_").lower(): _Said(name, value)
+        name.removeprefix("OPTION_").lower(): _Given(name, value)
         for name, value in environ.items()
         if name.startswith("OPTION_") and value.strip()
     }
 
 
-def _read_properties(folders: Sequence[Path]) -> dict[str, _Said]:
+def _read_properties(folders: Sequence[Path]) -> dict[str, _Given]:
     """Return the options of the first serving.properties found; its other lines configure DJL's workers."""
     for folder in folders:
         path = folder / PROPERTIES
@@ -271,12 +277,12 @@ def _read_properties(folders: Sequence[Path]) -> dict[str, _Said]:
                 raise SettingsError(f"{path} has a line without an equals sign: {line.strip()[:100]!r}")
             if name.strip().startswith(_PREFIX) and value.strip():
                 option = name.strip().removeprefix(_PREFIX)
-                found[option] = _Said(f"{_PREFIX}{option} of {path}", value.strip())
+                found[option] = _Given(f"{_PREFIX}{option} of {path}", value.strip())
         return found
     return {}
 
 
-def _check_lengths(settings: Mapping[str, _Said]) -> None:
+def _check_lengths(settings: Mapping[str, _Given]) -> None:
     prompt, context = settings.get("engine.max_prompt_tokens"), settings.get("engine.max_context_tokens")
     if prompt and context and prompt.value >= context.value:
         raise SettingsError(
@@ -285,10 +291,10 @@ def _check_lengths(settings: Mapping[str, _Said]) -> None:
         )
 
 
-def _within_the_batch(said: _Said, pump: Mapping[str, Any]) -> _Said:
+def _within_the_batch(given: _Given, pump: Mapping[str, Any]) -> _Given:
     """Limit max_in_flight to the archive's own, which suits its batchSize."""
     limit = pump.get("max_in_flight", PumpSettings().max_in_flight)
-    if not isinstance(limit, int) or said.value <= limit:
-        return said
-    logger.warning("limit lowered to what the archive carries name=%s from=%d to=%d", said.name, said.value, limit)
-    return _Said(said.name, limit)
+    if not isinstance(limit, int) or given.value <= limit:
+        return given
+    logger.warning("limit lowered to what the archive carries name=%s from=%d to=%d", given.name, given.value, limit)
+    return _Given(given.name, limit)

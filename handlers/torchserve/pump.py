@@ -1,21 +1,12 @@
 """The pump: passes the rows of each TorchServe step to a service, and its answers back.
 
-TorchServe's `continuousBatching` calls `handle` repeatedly with all requests in flight. A step gives each one of
-three answers (measured on 0.12, see docs/decisions/0001-continuous-batching-pump.md):
-
-    not known yet  its index is deleted from `context.request_ids`, and the request waits
-    whole answer   status, headers, body; the criterion returns None: sent with its Content-Length
-    stream         headers with the first piece; the criterion returns False for more to come, True for the end
-
 If a request is missing from a step's ids, its client has left. TorchServe detects that only for rows that it answers in
 a step. For other rows, the proxy sends a cancel operation, which names requests by the proxy's ids
 (docs/decisions/0011-cancel-and-metrics.md); the pump answers it. No exception may escape `handle`, because it would
 fail every request in flight.
 """
 
-import json
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,34 +16,21 @@ from typing import Any
 from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded, SettingsError
 from handlers.requests.continuation import read_continuation
 from handlers.requests.incoming import Incoming, check_accept
-from handlers.requests.reply import PendingReply, ReplyPieces, WholeReply
+from handlers.requests.reply import PendingReply, WholeReply
 from handlers.settings.pump import PumpSettings
+from handlers.torchserve.step import Step, read_cancelled, read_timeout_s
 from handlers.worker.counters import Counters
 from torchmoor.wire import headers as wire
 from torchmoor.wire import operations
 from torchmoor.wire.continuation import MARKING
 from torchmoor.wire.last_kept import LastKept
-from torchmoor.wire.operations import MAX_CANCELLED
 
 logger = logging.getLogger(__name__)
 
 MAX_ID = 64  # characters of an id; longer ones are cut
 MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they arrived
 MAX_PIECES_WAIT_S = 0.1  # longest wait of a stream's piece, so that TorchServe resends bodies less often
-MAX_TIMEOUT_DIGITS = 12  # of a time-out in milliseconds
 EARLY_S = 10.0  # how long such an id is remembered: a cancellation may overtake its request on another connection
-
-
-def _whole(_: Any) -> None:
-    return None
-
-
-def _more(_: Any) -> bool:
-    return False
-
-
-def _end(_: Any) -> bool:
-    return True
 
 
 class Pump:
@@ -93,25 +71,24 @@ class Pump:
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:
         """Run one TorchServe step: return a body for each row, b"" for rows without an answer yet."""
-        bodies = [b""] * len(rows)
-        context.stopping_criteria = [_whole] * len(rows)
+        step = Step(rows, context)
         try:
-            self._forget_all_but(set(context.request_ids.values()))
-            for index, request_id in context.request_ids.items():
+            self._forget_all_but(set(step.request_ids.values()))
+            for index, request_id in step.request_ids.items():
                 if request_id not in self._replies:
-                    self._begin(request_id, index, rows, context)
+                    self._begin(request_id, index, step)
             self._expire()
-            self._wait(rows, context.request_ids)
+            self._wait(step)
         except Exception:
             logger.exception("step failed")
-        for index, request_id in list(context.request_ids.items()):
+        for index, request_id in list(step.request_ids.items()):
             try:
-                self._answer(index, request_id, bodies, context)
+                self._answer(index, request_id, step)
             except Exception:
                 logger.exception("row failed")
-                self._put(index, bodies, context, _error(InternalError("the answer could not be delivered")))
+                step.put(index, _error(InternalError("the answer could not be delivered")))
         self._count_round()
-        return bodies
+        return step.bodies
 
     def _count_round(self) -> None:
         """Count this round and the processor time of it, TorchServe's reading and writing included."""
@@ -136,38 +113,38 @@ class Pump:
             except Exception:
                 logger.exception("request could not be ended at its deadline")
 
-    def _begin(self, request_id: str, index: int, rows: list[dict[str, Any]], context: Any) -> None:
+    def _begin(self, request_id: str, index: int, step: Step) -> None:
         """Pass a new row to the service. A failure affects this row only."""
         is_full = self._num_requests >= self._settings.max_in_flight
         reply = self._replies[request_id] = PendingReply(self._wake)
         with reply.guarded():
-            incoming = read_row(rows[index], context.get_all_request_header(index))
-            reply.request_id = _id(incoming.headers.get(wire.REQUEST_ID, ""))
-            reply.inference_id = _id(incoming.headers.get(wire.INFERENCE_ID, ""))
-            incoming, reply.continuation = read_continuation(incoming)
-            reply.may_mark = incoming.headers.get(wire.CONTINUABLE) == MARKING
-            if incoming.custom_attributes:
-                reply.receipts[wire.CUSTOM_ATTRIBUTES] = incoming.custom_attributes
+            incoming = _identify(step.read(index), reply)
             operation = incoming.headers.get(wire.OPERATION)
             if operation:
                 self._operations.add(request_id)
-            if operation == operations.CANCEL:
-                num_cancelled = self._cancel_all(read_cancelled(incoming.body))
-                reply.finish_json({operations.NUM_CANCELLED: num_cancelled})
-                return
-            if operation == operations.IN_FLIGHT:
-                reply.finish_json({operations.NUM_IN_FLIGHT: self._num_requests})
-                return
-            if is_full and not operation:
-                limit = self._settings.max_in_flight
-                raise Overloaded(f"{limit} requests are in flight already; try again later")
-            if not operation:
+                if self._answer_operation(operation, incoming, reply):
+                    return
+            else:
+                if is_full:
+                    limit = self._settings.max_in_flight
+                    raise Overloaded(f"{limit} requests are in flight already; try again later")
                 check_accept(incoming)
             reply.shorten_deadline(self._clock() + read_timeout_s(incoming.headers))
             if reply.request_id and self._early.pop(reply.request_id, 0.0) > self._clock():
                 reply.cancel()
             else:
                 self._start(incoming, reply)
+
+    def _answer_operation(self, operation: str, incoming: Incoming, reply: PendingReply) -> bool:
+        """Answer an operation on the pump itself. Return False for one of the service."""
+        if operation == operations.CANCEL:
+            num_cancelled = self._cancel_all(read_cancelled(incoming.body))
+            reply.finish_json({operations.NUM_CANCELLED: num_cancelled})
+        elif operation == operations.IN_FLIGHT:
+            reply.finish_json({operations.NUM_IN_FLIGHT: self._num_requests})
+        else:
+            return False
+        return True
 
     def _cancel_all(self, wanted: set[str]) -> int:
         """End the requests of these ids in this step; return how many were found."""
@@ -182,17 +159,18 @@ class Pump:
         with self._news:
             self._news.notify()
 
-    def _wait(self, rows: list[dict[str, Any]], request_ids: dict[int, str]) -> None:
+    def _wait(self, step: Step) -> None:
         """Wait until an answer or a part of one is ready, but not so long that a new request is delayed.
 
         TorchServe sends the body of an unanswered request again in each step, so steps take longer with longer bodies,
         and pieces of streams wait for a while: `resend_bytes_per_s` limits that cost.
         """
-        replies = [self._replies[i] for i in request_ids.values() if i in self._replies]
-        unanswered = [i for i, r in request_ids.items() if r in self._replies and not self._replies[r].is_streaming]
+        present = {i: self._replies[r] for i, r in step.request_ids.items() if r in self._replies}
+        replies = present.values()
+        unanswered = [index for index, reply in present.items() if not reply.is_streaming]
         is_streaming = len(unanswered) < len(replies)
         wait_s = self._settings.stream_wait_s if is_streaming else self._settings.omitted_wait_s
-        resend_s = sum(len(part) for i in unanswered for part in rows[i].values()) / self._settings.resend_bytes_per_s
+        resend_s = sum(map(step.num_bytes, unanswered)) / self._settings.resend_bytes_per_s
         now = time.monotonic()
         deadline = now + min(0.5, wait_s + resend_s)
         pieces_at = max(self._next_pieces_at, now + min(MAX_PIECES_WAIT_S, resend_s))
@@ -207,76 +185,24 @@ class Pump:
                 now = time.monotonic()
         self._next_pieces_at = now + self._settings.stream_interval_s
 
-    def _answer(self, index: int, request_id: str, bodies: list[bytes], context: Any) -> None:
+    def _answer(self, index: int, request_id: str, step: Step) -> None:
+        """Put what is ready of a row's answer into the step."""
         reply = self._replies.get(request_id)
         limit = self._settings.max_response_bytes
-        said = reply.take(limit) if reply is not None else _error(InternalError("the request could not be handled"))
-        if isinstance(said, WholeReply) and len(said.body) > limit:
-            what = f"the answer has {len(said.body)} bytes, and may have {limit} (handler.pump.max_response_bytes)"
-            said = _error(InvalidRequest(f"{what}: ask for less at once"))
-        if said is None:
-            del context.request_ids[index]
+        answer = reply.take(limit) if reply is not None else _error(InternalError("the request could not be handled"))
+        if isinstance(answer, WholeReply) and len(answer.body) > limit:
+            what = f"the answer has {len(answer.body)} bytes, and may have {limit} (handler.pump.max_response_bytes)"
+            answer = _error(InvalidRequest(f"{what}: ask for less at once"))
+        if answer is None:
+            step.defer(index)
             return
-        is_over = isinstance(said, WholeReply) or said.is_end
-        self._put(index, bodies, context, said)
+        is_over = isinstance(answer, WholeReply) or answer.is_end
+        step.put(index, answer)
         if is_over:
             self._replies.pop(request_id, None)
             self._operations.discard(request_id)
             if reply is not None and reply.error is not None:
                 _log_failure(reply, reply.error)
-
-    def _put(self, index: int, bodies: list[bytes], context: Any, said: WholeReply | ReplyPieces) -> None:
-        for name, value in (said.headers or {}).items():
-            context.set_response_header(index, name, value)
-        if isinstance(said, WholeReply):
-            context.set_response_status(said.status, "", index)
-            bodies[index] = said.body
-            context.stopping_criteria[index] = _whole
-        else:
-            bodies[index] = said.data
-            context.stopping_criteria[index] = _end if said.is_end else _more
-
-
-def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
-    """Read a TorchServe row. A long body is a bytearray, which is not copied.
-
-    TorchServe adds each form field's headers to the request's as dicts; those are skipped. Raises InvalidRequest if the
-    body is compressed.
-    """
-    lower = {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
-    coding = lower.get("content-encoding", "").strip().lower()
-    if coding not in ("", "identity"):
-        raise InvalidRequest(
-            f"compressed bodies are not read: send it without Content-Encoding, not in {coding[:40]!r}"
-        )
-    body = row.get("body", row.get("data"))
-    if body is None:  # a form, such as that of a file, or nothing
-        return Incoming(lower, form={name: bytes(part) for name, part in row.items()})
-    return Incoming(lower, body)
-
-
-def read_timeout_s(headers: Mapping[str, str]) -> float:
-    """Read how long the proxy waits for the answer. Raises InvalidRequest."""
-    text = headers.get(wire.TIMEOUT_MS)
-    if text is None:
-        return math.inf
-    if not (text.isascii() and text.isdigit() and len(text) <= MAX_TIMEOUT_DIGITS):
-        raise InvalidRequest(
-            f"{wire.TIMEOUT_MS} must be a whole number of milliseconds, of at most {MAX_TIMEOUT_DIGITS} digits"
-        )
-    return int(text) / 1000
-
-
-def read_cancelled(body: bytes | bytearray) -> set[str]:
-    """Read the body of a cancel operation, {"request_ids": [...]}. Raises InvalidRequest."""
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidRequest("the body of a cancel operation must be JSON") from exc
-    ids = said.get(operations.REQUEST_IDS) if isinstance(said, dict) else None
-    if not isinstance(ids, list) or not all(isinstance(i, str) and i for i in ids) or len(ids) > MAX_CANCELLED:
-        raise InvalidRequest(f"a cancel operation needs 'request_ids', a list of at most {MAX_CANCELLED} ids")
-    return set(ids)
 
 
 def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
@@ -287,6 +213,20 @@ def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
             f"handler.pump.max_in_flight must be below the archive's batchSize ({num_rows}), not "
             f"{settings.max_in_flight}: what is beyond it would wait unseen in TorchServe"
         )
+
+
+def _identify(incoming: Incoming, reply: PendingReply) -> Incoming:
+    """Set the reply's ids and what its headers say of its form. Return the request without its continuation's part.
+
+    Raises InvalidRequest.
+    """
+    reply.request_id = _id(incoming.headers.get(wire.REQUEST_ID, ""))
+    reply.inference_id = _id(incoming.headers.get(wire.INFERENCE_ID, ""))
+    incoming, reply.continuation = read_continuation(incoming)
+    reply.may_mark = incoming.headers.get(wire.CONTINUABLE) == MARKING
+    if incoming.custom_attributes:
+        reply.receipts[wire.CUSTOM_ATTRIBUTES] = incoming.custom_attributes
+    return incoming
 
 
 def _id(text: str) -> str:

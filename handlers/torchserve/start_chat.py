@@ -16,7 +16,7 @@ from handlers.many.metrics import ADAPTER_METRICS
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.declared_size import check_files
 from handlers.settings.handler import load_settings
-from handlers.settings.tgi_lmi import SAGEMAKER_MODEL, understand
+from handlers.settings.tgi_lmi import SAGEMAKER_MODEL, apply_foreign_settings
 from handlers.torchserve.entry import StartedWorker
 from handlers.torchserve.pump import Pump, check_batch_size
 from handlers.worker.counters import Metric
@@ -36,7 +36,7 @@ def start_chat(
     Raises RuntimeError (SettingsError) if a setting or the checkpoint is wrong.
     """
     bound_freed_memory()
-    groups = understand(config.get("handler") or {}, environ, property_folders(worker_dir, environ))
+    groups = apply_foreign_settings(config.get("handler") or {}, environ, property_folders(worker_dir, environ))
     settings = load_settings(groups, environ)
     check_batch_size(config, settings.pump)
     checkpoint = find_checkpoint(settings.model, worker_dir, environ)

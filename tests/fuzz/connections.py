@@ -359,6 +359,44 @@ async def turn(times: int = 4) -> None:
         await asyncio.sleep(0)
 
 
+def act(what: bytes, received: bytes, stage: Stage, client: Any) -> None:
+    """Carry out one step of a script. what: its letter (see the module); received: the bytes that follow it."""
+    end = stage.ends[-1] if stage.ends else None
+    if what != b"c" and is_in_request(client.protocol):
+        stage.is_comparable = False
+    match what:
+        case b"c":
+            client.receive(received)
+            stage.num_fast += isinstance(client.protocol.exchange, FastRequest)
+        case b"e":
+            client.receive_eof()
+        case b"l":
+            client.lose()
+        case b"p" | b"r":
+            client.pause_writing(what == b"p")
+        case b"t" if not client.is_closing():
+            client.protocol.expire()
+        case b"x":
+            stage.refuses_next = True
+        case b"a":
+            stage.is_automatic = True
+        case b"d":
+            stage.registry.drain("a")
+        case b"u":
+            stage.registry.resume("a")
+        case b"D":
+            stage.registry.set_state("a", InstanceState.DOWN)
+        case b"s" if end is not None:
+            end.num_answered = end.requests.num_complete  # no longer answers automatically
+            end.receive(received)
+        case b"E" if end is not None:
+            end.receive_eof()
+        case b"L" if end is not None:
+            end.lose()
+        case b"P" | b"R" if end is not None:
+            end.pause_writing(what == b"P")
+
+
 async def play(data: bytes, stage: Stage) -> dict[str, Any]:
     """Play a script, then another client's request, then close everything; return the result."""
     LOOP.stage = stage
@@ -367,41 +405,7 @@ async def play(data: bytes, stage: Stage) -> dict[str, Any]:
         data = authorize(data)
     client = stage.take_client()
     for step in data.split(CUT)[1:]:
-        what, received = step[:1], step[1:]
-        end = stage.ends[-1] if stage.ends else None
-        if what != b"c" and is_in_request(client.protocol):
-            stage.is_comparable = False
-        match what:
-            case b"c":
-                client.receive(received)
-                stage.num_fast += isinstance(client.protocol.exchange, FastRequest)
-            case b"e":
-                client.receive_eof()
-            case b"l":
-                client.lose()
-            case b"p" | b"r":
-                client.pause_writing(what == b"p")
-            case b"t" if not client.is_closing():
-                client.protocol.expire()
-            case b"x":
-                stage.refuses_next = True
-            case b"a":
-                stage.is_automatic = True
-            case b"d":
-                stage.registry.drain("a")
-            case b"u":
-                stage.registry.resume("a")
-            case b"D":
-                stage.registry.set_state("a", InstanceState.DOWN)
-            case b"s" if end is not None:
-                end.num_answered = end.requests.num_complete  # no longer answers automatically
-                end.receive(received)
-            case b"E" if end is not None:
-                end.receive_eof()
-            case b"L" if end is not None:
-                end.lose()
-            case b"P" | b"R" if end is not None:
-                end.pause_writing(what == b"P")
+        act(step[:1], step[1:], stage, client)
         await turn()
     stage.is_automatic, stage.refuses_next = True, False
     client.protocol.begin_awaited()  # as a sweep does: both paths give this request its id before the other client's

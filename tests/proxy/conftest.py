@@ -413,6 +413,12 @@ def asynchronous(folder: Path) -> dict[str, Any]:
     }
 
 
+def instance_of(answer: bytes) -> str:
+    """Return the instance of a successful answer."""
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    return answer.partition(b"x-torchmoor-instance: ")[2].partition(b"\r\n")[0].decode()
+
+
 def read_answer(sock: socket.socket, *, to_end: bool = False) -> bytes:
     """Read until one answer with Content-Length ends or, with `to_end`, until the connection ends."""
     data = bytearray()

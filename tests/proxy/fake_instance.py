@@ -212,32 +212,16 @@ class FakeInstance:
                 request = await self.read(reader)
                 if request is None:
                     break
-                if request.path == "/ping":
-                    self.num_pings += 1
-                    await Wire(reader, writer).answer(200, body=b'{"status": "Healthy"}')
-                    continue
-                if request.headers.get("x-torchmoor-operation") == "cancel":
-                    self.cancelled += json.loads(request.body)["request_ids"]
-                    self.cancels.append(request)
-                    await self.on_cancel(request, Wire(reader, writer))
-                    continue
-                if request.headers.get("x-torchmoor-operation") == "end-closed":
-                    self.ended.append(json.loads(request.body)["session_ids"])
-                    await self.on_end_closed(request, Wire(reader, writer))
-                    continue
-                if self.on_operation is not None and "x-torchmoor-operation" in request.headers:
-                    await self.on_operation(request, Wire(reader, writer))
-                    continue
-                if request.headers.get("x-torchmoor-operation") == "status":
-                    await self.on_status(request, Wire(reader, writer))
-                    continue
-                if not connection:  # this connection carries more than probes and cancel operations
-                    self.num_connections += 1
-                    self.num_open += 1
-                    connection = self.num_connections
-                request.connection = connection
-                self.received.append(request)
-                await self.behave(request, Wire(reader, writer))
+                answer = self._note_operation(request)
+                if answer is None:
+                    if not connection:  # this connection carries more than probes and operations
+                        self.num_connections += 1
+                        self.num_open += 1
+                        connection = self.num_connections
+                    request.connection = connection
+                    self.received.append(request)
+                    answer = self.behave
+                await answer(request, Wire(reader, writer))
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
@@ -245,6 +229,23 @@ class FakeInstance:
             self.tasks.discard(task)
             self._writers.discard(writer)
             writer.close()
+
+    def _note_operation(self, request: Received) -> Behaviour | None:
+        """Return how a probe or an operation is answered; None for any other request."""
+        operation = request.headers.get("x-torchmoor-operation")
+        if request.path == "/ping":
+            self.num_pings += 1
+            return answering(body=b'{"status": "Healthy"}')
+        if operation == "cancel":
+            self.cancelled += json.loads(request.body)["request_ids"]
+            self.cancels.append(request)
+            return self.on_cancel
+        if operation == "end-closed":
+            self.ended.append(json.loads(request.body)["session_ids"])
+            return self.on_end_closed
+        if self.on_operation is not None and operation is not None:
+            return self.on_operation
+        return self.on_status if operation == "status" else None
 
     async def read(self, reader: asyncio.StreamReader) -> Received | None:
         try:

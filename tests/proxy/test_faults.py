@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.proxy.conftest import CHUNKS_END, MakeStage, Stage, make_session_id, read_answer, read_until
+from tests.proxy.conftest import CHUNKS_END, MakeStage, Stage, instance_of, make_session_id, read_answer, read_until
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Gate, Received, Wire, answering, dying, refusing, silent
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.recovery import RecoverySettings
@@ -36,12 +36,6 @@ def invoke(stage: Stage, *, session: str | None = None, stream: bool = False) ->
     path = "invocations-response-stream" if stream else "invocations"
     sock.sendall(f"POST /endpoints/llava/{path} HTTP/1.1\r\nHost: x\r\n{line}Content-Length: 2\r\n\r\n{{}}".encode())
     return sock
-
-
-def instance_of(answer: bytes) -> str:
-    """Return the instance of a successful answer."""
-    assert answer.startswith(b"HTTP/1.1 200"), answer
-    return answer.partition(b"x-torchmoor-instance: ")[2].partition(b"\r\n")[0].decode()
 
 
 def test_requests_of_an_instance_that_hangs_go_elsewhere(make_stage: MakeStage) -> None:

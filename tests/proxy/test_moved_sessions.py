@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.proxy.conftest import MakeStage, Stage, make_session_id
+from tests.proxy.conftest import MakeStage, Stage, instance_of, make_session_id
 from tests.proxy.fake_instance import answering, refusing, silent
 from torchmoor.config.recovery import RecoverySettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -42,11 +42,6 @@ def close(stage: Stage, session: str) -> bytes:
     for name, fake in stage.instances.items():
         fake.behave = usual[name]
     return answer
-
-
-def instance_of(answer: bytes) -> str:
-    assert answer.startswith(b"HTTP/1.1 200"), answer
-    return answer.partition(b"x-torchmoor-instance: ")[2].partition(b"\r\n")[0].decode()
 
 
 def set_state(stage: Stage, name: str, state: InstanceState) -> None:

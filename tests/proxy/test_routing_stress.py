@@ -28,8 +28,7 @@ def test_every_request_is_answered_once_whatever_happens(make_stage: MakeStage, 
     """Clients disconnect; instances refuse, reset, go down and return; turns, chunked bodies and a small queue mix.
 
     No instance exceeds its capacity, each client that stays gets one whole answer to each request, and the fixture
-    finds
-    no lease, place in the queue, kept byte or task left.
+    finds no lease, place in the queue, kept byte or task left.
     """
     rng = Random(f"stress {strategy}")
     stage = make_stage(
@@ -98,10 +97,10 @@ def test_every_request_is_answered_once_whatever_happens(make_stage: MakeStage, 
                 answer = await reader.readuntil(b"\r\n\r\n")
                 status = int(answer.split(b" ")[1])
                 [length] = [line[16:] for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-                told = await reader.readexactly(int(length))
+                received = await reader.readexactly(int(length))
                 statuses[status] += 1
                 assert status in (200, 503), answer
-                assert status != 200 or told == b"%d" % len(body)
+                assert status != 200 or received == b"%d" % len(body)
             finally:
                 writer.transport.abort()
 

@@ -1,13 +1,12 @@
 """Web pages in a browser of this machine: those of other sites reach nothing on a loopback listener."""
 
 import json
-from typing import Any
 
 import pytest
-import requests
 
 from tests.proxy.conftest import MakeStage, Stage
 from tests.proxy.fake_instance import answering
+from tests.proxy.test_cors import ask
 from torchmoor.config.listen import ListenSettings
 
 PATHS = (
@@ -28,11 +27,6 @@ def make(make_stage: MakeStage, *allowed: str, host: str = "127.0.0.1") -> Stage
     stage = make_stage(listen=ListenSettings(host=host, port=0, admin_port=0, allowed_hosts=allowed))
     stage.a.behave = stage.b.behave = answering(body=b'{"answer": 1}')
     return stage
-
-
-def ask(stage: Stage, method: str = "POST", path: str = "/endpoints/llava/invocations", **headers: str) -> Any:
-    url = f"http://127.0.0.1:{stage.proxy.port}{path}"
-    return requests.request(method, url, headers=headers, data=b"{}", timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ PROGRAM = """#!{python}
 import socket
 import sys
 from torchmoor.cli.main import main
-from torchmoor.fleet import launcher
+from torchmoor.fleet import instance_process
 
-find_free_ports, taken, places = launcher.find_free_ports, [], [0, 3]
+find_free_ports, taken, places = instance_process.find_free_ports, [], [0, 3]
 
 
 def find_and_take(number, **among):
@@ -25,7 +25,7 @@ def find_and_take(number, **among):
     return ports
 
 
-launcher.find_free_ports = find_and_take
+instance_process.find_free_ports = find_and_take
 sys.exit(main())
 """
 

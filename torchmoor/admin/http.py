@@ -78,7 +78,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def is_own_fault(record: logging.LogRecord) -> bool:
-    """Filter out requests that aiohttp cannot read: their clients get a 400, and could fill the log with tracebacks."""
+    """Return False for a request that aiohttp cannot read: its client gets a 400, and could fill the log."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 

@@ -70,7 +70,7 @@ class AdminServer:
         settings: ProxySettings,
         control: AnswerControl,
         *,
-        tls: GetContext | None = None,
+        tls: GetContext | None,
     ) -> None:
         """has_asked_all: whether a probe of each instance was tried. control: answers for the control plane."""
         operations, async_inference = data.operations, data.async_inference

@@ -86,9 +86,9 @@ class ConversationPlan:
     endpoint: str
     questions: Sequence[str]  # used in turn
     images: Sequence[str] = ()  # addresses or data URLs; each conversation has one of them
-    num_turns: int = 4
-    is_stateless: bool = False  # send the whole conversation with each question, without a session
-    is_streamed: bool = True
+    num_turns: int
+    is_stateless: bool  # send the whole conversation with each question, without a session
+    is_streamed: bool
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 

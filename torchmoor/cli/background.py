@@ -92,13 +92,13 @@ def _follow_start(pid: int, announced: int, log: Path) -> NoReturn:
     """Copy the fleet's messages and its announcement until it is ready, or has ended; then exit."""
     obey_hangups()  # the fleet goes on
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and service managers send it
-    said, has_ended = b"", False
+    line, has_ended = b"", False
     with log.open("rb") as messages:
         try:
-            while not has_ended and not said.endswith(b"\n"):
+            while not has_ended and not line.endswith(b"\n"):
                 if select.select([announced], [], [], POLL_S)[0]:
                     part = os.read(announced, 65536)
-                    said, has_ended = said + part, not part
+                    line, has_ended = line + part, not part
                 click.echo(messages.read(), nl=False, err=True)
         except KeyboardInterrupt:
             os.kill(pid, signal.SIGTERM)
@@ -110,5 +110,5 @@ def _follow_start(pid: int, announced: int, log: Path) -> NoReturn:
             if status < 0:
                 raise click.ClickException(f"the fleet {describe_exit(status)} while it started; its log: {log}")
             raise click.exceptions.Exit(status or ExitStatus.FAILED)
-    click.echo(said, nl=False)
+    click.echo(line, nl=False)
     raise click.exceptions.Exit(0)

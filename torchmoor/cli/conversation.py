@@ -6,7 +6,7 @@ import codecs
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from botocore.config import Config
@@ -41,8 +41,8 @@ class ChatTarget:
 
     url: str
     endpoint: str
-    login: Login = field(default_factory=Login)
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    login: Login
+    parameters: Mapping[str, Any]
     adapter: str = ""
 
 
@@ -130,9 +130,7 @@ class EndpointCalls:
 class SessionConversation:
     """A session of the endpoint, new or already open. receipt: of the last answer, once its text is complete."""
 
-    def __init__(
-        self, calls: EndpointCalls, session_id: str | None, images: Sequence[str] = (), system: str = ""
-    ) -> None:
+    def __init__(self, calls: EndpointCalls, session_id: str | None, images: Sequence[str], system: str) -> None:
         """images: of a new session. system: the system message, sent with the questions."""
         _check_text(system)
         self._calls = calls

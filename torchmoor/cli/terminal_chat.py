@@ -38,10 +38,10 @@ class ChatOptions:
     target: ChatTarget
     images: tuple[str, ...] = ()  # at the beginning of the conversation
     questions: tuple[str, ...] = ()  # empty: read them from standard input
-    as_json: bool = False
-    session_id: str | None = None  # an open session; None: open one
-    is_kept: bool = False  # the session stays open at the end
-    system: str = ""
+    as_json: bool
+    session_id: str | None  # an open session; None: open one
+    is_kept: bool  # the session stays open at the end
+    system: str
 
 
 def run(options: ChatOptions) -> None:

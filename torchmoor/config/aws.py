@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -36,22 +36,11 @@ def check_constraints(value: Any, shape: Shape, where: str) -> None:
     largest = _LARGEST.get(shape.type_name)
     if largest is not None and not abs(value) <= largest:  # not a number is neither less nor more
         raise ConfigError(f"{where} must be a number of the type {shape.type_name}, not {value!r}")
-    if shape.type_name == "structure":
-        for key, item in value.items():
-            check_constraints(item, shape.members[key], f"{where}.{key}")
-    elif shape.type_name == "list":
-        for number, item in enumerate(value):
-            check_constraints(item, shape.member, f"{where}[{number}]")
-    elif shape.type_name == "map":
-        for key, item in value.items():
-            check_constraints(key, shape.key, where)
-            check_constraints(item, shape.value, f"{where}.{key}")
+    for item, of_item, at in _parts(value, shape, where):
+        check_constraints(item, of_item, at)
     most = shape.metadata.get("max")
-    if most is not None and isinstance(value, (int, float)) and value > most:
-        raise ConfigError(f"{where} must be {most} at most, not {value!r}")
-    if most is not None and isinstance(value, (str, list, dict)) and len(value) > most:
-        unit = "characters" if isinstance(value, str) else "entries"
-        raise ConfigError(f"{where} must have {most} {unit} at most, not {len(value)}")
+    if most is not None:
+        _check_most(value, most, where)
     pattern = shape.metadata.get("pattern")
     if shape.name in _MODEL_URLS and str(value).startswith("file://"):
         return
@@ -60,6 +49,29 @@ def check_constraints(value: Any, shape: Shape, where: str) -> None:
     choices = getattr(shape, "enum", None)  # of strategies the proxy has a table of its own
     if shape.name != "RoutingStrategy" and choices and value not in choices:
         raise ConfigError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _parts(value: Any, shape: Shape, where: str) -> Iterator[tuple[Any, Shape, str]]:
+    """Yield the parts of a structure, list or map, each with its shape and its place."""
+    if shape.type_name == "structure":
+        for key, item in value.items():
+            yield item, shape.members[key], f"{where}.{key}"
+    elif shape.type_name == "list":
+        for number, item in enumerate(value):
+            yield item, shape.member, f"{where}[{number}]"
+    elif shape.type_name == "map":
+        for key, item in value.items():
+            yield key, shape.key, where
+            yield item, shape.value, f"{where}.{key}"
+
+
+def _check_most(value: Any, most: float, where: str) -> None:
+    """Raise ConfigError if a number, or the length of a text, list or map, is larger."""
+    if isinstance(value, (int, float)) and value > most:
+        raise ConfigError(f"{where} must be {most} at most, not {value!r}")
+    if isinstance(value, (str, list, dict)) and len(value) > most:
+        unit = "characters" if isinstance(value, str) else "entries"
+        raise ConfigError(f"{where} must have {most} {unit} at most, not {len(value)}")
 
 
 @cache

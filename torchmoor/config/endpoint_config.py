@@ -101,13 +101,7 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
     Where models and adapters are is a setting of the instances.
     """
     if "MultiModelConfig" not in values:
-        for key in ("ModelDataUrl", "multi_model"):
-            if key in values:
-                raise ConfigError(f"{where}.{key} is only for an endpoint with MultiModelConfig")
-        if "adapters" not in values:
-            return None
-        group = read_mapping(values["adapters"], f"{where}.adapters", _MODEL_KEYS)
-        return MultiModelSettings.read({**group, "are_adapters": True}, f"{where}.adapters")
+        return _read_adapters(values, where)
     if "adapters" in values:
         raise ConfigError(f"{where} has adapters of one model, or MultiModelConfig, but not both")
     config = read_mapping(values["MultiModelConfig"], f"{where}.MultiModelConfig", {"ModelCacheSetting"})
@@ -122,6 +116,17 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
         logger.warning("instances need %s=disabled too key=%s.MultiModelConfig", MODELS_CACHE, where)
     group = read_mapping(values.get("multi_model", {}), f"{where}.multi_model", _MODEL_KEYS)
     return MultiModelSettings.read({**group, "is_cached": setting == "Enabled"}, f"{where}.multi_model")
+
+
+def _read_adapters(values: Mapping[str, Any], where: str) -> MultiModelSettings | None:
+    """Return the settings of an endpoint with one model: those of its adapters, if it has any."""
+    for key in ("ModelDataUrl", "multi_model"):
+        if key in values:
+            raise ConfigError(f"{where}.{key} is only for an endpoint with MultiModelConfig")
+    if "adapters" not in values:
+        return None
+    group = read_mapping(values["adapters"], f"{where}.adapters", _MODEL_KEYS)
+    return MultiModelSettings.read({**group, "are_adapters": True}, f"{where}.adapters")
 
 
 def read_async_inference(config: Mapping[str, Any] | None, where: str) -> AsyncEndpointSettings | None:

@@ -16,7 +16,7 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.launcher import InstanceProcessSettings
+from torchmoor.fleet.instance_process import InstanceProcessSettings
 from torchmoor.fleet.ports import USUAL
 from torchmoor.run.launching import make_process_settings
 from torchmoor.wire.handler_variables import JOURNAL_URL

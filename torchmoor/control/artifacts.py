@@ -88,15 +88,7 @@ class Artifacts:
         """Raise RequestInvalid if a container cannot be served here, as far as its definition shows."""
         kind = find_container(container.get("Image", "torchmoor"), self._settings.own_images)
         environment = container.get("Environment", {})
-        for name in environment:
-            if name in self._reserved:
-                raise RequestInvalid(f"Environment must not set {name}: the proxy and its instances share it.")
-            if not _can_be_passed(name) or not _can_be_passed(environment[name]):
-                raise RequestInvalid(f"Environment: {name!r} has a character that no process can be given.")
-        try:
-            read_properties(environment)
-        except ConfigError as error:
-            raise RequestInvalid(f"Environment: {error}.") from error
+        self._check_environment(environment)
         place = _place_of(container)
         is_many = container.get("Mode") == "MultiModel"
         if not place and (is_many or not _names_checkpoint(environment)):
@@ -111,6 +103,17 @@ class Artifacts:
                 raise RequestInvalid(f"{path} is not a directory, which a model in Mode MultiModel needs.")
         elif place and not place.startswith(S3):
             raise RequestInvalid(f"{place!r} must be s3://bucket/key, or file:///path below an allowed directory.")
+
+    def _check_environment(self, environment: Mapping[str, str]) -> None:
+        for name, value in environment.items():
+            if name in self._reserved:
+                raise RequestInvalid(f"Environment must not set {name}: the proxy and its instances share it.")
+            if not _can_be_passed(name) or not _can_be_passed(value):
+                raise RequestInvalid(f"Environment: {name!r} has a character that no process can be given.")
+        try:
+            read_properties(environment)
+        except ConfigError as error:
+            raise RequestInvalid(f"Environment: {error}.") from error
 
     def fetch(self, container: Mapping[str, Any], name: str, work: Path, download: DownloadState) -> ServedModel:
         """Return the model for the instances. name: the model's. work: a folder for downloaded and unpacked files.

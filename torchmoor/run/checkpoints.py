@@ -82,19 +82,28 @@ def _name_of(place: str) -> str:
 
 def _check_place(place: str) -> str:
     """Return an absolute directory, or a URL as it is. Raises ConfigError."""
+    if "://" in place or place.startswith(("s3:", "hf:")):
+        _check_url(place)
+        return place
+    return str(_find_folder(place))
+
+
+def _check_url(place: str) -> None:
     if place.startswith(HUB):
         try:
             split_hub_place(place)
         except ValueError as exc:
             raise ConfigError(str(exc)) from exc
-        return place
-    if place.startswith(S3):
+    elif place.startswith(S3):
         bucket, _, prefix = place.removeprefix(S3).partition("/")
         if not bucket or not prefix.strip("/"):
             raise ConfigError(f"{place} must be {S3}bucket/prefix")
-        return place
-    if "://" in place or place.startswith(("s3:", "hf:")):
+    else:
         raise ConfigError(f"{place} must be a directory, {S3}bucket/prefix or {HUB_FORM}")
+
+
+def _find_folder(place: str) -> Path:
+    """Return the absolute directory of a checkpoint. Raises ConfigError."""
     folder = Path(place).resolve()
     if folder.is_file() and folder.suffix == ARCHIVE_SUFFIX:
         raise ConfigError(
@@ -107,4 +116,4 @@ def _check_place(place: str) -> str:
         raise ConfigError(f"there is no directory {folder}{hint}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"there is no config.json in {folder}: give the directory that save_pretrained wrote")
-    return str(folder)
+    return folder

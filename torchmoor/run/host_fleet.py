@@ -36,18 +36,18 @@ class HostFleet:
         self._data = data
         self._fixed: list[Launch] = []
         self._stack = AsyncExitStack()
-        groups: list[ScaledVariant] = []
+        scaled: list[ScaledVariant] = []
         for endpoint in registry.endpoints():
             for variant in endpoint.variants:
                 own = [each for each in launches if (each.endpoint, each.variant) == (endpoint.name, variant.name)]
                 if variant.settings.scaling is None:
                     self._fixed += own
                 else:
-                    groups.append(ScaledVariant(variant, own))
+                    scaled.append(ScaledVariant(variant, own))
         self._autoscaler: Autoscaler | None = None
-        if groups:
+        if scaled:
             are_journaled = settings.sessions.are_journaled
-            self._autoscaler = Autoscaler(groups, registry, launcher, data, report, are_journaled=are_journaled)
+            self._autoscaler = Autoscaler(scaled, registry, launcher, data, report, are_journaled=are_journaled)
 
     async def __aenter__(self) -> HostFleet:
         return self

@@ -11,7 +11,7 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.archives import ArchiveContents, archive_name, built_in
-from torchmoor.fleet.launcher import InstanceProcessSettings
+from torchmoor.fleet.instance_process import InstanceProcessSettings
 from torchmoor.fleet.torchserve import JAVA_HOME_VARIABLE, Launch, TorchServeSettings
 from torchmoor.proxy.instances.endpoint import name_stem
 from torchmoor.wire.session_ids import is_instance_name

@@ -22,7 +22,8 @@ from torchmoor.doctor.finding import Level
 from torchmoor.doctor.services import check_store
 from torchmoor.fleet.archives import chat_handler
 from torchmoor.fleet.instance_guard import ASYNC_FOLDER, CONTROL_FOLDER, JOURNAL_FOLDER
-from torchmoor.fleet.launcher import InstanceProcessSettings, Launcher
+from torchmoor.fleet.instance_process import InstanceProcessSettings
+from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.model_sources import MANY, adapter_environment, many_environment, multi_model_settings
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.api.chat_page.page import PAGE

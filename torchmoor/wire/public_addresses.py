@@ -1,12 +1,19 @@
-"""The rule for public network addresses, for images' URLs that clients send and for requests that the proxy sends."""
+"""Addresses of hosts, and the rule for public ones: for URLs of images that clients send, and requests of the proxy."""
 
 import ipaddress
+import socket
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _AZURE_PLATFORM = ipaddress.IPv4Address("168.63.129.16")  # in each Azure network: DNS, keys, the host's agent
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host name. Blocks, perhaps for longer than a connection may take. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def destination(text: str) -> Address:

@@ -134,9 +134,9 @@ def parse_response(
 def generate(ask: Ask, instructions: Sequence[Message], earlier: Sequence[Item]) -> Generate:
     """Make the request for an answer that is not stored. earlier: the conversation. Raises InvalidRequest."""
     assert ask.draft is not None
-    said = joined([item.message for item in earlier])
-    check_results(ask.draft.items, [message.for_template() for message in said])
-    messages = [*instructions, *joined([*said, *(item.message for item in ask.draft.items)])]
+    before = joined([item.message for item in earlier])
+    check_results(ask.draft.items, [message.for_template() for message in before])
+    messages = [*instructions, *joined([*before, *(item.message for item in ask.draft.items)])]
     return Generate(
         caller=ask.caller,
         prompt=None,

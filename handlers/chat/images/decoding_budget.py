@@ -61,10 +61,10 @@ class DecodingBudget:
         try:
             yield
         finally:
-            self.give_back(num_bytes)
+            self.release(num_bytes)
 
     def take(self, num_bytes: int, check: Callable[[], None], *, is_next: bool = False, is_held: bool = False) -> None:
-        """Take a share until `give_back`, as `lease` does. num_bytes: at most the whole budget.
+        """Take a share until `release`, as `lease` does. num_bytes: at most the whole budget.
 
         is_next: before all that wait, since they may wait for what this request has. is_held: the request decodes
         further images meanwhile; several such shares leave half of the budget, and room for the largest image so far,
@@ -89,7 +89,7 @@ class DecodingBudget:
                 self._waiting.remove(place)
                 self._changed.notify_all()  # the next one may fit, too
 
-    def give_back(self, num_bytes: int, *, is_held: bool = False) -> None:
+    def release(self, num_bytes: int, *, is_held: bool = False) -> None:
         """Return a share. is_held: as when it was taken."""
         with self._changed:
             self._count(-num_bytes, is_held=is_held)

@@ -23,17 +23,11 @@ from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, 
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings
 from torchmoor.wire.connection_errors import failure_reason
-from torchmoor.wire.public_addresses import destination, is_public
+from torchmoor.wire.public_addresses import destination, is_public, resolve
 
 # Some hosts, such as Wikimedia's, refuse the names of HTTP libraries.
 USER_AGENT = "torchmoor (image of a request to a vision-language model)"
 Resolver = Callable[[str, int], list[str]]
-
-
-def resolve(host: str, port: int) -> list[str]:
-    """Resolve a host name. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class _Deadline:

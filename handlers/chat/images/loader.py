@@ -17,13 +17,14 @@ from PIL import Image
 
 from handlers.chat.images import image_decoding
 from handlers.chat.images.decoding_budget import DecodingBudget
-from handlers.chat.images.http import HttpImages, Resolver, resolve
+from handlers.chat.images.http import HttpImages, Resolver
 from handlers.chat.images.schemes import DATA, HTTP, S3, SCHEMES, find_scheme
 from handlers.chat.messages import ImageReference, KeptImage
 from handlers.errors import ImageTooLarge, ImageUrlForbidden, NotAnImage
 from handlers.requests.incoming import refuse_other_media
 from handlers.requests.reply import PendingReply
 from handlers.settings.intake import IntakeSettings
+from torchmoor.wire.public_addresses import resolve
 
 if TYPE_CHECKING:
     from handlers.chat.images.s3 import S3Images

@@ -40,7 +40,7 @@ class StoredResponse:
     session: Session
     number: int
     event: Event
-    queued: QueuedResponse | None = None
+    queued: QueuedResponse | None
 
     @property
     def num_turns(self) -> int:

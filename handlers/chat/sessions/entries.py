@@ -76,28 +76,14 @@ def remember_entry(session: Session, event: Event, rebuild: Callable[[list[dict[
         case "begin":
             find_queued(session, event).has_begun = True
         case "end":
-            queued = find_queued(session, event)
-            queued.ended = fields_of(event.response)
-            queued.feed.fail(queued.ended)  # perhaps another instance has ended it
-            unused, queued.images = queued.images, []
-            return unused
+            return _end_queued(session, event)
         case "open":
             session.adapter = event.adapter
             session.deleted.update(range(1, _number(event.question or "0") + 1))
             if event.response:
                 session.resource = fields_of(event.response)
         case "delete":
-            entry, _, place = event.question.partition("_")
-            number = _number(entry)
-            if not 0 < number <= len(session.entries):
-                raise InvalidRequest("an event refers to an entry that its session does not have")
-            if not place:
-                session.deleted.add(number)
-                return []
-            session.deleted_items.add((number, _number(place)))
-            left = entries_of(session, len(session.order))
-            rebuild([message for each in left for message in messages_added(each)])
-            _note_change(session)
+            _delete(session, event, rebuild)
     return []
 
 
@@ -124,6 +110,30 @@ def _add_queued(session: Session, event: Event) -> None:
         session.entries.append(event)
         queued.images = [_find_pending(session, digest) for digest in event.images]
     session.queued[queued.number] = queued
+
+
+def _end_queued(session: Session, event: Event) -> list[Image]:
+    """End a response that is not answered. Return the images of its question."""
+    queued = find_queued(session, event)
+    queued.ended = fields_of(event.response)
+    queued.feed.fail(queued.ended)  # perhaps another instance has ended it
+    unused, queued.images = queued.images, []
+    return unused
+
+
+def _delete(session: Session, event: Event, rebuild: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Delete an entry, or one of its items: then the conversation is rebuilt."""
+    entry, _, place = event.question.partition("_")
+    number = _number(entry)
+    if not 0 < number <= len(session.entries):
+        raise InvalidRequest("an event refers to an entry that its session does not have")
+    if not place:
+        session.deleted.add(number)
+        return
+    session.deleted_items.add((number, _number(place)))
+    left = entries_of(session, len(session.order))
+    rebuild([message for each in left for message in messages_added(each)])
+    _note_change(session)
 
 
 def _find_pending(session: Session, digest: str) -> Image:

@@ -108,7 +108,7 @@ class JournaledSessions:
             return self._journal.list_owned(owner_of(caller))
 
     def find(self, name: str) -> str | None:
-        """Raises JournalUnavailable also if the search takes longer than FIND_TIMEOUT_S."""
+        """Search the journal. Raises JournalUnavailable also if that takes longer than FIND_TIMEOUT_S."""
         stop_at, cursor = time.monotonic() + FIND_TIMEOUT_S, ""
         while True:
             with self._translated(session_id=""):
@@ -120,7 +120,7 @@ class JournaledSessions:
                 raise JournalUnavailable("the journal has too many sessions to find one by its hash in time")
 
     def claim_opening(self, caller: Caller, invocation_id: str, names: tuple[str, ...], session_id: str) -> str:
-        """A claim is never replaced: if its session has ended, the next claim's name includes that session's id, too.
+        """Claim the opening in the journal. Claims last: after an ended session, the next one's name has its id, too.
 
         After MAX_CLAIMS ended sessions, the opening is not claimed, and a retry opens another session.
         """
@@ -150,7 +150,7 @@ class JournaledSessions:
         return is_kept
 
     def try_undo(self, session_id: str) -> bool:
-        """`discard` finds out whether another worker has answered a retry with the session."""
+        """Look at this worker's retries only; `discard` finds out whether another worker has answered one."""
         with self._lock:
             if session_id in self._kept:
                 return False

@@ -327,7 +327,7 @@ class Generation:
         """Prepare the rest: the prompt is composed."""
         self._submit(self._parts.threads_for(self._reply), self._prepare)
 
-    def _summarise(self, reason: FinishReason) -> Summary:
+    def _summarize(self, reason: FinishReason) -> Summary:
         text, tokens = self._writer.read_rest()
         return Summary(
             text=text,
@@ -345,7 +345,7 @@ class Generation:
     def _finish(self, reason: FinishReason) -> None:
         """Commit the answer, then send its end. Runs on a worker thread, because recording may take long."""
         try:
-            summary = self._summarise(reason)
+            summary = self._summarize(reason)
             self._commit(summary)
             self._over("turns_finished")
             self._writer.end(summary.tokens[-1], summary)

@@ -23,7 +23,7 @@ class Prompt:
     ids: list[int]
     images: Sequence[Image]
     style: AnswerStyle
-    adapter: str = ""
+    adapter: str
     receipt: dict[str, str] = field(default_factory=dict)
 
 

@@ -119,40 +119,49 @@ class Turn:
     def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
         """Catch up with the journal, read the question's images and render the conversation."""
         session = self._session
-        receipt: dict[str, str] = {}
         if session.end is not None:
             raise session.end
         self._text = self._read_text()
+        receipt = self._catch_up()
+        raise_if_stopped()
+        if self._ask.images:
+            self._add_images(self._parts.receiver.receive(session.scope, self._ask.images, self._reply))
+        self._read_conversation()
+        ids = self._render([image.num_tokens for image in self._images])
+        num_dropped = session.num_dropped + self._num_dropped
+        if num_dropped and self._content.may_drop:
+            receipt[DROPPED_TURNS] = str(num_dropped)
+        adapter = session.choose_adapter(self._reply.adapter)
+        return Prompt(ids, self._images, self._parts.model.style_after(ids), adapter, receipt)
+
+    def _catch_up(self) -> dict[str, str]:
+        """Catch up with the journal, and find the turn's place in the session. Return the receipt of both."""
+        session = self._session
         with session.recording:
             num_caught_up = self._recorder.catch_up(session)
             self._raise_if_ended()
             self._raise_if_answered()
             self._recorder.check_history(session, self._num_chars)
             self._content.place(session, self._number)
-            receipt[TURN] = str(self._number)
+            receipt = {TURN: str(self._number)}
             self._note_begun()
         self._is_rebuilt = num_caught_up > 0
         if num_caught_up:
             receipt[REBUILT_EVENTS] = str(num_caught_up)
-        raise_if_stopped()
-        if self._ask.images:
-            self._add_images(self._parts.receiver.receive(session.scope, self._ask.images, self._reply))
+        return receipt
+
+    def _read_conversation(self) -> None:
+        """Read the session's messages and images; add those of the question."""
+        session = self._session
         with session.recording:  # waits until another request's change is complete
             self._new_images = session.images_for(self._ask.queued)
             for image in self._new_images:  # those of a response in the background leave the session with its end
                 self._parts.images.share(image)
-            images = [*session.images, *self._new_images]
+            self._images = [*session.images, *self._new_images]
             self._history = session.messages
             num_images = len(self._new_images)
             added = self._content.messages(self._text, self._history, session.num_dropped, num_images)
             self._messages = [*self._history, *added]
-        self._images = images
-        ids = self._render([image.num_tokens for image in images])
-        num_dropped = session.num_dropped + self._num_dropped
-        if num_dropped and self._content.may_drop:
-            receipt[DROPPED_TURNS] = str(num_dropped)
-        adapter = session.choose_adapter(self._reply.adapter)
-        return Prompt(ids, images, self._parts.model.style_after(ids), adapter, receipt)
 
     @property
     def _entry(self) -> int:

@@ -243,35 +243,28 @@ class Engine:
 
     def _isolate(self, batch: list[StepShare], error: Exception, *, is_part: bool) -> None:
         """After a failed step, run its halves separately, until only the failing sequence ends."""
-        device = self.runner.model.device
-        is_lost = is_device_lost(device)
-        if is_lost:
+        has_no_memory = is_out_of_memory(error)
+        if is_device_lost(self.runner.model.device):
             logger.critical("device lost error=%s", error)
             self._guard(self._on_device_lost)
-        has_no_memory = is_out_of_memory(error)
-        can_shrink = has_no_memory and len(batch) == 1 and len(batch[0].tokens) > MIN_CHUNK
-        if is_lost or (len(batch) == 1 and not can_shrink):
+            parts = []
+        else:
+            parts = _halve(batch, can_shorten=has_no_memory)
+        if not parts:
             for share in batch:
                 self._fail(share.sequence, error)
             return
-        if has_no_memory:
-            if can_shrink or not is_part:  # other parts have the step's prompt tokens, which are halved already
+        if not has_no_memory:
+            logger.warning("step failed and is repeated in halves shares=%s error=%s", len(batch), error)
+        else:
+            if len(batch) == 1 or not is_part:  # other parts have the step's prompt tokens, which are halved already
                 self.scheduler.pace.halve()
                 logger.warning(
                     "device out of memory in a step shares=%s, next steps take fewer prompt tokens", len(batch)
                 )
             return_gpu_memory()
-        if can_shrink:
-            [share] = batch
-            self._commit(
-                [StepShare(share.sequence, share.tokens[: len(share.tokens) // 2], is_last=False)], is_part=True
-            )
-            return
-        if not has_no_memory:
-            logger.warning("step failed and is repeated in halves shares=%s error=%s", len(batch), error)
-        middle = len(batch) // 2
-        self._commit(batch[:middle], is_part=True)
-        self._commit(batch[middle:], is_part=True)
+        for part in parts:
+            self._commit(part, is_part=True)
 
     def _fail(self, sequence: TokenSequence, error: Exception) -> None:
         """End a sequence whose step failed, and log the reason."""
@@ -351,6 +344,20 @@ class Engine:
             if not is_out_of_memory(exc):
                 raise
             raise OutOfMemory("the device ran out of memory while encoding this image") from exc
+
+
+def _halve(batch: list[StepShare], *, can_shorten: bool) -> list[list[StepShare]]:
+    """Return the parts of a failed step that are run instead; none if it is not divided further.
+
+    can_shorten: a single share is replaced by the first half of its tokens.
+    """
+    if len(batch) > 1:
+        middle = len(batch) // 2
+        return [batch[:middle], batch[middle:]]
+    [share] = batch
+    if not can_shorten or len(share.tokens) <= MIN_CHUNK:
+        return []
+    return [[StepShare(share.sequence, share.tokens[: len(share.tokens) // 2], is_last=False)]]
 
 
 def _too_complex(error: GrammarFailed) -> InvalidRequest:

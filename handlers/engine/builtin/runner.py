@@ -1,7 +1,7 @@
 """Runs one step on the device and returns a row of logits for each share of the batch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class StepResult:
     logits: Tensor
     greedy: list[int]
     logprobs: list[float]
-    drawn: list[list[float]] = field(default_factory=list)
+    drawn: list[list[float]]
 
 
 class ModelRunner:

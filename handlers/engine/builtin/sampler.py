@@ -74,6 +74,32 @@ class AnswerPenalties:
         logits[self._tokens] -= self._presence + self._frequency * self._counts
 
 
+class LogitBias:
+    """Adds a bias to the logits of some tokens. BAN excludes its tokens, ONLY excludes all others."""
+
+    def __init__(self, bias: Sequence[tuple[int, float]], device: torch.device) -> None:
+        tokens, amounts = zip(*bias, strict=True)
+        self._tokens = torch.tensor(tokens, device=device)
+        self._amounts = torch.tensor(amounts, dtype=torch.float32, device=device)
+        banned, only = ([token for token, amount in bias if amount == limit] for limit in (BAN, ONLY))
+        self._banned = torch.tensor(banned, dtype=torch.int64, device=device)
+        self._only = torch.tensor(only, dtype=torch.int64, device=device)
+        self.excludes = bool(banned or only)
+
+    def apply(self, logits: Tensor) -> None:
+        """Change logits, (vocabulary,), in place."""
+        logits[self._tokens] += self._amounts
+
+    def exclude(self, logits: Tensor) -> None:
+        """Leave out tokens in place, unless no others are left. logits: (vocabulary,)."""
+        left = logits.clone()
+        if len(self._only):
+            left.fill_(-torch.inf)
+            left[self._only] = logits[self._only]
+        left[self._banned] = -torch.inf
+        logits.copy_(torch.where(left.isneginf().all(), logits, left))
+
+
 class Sampler:
     """Holds a row's parameters, random state, penalized tokens, and grammar state.
 
@@ -105,15 +131,7 @@ class Sampler:
         frequency, presence = params.frequency_penalty or 0.0, params.presence_penalty or 0.0
         if frequency or presence:
             self._answer_penalties = AnswerPenalties(frequency, presence, device, answer)
-        self._bias: tuple[Tensor, Tensor] | None = None
-        if params.logit_bias:
-            tokens, amounts = zip(*params.logit_bias, strict=True)
-            biases = torch.tensor(amounts, dtype=torch.float32, device=device)
-            self._bias = torch.tensor(tokens, device=device), biases
-        self._excluding: list[Tensor] = []  # the tokens with BAN and those with ONLY, if there are any
-        limits = [[token for token, bias in params.logit_bias if bias == limit] for limit in (BAN, ONLY)]
-        if any(limits):
-            self._excluding = [torch.tensor(tokens, dtype=torch.int64, device=device) for tokens in limits]
+        self._bias = LogitBias(params.logit_bias, device) if params.logit_bias else None
         self._num_endless = max(0, (params.min_tokens or 0) - len(answer))  # next tokens, none of which may be an end
         end_ids = sorted(eos_token_ids) if self._num_endless else []
         self._end_ids = torch.tensor(end_ids, dtype=torch.int64, device=device)
@@ -138,7 +156,7 @@ class Sampler:
     @property
     def excludes(self) -> bool:
         """True if a bias excludes tokens."""
-        return bool(self._excluding)
+        return self._bias is not None and self._bias.excludes
 
     @property
     def is_complete(self) -> bool:
@@ -165,20 +183,14 @@ class Sampler:
         if self._answer_penalties is not None:
             self._answer_penalties.apply(logits)
         if self._bias is not None:
-            tokens, amounts = self._bias
-            logits[tokens] += amounts
+            self._bias.apply(logits)
         if self._num_endless:
             logits[self._end_ids] = -torch.inf
 
     def exclude(self, logits: Tensor) -> None:
-        """Leave out, in place, the tokens that a bias excludes, unless no others are left. logits: (vocabulary,)."""
-        banned, only = self._excluding
-        left = logits.clone()
-        if len(only):
-            left.fill_(-torch.inf)
-            left[only] = logits[only]
-        left[banned] = -torch.inf
-        logits.copy_(torch.where(left.isneginf().all(), logits, left))
+        """Leave out, in place, the tokens that a bias excludes. logits: (vocabulary,)."""
+        assert self._bias is not None
+        self._bias.exclude(logits)
 
     def note(self, token: int) -> None:
         """Record the chosen token: for penalties, and for the grammar. The next token gets a new random number."""

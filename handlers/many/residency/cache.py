@@ -41,7 +41,7 @@ from handlers.worker.counters import Counters
 
 
 class ModelCache:
-    """on_release: called at the end of each lease, from any thread and without the lock; calls `give_back`.
+    """on_release: called at the end of each lease, from any thread and without the lock; calls `release`.
 
     is_unified: device and host are one memory, so that models leave it for the disk.
     """
@@ -93,7 +93,7 @@ class ModelCache:
         for entry in self.entries:
             entry.tickets.pop(ticket, None)
 
-    def give_back(self, entry: ModelEntry, now: float) -> None:
+    def release(self, entry: ModelEntry, now: float) -> None:
         entry.num_leases -= 1
         entry.last_used = now
         self._settle(entry, now)

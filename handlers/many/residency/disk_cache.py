@@ -118,9 +118,9 @@ class DiskCache:
     def _lease(self, entry: _Unpacked, *, is_new: bool = False) -> DiskLease:
         entry.num_leases += 1
         self._unpacked.move_to_end(entry.key)
-        return DiskLease(entry.version, entry.folder, partial(self._give_back, entry), is_new=is_new)
+        return DiskLease(entry.version, entry.folder, partial(self._release, entry), is_new=is_new)
 
-    def _give_back(self, entry: _Unpacked) -> None:
+    def _release(self, entry: _Unpacked) -> None:
         with self._lock:
             entry.num_leases -= 1
 
@@ -133,7 +133,7 @@ class DiskCache:
             yield folder
         finally:
             shutil.rmtree(folder.path, ignore_errors=True)
-            folder.give_back(folder.num_bytes)
+            folder.release(folder.num_bytes)
 
     def keep(self, folder: "PartialFolder", name: str, version: str, model: Path) -> DiskLease:
         """Add a version of a model. model: where it is below folder.files."""
@@ -195,7 +195,7 @@ class DiskCache:
         self._leaving_bytes += victim.num_bytes
         return victim
 
-    def give_back_room(self, num_bytes: int) -> None:
+    def release_room(self, num_bytes: int) -> None:
         """Undo make_room for bytes that no model has."""
         with self._lock:
             self.budget.used_bytes -= num_bytes
@@ -236,8 +236,8 @@ class PartialFolder:
         self._cache.make_room(num_bytes)
         self.num_bytes += num_bytes
 
-    def give_back(self, num_bytes: int) -> None:
-        self._cache.give_back_room(num_bytes)
+    def release(self, num_bytes: int) -> None:
+        self._cache.release_room(num_bytes)
         self.num_bytes -= num_bytes
 
 
@@ -265,10 +265,10 @@ def take_home(settings: ManySettings) -> tuple[Path, IO[str]]:
 def _read_marker(home: Path) -> _Unpacked | None:
     """Read a complete folder's marker; None if the files do not match it."""
     try:
-        said = json.loads((home / MARKER).read_text())
-        own = (str(said["source"]), str(said["name"]), str(said["version"]))
-        num_bytes = int(said["num_bytes"])
-        model = home / str(said["model"])
+        marker = json.loads((home / MARKER).read_text())
+        own = (str(marker["source"]), str(marker["name"]), str(marker["version"]))
+        num_bytes = int(marker["num_bytes"])
+        model = home / str(marker["model"])
         held = sum(path.stat().st_size for path in (home / FILES).rglob("*") if path.is_file())
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -101,7 +101,7 @@ class Downloader:
                 _copy(content, copy, archive.num_bytes, progress)
         unpack_zip(whole, folder.files, self._settings, folder.take, progress)
         whole.unlink()
-        folder.give_back(archive.num_bytes)
+        folder.release(archive.num_bytes)
 
 
 def _copy(content: IO[bytes], copy: IO[bytes], num_bytes: int, progress: LoadProgress) -> None:

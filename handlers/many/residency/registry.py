@@ -50,7 +50,7 @@ class ModelRegistry:
         downloader: Downloader,
         load: Loader,
         device: torch.device,
-        lock_file: IO[str] | None = None,
+        lock_file: IO[str] | None,
     ) -> None:
         self._settings = settings
         self._source = source
@@ -60,10 +60,10 @@ class ModelRegistry:
         self._look_ups = threading.BoundedSemaphore(MAX_LOOK_UPS)
         device_bytes = settings.device_bytes or choose_device_bytes(device)
 
-        def give_back(entry: ModelEntry) -> None:
-            self._report(self._cache.give_back, entry)
+        def release(entry: ModelEntry) -> None:
+            self._report(self._cache.release, entry)
 
-        self._cache = ModelCache(settings, device_bytes, give_back, is_unified=device.type == "cpu")
+        self._cache = ModelCache(settings, device_bytes, release, is_unified=device.type == "cpu")
         self.counters = self._cache.counters
         self._threads = LoaderThreads(settings, self._cache, downloader, load, device, self._report)
         self._stopping = threading.Event()
@@ -111,7 +111,7 @@ class ModelRegistry:
             self.prewarm(name, done)
 
     def unload(self, name: str, on_done: OnDone) -> None:
-        """Done when its leases have ended and its memory is free. ModelUnknown if it is not in memory."""
+        """Unload a model. Report the end when its memory is free, or ModelUnknown if it is not in memory."""
         with _errors_to(on_done):
             name = check_name(name)
             self._source.forget(name)
@@ -251,7 +251,7 @@ class ModelRegistry:
         return answer
 
     def _watch_clock(self) -> None:
-        """Tick at each deadline."""
+        """Let the cache act at each of its deadlines."""
         longest = delay = self._cache.shortest_wait_s
         while not self._stopping.wait(delay):
             try:

@@ -83,7 +83,7 @@ class ImageClassification:
         """Count pixels, as they are scaled for the model, until the answer's end. Raises OutOfMemory."""
         budget = self.intake.decoding
         budget.take(num_bytes, reply.raise_if_cancelled, is_next=is_next, is_held=is_held)
-        reply.on_end(partial(budget.give_back, num_bytes, is_held=is_held))
+        reply.on_end(partial(budget.release, num_bytes, is_held=is_held))
 
     def run(self, rows: Sequence[TaskRow]) -> Sequence[Tensor]:
         """Return float32 logits."""

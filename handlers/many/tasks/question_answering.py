@@ -42,12 +42,7 @@ class QuestionAnswering(TextTask):
         request.check_parameters(PARAMETERS)
         asked = text_inputs(request.inputs, self.settings)
         for item in asked:
-            if not isinstance(item, dict) or item.keys() != {"question", "context"}:
-                raise InvalidRequest("'inputs' must be an object with 'question' and 'context'", param="inputs")
-            for text in item.values():
-                check_text(text, self.settings.max_chars, "'question' and 'context'")
-                if not text.strip():
-                    raise InvalidRequest("'question' and 'context' must not be empty", param="inputs")
+            self._check_item(item)
         top_k, longest = request.positive("top_k", 1), request.positive("max_answer_len", MAX_ANSWER)
         encoded, num_pieces, num_results = [], 0, 0
         for item in asked:
@@ -73,6 +68,14 @@ class QuestionAnswering(TextTask):
             return answers if isinstance(request.inputs, list) else answers[0]
 
         return TaskWork(inputs, finish)
+
+    def _check_item(self, item: Any) -> None:
+        if not isinstance(item, dict) or item.keys() != {"question", "context"}:
+            raise InvalidRequest("'inputs' must be an object with 'question' and 'context'", param="inputs")
+        for text in item.values():
+            check_text(text, self.settings.max_chars, "'question' and 'context'")
+            if not text.strip():
+                raise InvalidRequest("'question' and 'context' must not be empty", param="inputs")
 
     def _plan(self, item: dict[str, str], request: TaskRequest) -> tuple[int, int, int]:
         """Return the tokens of a piece, how many of them the next piece repeats, and about how many pieces there are.
@@ -122,21 +125,11 @@ def _answer(context: str, encoded: Any, outputs: Sequence[Tensor], request: Task
     found: dict[tuple[int, int], float] = {}
     nothing = 1.0
     for index, logits in enumerate(outputs):
-        is_context = torch.tensor([s == 1 for s in encoded.sequence_ids(index)])
-        may_be = is_context.clone()
-        may_be[0] = True  # the first token stands for "no answer"
-        starts, ends = logits.masked_fill(~may_be, -10_000.0).softmax(-1)
-        nothing = min(nothing, float(starts[0] * ends[0]))
-        length = min(longest, len(starts))
-        padded = torch.nn.functional.pad(ends * is_context, (0, length - 1))
-        # By the first token and the number of others: all pairs of tokens would take much more memory.
-        spans = (starts * is_context)[:, None] * padded.unfold(0, length, 1)
-        scores, places = spans.flatten().topk(min(top_k, spans.numel()))
-        for score, place in zip(scores.tolist(), places.tolist(), strict=True):
-            if score > 0:
-                first, others = divmod(place, length)
-                span = _characters(encoded, index, first, first + others, can_align)
-                found[span] = max(found.get(span, 0.0), score)
+        spans, of_nothing = _best_spans(logits, encoded.sequence_ids(index), top_k, longest)
+        nothing = min(nothing, of_nothing)
+        for score, first, last in spans:
+            span = _characters(encoded, index, first, last, can_align)
+            found[span] = max(found.get(span, 0.0), score)
     answers: list[dict[str, Any]] = [
         {"score": score, "start": start, "end": end, "answer": context[start:end]}
         for (start, end), score in found.items()
@@ -147,6 +140,30 @@ def _answer(context: str, encoded: Any, outputs: Sequence[Tensor], request: Task
     if top_k > 1:
         return best
     return best[0] if best else {"score": 0.0, "start": 0, "end": 0, "answer": ""}
+
+
+def _best_spans(
+    logits: Tensor, sequence_ids: Sequence[int | None], top_k: int, longest: int
+) -> tuple[list[tuple[float, int, int]], float]:
+    """Return the best answers in a piece, each with its score and its first and last token; and the score of none.
+
+    sequence_ids: of each token, 1 in the text. longest: tokens of an answer.
+    """
+    is_context = torch.tensor([s == 1 for s in sequence_ids])
+    may_be = is_context.clone()
+    may_be[0] = True  # the first token stands for "no answer"
+    starts, ends = logits.masked_fill(~may_be, -10_000.0).softmax(-1)
+    length = min(longest, len(starts))
+    padded = torch.nn.functional.pad(ends * is_context, (0, length - 1))
+    # By the first token and the number of others: all pairs of tokens would take much more memory.
+    spans = (starts * is_context)[:, None] * padded.unfold(0, length, 1)
+    scores, places = spans.flatten().topk(min(top_k, spans.numel()))
+    best = []
+    for score, place in zip(scores.tolist(), places.tolist(), strict=True):
+        if score > 0:
+            first, others = divmod(place, length)
+            best.append((score, first, first + others))
+    return best, float(starts[0] * ends[0])
 
 
 def _characters(encoded: Any, index: int, first: int, last: int, can_align: bool) -> tuple[int, int]:

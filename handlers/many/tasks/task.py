@@ -15,7 +15,7 @@ class Input:
 
     inputs: Any
     size: int
-    kind: Hashable = None
+    kind: Hashable
 
 
 @dataclass(frozen=True, slots=True)

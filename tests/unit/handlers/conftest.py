@@ -23,7 +23,7 @@ from handlers.chat.sessions.session_id_minter import SessionIdMinter
 from handlers.engine.builtin.chat_engine import BuiltinEngine, make_engine
 from handlers.engine.builtin.engine import Engine
 from handlers.engine.grammar import GrammarCompiler
-from handlers.errors import InternalError
+from handlers.errors import ImageUnreachable, InternalError
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.journal import Journal
 from handlers.many.adapters import AdapterStore, open_adapters
@@ -402,3 +402,24 @@ def compiler(tiny_llava: Any) -> Iterator[GrammarCompiler]:
     made = GrammarCompiler(tiny_llava.tokenizer, tiny_llava.eos_token_ids, tiny_llava.vocabulary, GrammarSettings())
     yield made
     made.stop()
+
+
+class SlowImages:
+    """Servers of images that fail once they may. arrived: counts the requests for images."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Semaphore(0)
+        self.may_fail = threading.Event()
+
+    def read(self, reference: Any, reply: Any) -> bytes:
+        self.arrived.release()
+        assert self.may_fail.wait(30)
+        raise ImageUnreachable("too slow")
+
+
+@pytest.fixture
+def slow_images(monkeypatch: pytest.MonkeyPatch) -> SlowImages:
+    """Make every image's server slow."""
+    servers = SlowImages()
+    monkeypatch.setattr(ImageLoader, "read", lambda loader, reference, reply: servers.read(reference, reply))
+    return servers

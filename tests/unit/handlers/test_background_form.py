@@ -11,7 +11,7 @@ from handlers.chat.feed import AnswerFeed
 from handlers.chat.forms import Token
 from handlers.errors import ClientGone, SessionLost
 from handlers.requests.reply import PendingReply, ReplyPieces
-from tests.unit.handlers.test_response_form import ITEMS, make_token, read, summarise
+from tests.unit.handlers.test_response_form import ITEMS, make_token, read, summarize
 
 FAILED = {"status": "failed", "error": {"code": "server_error", "message": "why"}}
 
@@ -39,7 +39,7 @@ def take(reply: PendingReply) -> list[dict[str, Any]]:
 
 def end(feed: AnswerFeed, form: BackgroundForm, last: Token) -> list[dict[str, Any]]:
     """Record the answer and end the clients' streams. Return the events of the stored answer."""
-    answer, response = form.record(summarise([last]))
+    answer, response = form.record(summarize([last]))
     feed.end(last)
     return read(make_form().repeat(answer, response, -1))
 
@@ -126,7 +126,7 @@ def test_an_answer_that_another_instance_has_stored_repeats_no_event() -> None:
     elsewhere, form, feed, reply = make_form(), make_form(), AnswerFeed(), make_reply()
     for token in tokens[:-1]:
         elsewhere.note(token)
-    answer, response = elsewhere.record(summarise(tokens[-1:]))
+    answer, response = elsewhere.record(summarize(tokens[-1:]))
     feed.follow(reply, make_form(), -1, {})
     feed.begin(form, lambda: None)
     feed.add(form, tokens[:2])

@@ -13,9 +13,8 @@ from PIL import Image
 from tokenizers.processors import TemplateProcessing
 
 from handlers.chat.images.loader import ImageLoader
-from handlers.errors import ImageUnreachable
 from handlers.models.loader import load_model
-from tests.unit.handlers.conftest import DEMO, Reference
+from tests.unit.handlers.conftest import DEMO, Reference, SlowImages
 from tests.unit.handlers.test_chat_service import (
     SHORT,
     Hold,
@@ -500,25 +499,17 @@ def test_client_that_leaves_before_its_images_are_there_costs_no_step(
 
 @pytest.mark.parametrize("is_raw", [True, False])
 def test_slow_image_servers_of_completions_hold_up_nobody_else(
-    make_client: Any, monkeypatch: pytest.MonkeyPatch, is_raw: bool
+    make_client: Any, slow_images: SlowImages, is_raw: bool
 ) -> None:
     """Slow image servers do not delay other requests, even if more requests wait than there are threads."""
-    arrived, may_go_on = threading.Semaphore(0), threading.Event()
-
-    def slow_read(self: ImageLoader, reference: Any, reply: Any) -> bytes:
-        arrived.release()
-        assert may_go_on.wait(30)
-        raise ImageUnreachable("too slow")
-
-    monkeypatch.setattr(ImageLoader, "read", slow_read)
     client = make_client()
     body = {"inputs": "![](https://example.com/a.png)"} if is_raw else chat(shown("https://example.com/a.png"))
     slow = [client.send(body) for _ in range(3)]
     for _ in slow:
-        assert arrived.acquire(timeout=30)
+        assert slow_images.arrived.acquire(timeout=30)
 
     assert client.call({"inputs": "hello", **GREEDY}).status == 200
-    may_go_on.set()
+    slow_images.may_fail.set()
 
     assert [exchange.wait().error for exchange in slow] == ["ImageUnreachable"] * 3
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageChops, ImageStat
 
-from handlers.chat.images.http import HttpImages, resolve
+from handlers.chat.images.http import HttpImages
 from handlers.chat.images.image_decoding import FORMATS
 from handlers.chat.images.loader import ImageLoader
 from handlers.errors import (
@@ -35,6 +35,7 @@ from handlers.settings.intake import IntakeSettings
 from tests.certificates import make_one_file
 from tests.torchserve.drawings import encoded
 from tests.waiting import wait_until
+from torchmoor.wire.public_addresses import resolve
 
 LOCAL = ("127.0.0.1", "::1")
 

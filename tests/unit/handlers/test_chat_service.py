@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.chat.images.loader import ImageLoader
 from handlers.chat.sessions.unjournaled_sessions import RememberedOpenings
 from handlers.chat.turns.context_limits import truncate
 from handlers.engine.builtin.kv_cache import BLOCK, cache_shape
-from handlers.errors import ImageUnreachable
 from tests.torchserve.drawings import data_url
-from tests.unit.handlers.conftest import FakeClock
+from tests.unit.handlers.conftest import FakeClock, SlowImages
 from tests.waiting import wait_until
 
 NUM = 16
@@ -442,23 +440,15 @@ def test_expiry_lets_a_running_answer_finish(make_client: Any, endless_llava: An
     assert holds_nothing(client)
 
 
-def test_slow_image_server_does_not_hold_up_other_turns(make_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_image_server_does_not_hold_up_other_turns(make_client: Any, slow_images: SlowImages) -> None:
     """Questions that wait for images do not delay others."""
-    arrived, may_go_on = threading.Semaphore(0), threading.Event()
-
-    def slow_read(self: ImageLoader, reference: Any, reply: Any) -> bytes:
-        arrived.release()
-        assert may_go_on.wait(30)
-        raise ImageUnreachable("too slow")
-
-    monkeypatch.setattr(ImageLoader, "read", slow_read)
     client = make_client()
     slow = [client.ask(client.open(), "and this?", images=["https://example.com/a.png"]) for _ in range(3)]
     for _ in slow:
-        assert arrived.acquire(timeout=30)
+        assert slow_images.arrived.acquire(timeout=30)
 
     assert client.ask(client.open(), "hello", **SHORT).wait().status == 200
-    may_go_on.set()
+    slow_images.may_fail.set()
 
     assert [exchange.wait().error for exchange in slow] == ["ImageUnreachable"] * 3
 

@@ -144,7 +144,7 @@ def test_a_request_that_holds_a_share_does_not_wait_behind_those_that_wait_for_i
     wait_until(lambda: "1 waiting" in repr(budget), "the large one waits")
     with budget.lease(40, go_on, held_bytes=50):
         assert budget.used_bytes == 90
-    budget.give_back(50, is_held=True)
+    budget.release(50, is_held=True)
     waiting.join(60)
 
     assert (failures, budget.used_bytes) == ([], 0)
@@ -157,7 +157,7 @@ def test_held_shares_leave_half_of_the_budget_unless_there_is_only_one(clock: Fa
     budget.take(70, go_on, is_held=True)
     with pytest.raises(OutOfMemory):
         budget.take(10, lambda: clock.advance(61), is_held=True)
-    budget.give_back(70, is_held=True)
+    budget.release(70, is_held=True)
     budget.take(30, go_on, is_held=True)
     budget.take(20, go_on, is_held=True)
 

@@ -64,7 +64,7 @@ class Bench:
     def __init__(self, device: int, host: int, *, is_unified: bool = False, **limits: Any) -> None:
         self.now = 1000.0
         self.settings = ManySettings(host_bytes=host, **limits)
-        self.cache = ModelCache(self.settings, device, self._give_back, is_unified=is_unified, clock=lambda: self.now)
+        self.cache = ModelCache(self.settings, device, self._release, is_unified=is_unified, clock=lambda: self.now)
         self.work: list[tuple[LoaderStep, ModelEntry]] = []
         self.models: list[FakeLoaded] = []
         self.disk_leases: list[FakeDiskLease] = []
@@ -107,8 +107,8 @@ class Bench:
         lease.release()
         lease.release()
 
-    def _give_back(self, entry: ModelEntry) -> None:
-        self.cache.give_back(entry, self.now)
+    def _release(self, entry: ModelEntry) -> None:
+        self.cache.release(entry, self.now)
         self.pump()
 
     def unload(self, name: str) -> list[HandlerError | None]:

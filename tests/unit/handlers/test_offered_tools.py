@@ -13,7 +13,7 @@ from handlers.chat.messages import ToolCall
 from handlers.chat.tools import ToolUse, read_tools
 from handlers.errors import InvalidRequest
 from tests.unit.handlers.conftest import make_incoming, parse
-from tests.unit.handlers.test_response_form import read, split, summarise
+from tests.unit.handlers.test_response_form import read, split, summarize
 from torchmoor.wire import headers as wire
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /.+/'}
@@ -160,7 +160,7 @@ def test_a_call_names_the_namespace_apart() -> None:
     _, form = ask(tools=MIXED)
     tokens, reader = split([CALL[:30], CALL[30:60], CALL[60:]])
 
-    summary = summarise(tokens[-1:], reader)
+    summary = summarize(tokens[-1:], reader)
     data = form.begin() + b"".join(form.token(token, None) for token in tokens[:-1])
     answer, response = form.record(summary)
     events = read(data + form.token(tokens[-1], summary))
@@ -180,7 +180,7 @@ def test_a_call_in_another_namespace_is_another_answer() -> None:
     tools = [NAMESPACE, {**NAMESPACE, "name": "mcp__other"}]
     stored, begun = ask(tools=tools)[1], ask(tools=tools)[1]
     tokens, reader = split([CALL.replace("docs", "other")])
-    answer, response = stored.record(summarise(tokens, reader))
+    answer, response = stored.record(summarize(tokens, reader))
     begun.token(split([CALL[:60], CALL[60:]])[0][0], None)
 
     begun.restore(answer, response)

@@ -15,7 +15,8 @@ from handlers.requests.incoming import Incoming
 from handlers.requests.reply import PendingReply
 from handlers.settings.pump import PumpSettings
 from handlers.torchserve import pump as pump_module
-from handlers.torchserve.pump import MAX_EARLY, Pump, read_row, read_timeout_s
+from handlers.torchserve.pump import MAX_EARLY, Pump
+from handlers.torchserve.step import read_row, read_timeout_s
 from handlers.worker.counters import Counters
 from tests.unit.handlers.conftest import Exchange, FakeClock
 from tests.waiting import DEADLINE_S

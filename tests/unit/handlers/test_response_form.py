@@ -33,7 +33,7 @@ def make_token(number: int, text: str, parts: Sequence[AnswerPart] | None = None
     return Token(number, text, -float(number), False, parts, top, own_text=text)
 
 
-def summarise(tokens: list[Token], reader: AnswerReader | None = None) -> Summary:
+def summarize(tokens: list[Token], reader: AnswerReader | None = None) -> Summary:
     """Make the summary of an answer. tokens: those that have not been streamed."""
     message = None if reader is None else reader.message
     return Summary("".join(token.text for token in tokens), "eos_token", 9, 11, None, tokens, message, 4)
@@ -59,7 +59,7 @@ def write(
     """Return the events of a streamed answer, and what is stored of it."""
     form = make_form()
     data = form.begin() + b"".join(form.token(token, None) for token in tokens[:-1])
-    summary = summarise(tokens[-1:], reader)
+    summary = summarize(tokens[-1:], reader)
     stored = form.record(summary)
     return read(data + form.token(tokens[-1], summary)), stored
 
@@ -75,7 +75,7 @@ def test_stored_stream_is_the_first_one(texts: list[str], data: st.DataObject) -
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert "".join(event.get("delta", "") for event in events) == "".join(texts)
     assert read(make_form().repeat(answer, response, number)) == events[number + 1 :]
-    assert json.loads(make_form().whole(summarise(tokens)))["output"] == events[-1]["response"]["output"]
+    assert json.loads(make_form().whole(summarize(tokens)))["output"] == events[-1]["response"]["output"]
     assert events[-1]["response"]["usage"]["input_tokens_details"]["cached_tokens"] == 4
 
 
@@ -121,7 +121,7 @@ def test_reasoning_text_and_calls_are_items(cuts: list[int]) -> None:
         deltas = "".join(event["delta"] for event in own if "delta" in event)
         assert deltas == (item.get("arguments") or (item.get("content") or item["summary"])[0]["text"])
     assert read(make_form().repeat(answer, response, 6)) == events[7:]
-    whole = json.loads(make_form().whole(summarise(tokens, reader)))
+    whole = json.loads(make_form().whole(summarize(tokens, reader)))
     assert whole["output"] == last["output"]
     assert last["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
 
@@ -133,7 +133,7 @@ def test_an_answer_that_was_given_before_is_streamed_again() -> None:
     form = make_form()
 
     text = form.restore(*stored)
-    again = read(form.begin() + form.token(Token(0, text, 0.0, False), summarise([])))
+    again = read(form.begin() + form.token(Token(0, text, 0.0, False), summarize([])))
 
     assert again == events
 
@@ -144,7 +144,7 @@ def test_a_stream_goes_on_with_the_answer_that_was_stored(cuts: list[int], data:
     tokens, reader = split([ANSWER[a:b] for a, b in pairwise([0, *sorted(cuts), len(ANSWER)])])
     events, stored = write(tokens, reader)
     if is_whole:
-        stored = make_form().record(summarise(tokens, reader))
+        stored = make_form().record(summarize(tokens, reader))
     num_given = data.draw(st.integers(0, len(tokens) - 1))
     form, unlike = make_form(), make_form()
     begun = form.begin() + b"".join(form.token(token, None) for token in tokens[:num_given])
@@ -153,7 +153,7 @@ def test_a_stream_goes_on_with_the_answer_that_was_stored(cuts: list[int], data:
 
     for each in (form, unlike):
         each.restore(*stored)
-    rest = form.token(Token(0, "", 0.0, False), summarise([]))
+    rest = form.token(Token(0, "", 0.0, False), summarize([]))
 
     assert form.has_begun_as_restored()
     assert not unlike.has_begun_as_restored()
@@ -198,7 +198,7 @@ def test_without_a_request_there_are_no_log_probabilities() -> None:
     tokens = [make_token(i, text) for i, text in enumerate(["a", "b"])]
     form = make_form(has_logprobs=False)
 
-    summary = summarise(tokens)
+    summary = summarize(tokens)
     response = json.loads(form.whole(summary))
 
     assert response["output"][0]["content"][0]["logprobs"] == []

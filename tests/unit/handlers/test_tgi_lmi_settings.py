@@ -11,7 +11,7 @@ from handlers.engine.builtin.pace import make_pace
 from handlers.errors import SettingsError
 from handlers.settings import tgi_lmi as tgi_lmi_settings
 from handlers.settings.handler import HandlerSettings, load_settings
-from handlers.settings.tgi_lmi import understand
+from handlers.settings.tgi_lmi import apply_foreign_settings
 from handlers.settings.vllm import VllmSettings
 
 
@@ -27,7 +27,7 @@ def settings(
     environ: Mapping[str, str], folder: Path | None = None, config: Mapping[str, Any] | None = None
 ) -> HandlerSettings:
     folders = [] if folder is None else [folder]
-    return load_settings(understand(config or {}, environ, folders), environ)
+    return load_settings(apply_foreign_settings(config or {}, environ, folders), environ)
 
 
 def properties(folder: Path, *lines: str) -> Path:
@@ -109,7 +109,7 @@ def test_prompt_tokens_of_a_step_are_limited(name: str) -> None:
 @pytest.mark.parametrize(("formatter", "form"), [("jsonlines", "lmi"), ("json", "lmi-json"), ("sse", "tgi")])
 def test_the_streams_form_is_lmis_where_lmi_is_configured(tmp_path: Path, formatter: str, form: str) -> None:
     """option.output_formatter selects the form of answers to `inputs`."""
-    found = understand({}, {}, [properties(tmp_path, f"option.output_formatter={formatter}")])
+    found = apply_foreign_settings({}, {}, [properties(tmp_path, f"option.output_formatter={formatter}")])
 
     assert found["request"]["inputs_form"] == form
 
@@ -278,7 +278,7 @@ def test_without_any_of_it_nothing_changes() -> None:
     """Without these sources, the archive's configuration is unchanged."""
     config = {"model": {"dtype": "float32"}, "pump": {"max_in_flight": 7}}
 
-    assert understand(config, {"PATH": "/bin", "HF_MODEL_ID": " "}, []) == config
+    assert apply_foreign_settings(config, {"PATH": "/bin", "HF_MODEL_ID": " "}, []) == config
 
 
 @pytest.mark.parametrize("option", ["OPTION_TENSOR_PARALLEL_DEGREE", "SM_NUM_GPUS"])

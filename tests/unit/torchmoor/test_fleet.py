@@ -120,7 +120,7 @@ def test_replay_budget_is_bounded_in_total() -> None:
 
     assert budget.try_take(10)
     assert not budget.try_take(10)
-    budget.give_back(10)
+    budget.release(10)
     assert budget.try_take(10)
 
 

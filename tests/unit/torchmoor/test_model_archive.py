@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from handlers.many.folder import find_model_folder
-from torchmoor.cli import model_archive
+from torchmoor.cli import model_files
 from torchmoor.cli.main import main
 from torchmoor.cli.model_archive import package
 from torchmoor.errors import TorchmoorError
@@ -177,7 +177,7 @@ def test_a_header_that_safetensors_refuses_is_noticed(
     with pytest.raises(TorchmoorError, match="cut off or not a safetensors file"):
         package(checkpoint, tmp_path / "m.tar.gz")
 
-    monkeypatch.setattr(model_archive, "MAX_HEADER_BYTES", 20)
+    monkeypatch.setattr(model_files, "MAX_HEADER_BYTES", 20)
     weights.write_bytes(safetensors())
     with pytest.raises(TorchmoorError, match="cut off or not a safetensors file"):
         package(checkpoint, tmp_path / "m.tar.gz")

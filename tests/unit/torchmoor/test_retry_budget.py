@@ -24,5 +24,5 @@ def test_a_retry_that_was_not_made_is_given_back() -> None:
     budget = RetryBudget(fraction=0.2, burst=1)
 
     assert budget.try_take(0)
-    budget.give_back()
+    budget.release()
     assert [budget.try_take(0) for _ in range(2)] == [True, False]

@@ -21,18 +21,12 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
-from torchmoor.wire.public_addresses import destination, is_public
+from torchmoor.wire.public_addresses import destination, is_public, resolve
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 READ_BUFFER_BYTES = 1 << 18
 MAX_LOOKUPS = 32  # of names at a time
-
-
-def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host name. Blocks, perhaps for longer than a connection may take. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class NameLookups:

@@ -132,10 +132,9 @@ class SqliteQueue(Queue):
     def _submit(
         self, request: AsyncRequest, refusal: ApiError | None, share: CallerShare | None, db: sqlite3.Connection
     ) -> AsyncRequest:
-        invocation = request.invocation_key
         row = db.execute(
             "SELECT r.request, i.body FROM requests r LEFT JOIN inputs i USING (seq) WHERE r.invocation = ?",
-            (invocation,),
+            (request.invocation_key,),
         ).fetchone()
         if row is not None:
             return AsyncRequest.from_json(*row)
@@ -151,21 +150,7 @@ class SqliteQueue(Queue):
             check_share(db, share, size)
         self._check_limits(db, request.endpoint, size)
         request = request.stamped(self._clock())
-        seq = db.execute(
-            "INSERT INTO requests"
-            " (inference_id, endpoint, invocation, request, expires_at, body_bytes, state, updated_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, 'WAITING', ?)",
-            (
-                *(request.inference_id, request.endpoint, invocation, request.to_json()),
-                *(request.expires_at, size, request.received_at),
-            ),
-        ).lastrowid
-        if request.body is not None:
-            db.execute("INSERT INTO inputs VALUES (?, ?)", (seq, request.body))
-        if share is not None:
-            take_share(db, share, seq, size)
-        for location in request.locations:
-            db.execute("INSERT OR IGNORE INTO reserved VALUES (?)", (location,))
+        _insert(db, request, share, size)
         return request
 
     def _check_limits(self, db: sqlite3.Connection, endpoint: str, size: int) -> None:
@@ -330,6 +315,25 @@ def _wake(db: sqlite3.Connection, endpoint: str, now: float) -> None:
 def _first(db: sqlite3.Connection, where: str, *values: object, order: str = "seq") -> int | None:
     row = db.execute(f"SELECT seq FROM requests {where} ORDER BY {order} LIMIT 1", values).fetchone()
     return None if row is None else int(row[0])
+
+
+def _insert(db: sqlite3.Connection, request: AsyncRequest, share: CallerShare | None, size: int) -> None:
+    """Add a waiting request, its body, its caller's share and the places of its results."""
+    seq = db.execute(
+        "INSERT INTO requests"
+        " (inference_id, endpoint, invocation, request, expires_at, body_bytes, state, updated_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, 'WAITING', ?)",
+        (
+            *(request.inference_id, request.endpoint, request.invocation_key, request.to_json()),
+            *(request.expires_at, size, request.received_at),
+        ),
+    ).lastrowid
+    if request.body is not None:
+        db.execute("INSERT INTO inputs VALUES (?, ?)", (seq, request.body))
+    if share is not None:
+        take_share(db, share, seq, size)
+    for location in request.locations:
+        db.execute("INSERT OR IGNORE INTO reserved VALUES (?)", (location,))
 
 
 def _hold(db: sqlite3.Connection, seq: int, lease_s: float, now: float, changes: str) -> Claim:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
@@ -37,7 +36,7 @@ class WorkerContext:
     wall: Callable[[], float]
     backoff: Backoff
     faults: FaultLog
-    ends_at: float = math.inf
+    ends_at: float
 
     def delay_since_s(self, request: AsyncRequest) -> float:
         """Return the seconds to wait before the next try. They grow with the request's age."""

@@ -94,8 +94,8 @@ def _invoke(model: StreamingEndpoint, session_id: str, body: dict[str, Any]) -> 
 
 
 def _digest(message: dict[str, Any]) -> str:
-    said = [message["role"], *texts_and_images(message)]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    content = [message["role"], *texts_and_images(message)]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 class ChatSagemakerEndpoint(StreamingEndpoint):

@@ -51,7 +51,7 @@ def describe_starting(variant: Variant) -> list[str]:
 
 
 def _progress(instance: Instance, last_s: float | None) -> str:
-    said = f"{instance.name} is being started"
+    text = f"{instance.name} is being started"
     if instance.started_at is not None:
-        said += f", for {monotonic() - instance.started_at:.0f} s until now"
-    return said if last_s is None else f"{said}; the last start took {ceil(last_s)} s"
+        text += f", for {monotonic() - instance.started_at:.0f} s until now"
+    return text if last_s is None else f"{text}; the last start took {ceil(last_s)} s"

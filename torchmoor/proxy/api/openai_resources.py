@@ -48,8 +48,8 @@ class Named:
     is_stored: the answer is to be stored.
     """
 
-    place: Place | None = None
-    is_stored: bool = False
+    place: Place | None
+    is_stored: bool
 
 
 def read_named(body: bytes) -> Named:

@@ -120,7 +120,7 @@ class ResponseSocket:
         if added > 0 and not self._budget.try_take(added):
             return False
         if added < 0:
-            self._budget.give_back(-added)
+            self._budget.release(-added)
         self._num_held = num_bytes
         return True
 
@@ -181,7 +181,7 @@ class ResponseSocket:
             return self._take(message, num_bytes)
         finally:
             if self._asked is None:
-                self._budget.give_back(num_bytes)
+                self._budget.release(num_bytes)
 
     def _take(self, message: bytes, num_bytes: int) -> dict[str, Any]:
         """Parse a message that is to be answered. Raises ValidationError."""
@@ -208,7 +208,7 @@ class ResponseSocket:
 
     def _forget_asked(self) -> None:
         if self._asked is not None:
-            self._budget.give_back(self._asked.num_bytes)
+            self._budget.release(self._asked.num_bytes)
             self._asked = None
 
     def _read_lane(self, body: dict[str, Any]) -> str:
@@ -253,7 +253,7 @@ class ResponseSocket:
         """Keep a response in place of the lane's last one, if the budget allows."""
         before = self._last.pop(lane, None)
         if before is not None:
-            self._budget.give_back(before.num_bytes)
+            self._budget.release(before.num_bytes)
         if response is not None and self._budget.try_take(response.num_bytes):
             self._last[lane] = response
 

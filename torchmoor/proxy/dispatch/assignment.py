@@ -178,7 +178,7 @@ class Assignment:
         except (BodyTooLarge, ServiceUnavailable):
             self.strategy_request = before
             if is_counted:
-                retries.give_back()
+                retries.release()
             return False
         self._resume = resume
         self._count_retry()

@@ -28,6 +28,6 @@ class RetryBudget:
         self._left -= 1.0
         return True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Count a retry no longer: it was not made."""
         self._left += 1.0

@@ -145,7 +145,7 @@ class FastRequest:
         observer = shared.dispatchers.observer
         if observer is not None:
             self._observe(observer, head, piece, len(data), now)
-        shared.budget.give_back(len(self._body))
+        shared.budget.release(len(self._body))
         self._upstream.release(can_reuse=True)
         self._lease.release()
         if self._caller_lease is not None:
@@ -182,7 +182,7 @@ class FastRequest:
     def _become_exchange(self) -> Exchange:
         """Let the general path continue from here."""
         shared, client, request = self._shared, self._client, self._request
-        shared.budget.give_back(len(self._body))  # the exchange takes it again
+        shared.budget.release(len(self._body))  # the exchange takes it again
         call = Invocation(
             shared.operation,
             request,

@@ -112,7 +112,7 @@ class FieldRole:
     """
 
     name: bytes
-    kind: FieldKind = FieldKind.PLAIN
+    kind: FieldKind
     note: FieldNote = PASSED
     options: frozenset[bytes] = _NO_OPTIONS
     problem: str | None = None

@@ -151,5 +151,5 @@ class MarkedAnswer:
 
     def _free(self, num_bytes: int) -> None:
         if self._num_kept:
-            self._budget.give_back(num_bytes)
+            self._budget.release(num_bytes)
             self._num_kept -= num_bytes

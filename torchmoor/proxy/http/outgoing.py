@@ -21,7 +21,7 @@ class ByteBudget:
         self.used_bytes += num_bytes
         return True
 
-    def give_back(self, num_bytes: int) -> None:
+    def release(self, num_bytes: int) -> None:
         """Count bytes as no longer kept."""
         self.used_bytes -= num_bytes
 
@@ -91,7 +91,7 @@ class OutgoingRequest:
     def forget_kept(self) -> None:
         if self._is_kept:
             self._is_kept = False
-            self._budget.give_back(self.num_body_bytes)
+            self._budget.release(self.num_body_bytes)
             self._body = b""
 
     def close(self) -> None:

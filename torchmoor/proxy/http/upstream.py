@@ -308,7 +308,7 @@ class Connector:
         timeouts: TimeoutSettings,
         *,
         max_connections: int,
-        note: Callable[[bytes], FieldNote] = note_nothing,
+        note: Callable[[bytes], FieldNote],
     ) -> None:
         self._open: set[UpstreamConnection] = set()
         self._max_connections = max_connections

@@ -18,9 +18,10 @@ from handlers.many.service import ManyService
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.source import SourceModel
 from handlers.requests.incoming import Incoming
-from handlers.requests.reply import PendingReply, WholeReply
+from handlers.requests.reply import PendingReply
 from handlers.settings.handler import HandlerSettings
 from handlers.settings.many import ManySettings
+from tests.unit.handlers.many.replies import whole
 from tests.unit.handlers.many.tiny import save_checkpoint
 from tests.waiting import wait_until
 
@@ -58,11 +59,6 @@ class Worker:
 
 def said(reply: PendingReply) -> tuple[int, dict[str, Any]]:
     return whole(reply).status, json.loads(whole(reply).body)
-
-
-def whole(reply: PendingReply) -> WholeReply:
-    wait_until(reply.has_news, "there is an answer")
-    return reply.take(1 << 30)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from handlers.many.request import TaskRequest
 from handlers.models import memory
 from handlers.models.chat_template import TemplateProcess
 from handlers.requests.incoming import Incoming
-from handlers.requests.reply import PendingReply, WholeReply
+from handlers.requests.reply import PendingReply
 from handlers.settings.handler import HandlerSettings
 from handlers.settings.intake import IntakeSettings
 from handlers.settings.many import ManySettings
@@ -40,6 +40,7 @@ from handlers.settings.pump import PumpSettings
 from handlers.settings.tasks import TaskSettings
 from tests.servers import BUCKET, S3Server
 from tests.torchserve.drawings import encoded
+from tests.unit.handlers.many.replies import whole
 from tests.unit.handlers.many.tiny import VOCABULARY, make_tokenizer, save_checkpoint
 from tests.waiting import wait_until
 
@@ -76,11 +77,6 @@ def send(model: AnsweringModel, body: Any, headers: dict[str, str] = JSON) -> Pe
     reply = PendingReply(lambda: None)
     model.start(Incoming(headers, json.dumps(body).encode() if isinstance(body, dict | list) else body), reply)
     return reply
-
-
-def whole(reply: PendingReply) -> WholeReply:
-    wait_until(reply.has_news, "there is an answer")
-    return reply.take(1 << 30)
 
 
 def ask(model: AnsweringModel, inputs: Any, **parameters: Any) -> Any:

@@ -70,7 +70,7 @@ class World:
         self.variant = self.registry.get_endpoint("llava").variants[0]
         self.clients = Clients(self.variant)
         launches = [Launch(f"llava-{number}", "llava", "llava.mar") for number in range(max_capacity)]
-        self.group = ScaledVariant(self.variant, launches)
+        self.scaled = ScaledVariant(self.variant, launches)
         self.now = 0.0
         self.reports: list[str] = []
         self.firsts: dict[str, asyncio.Future[None]] = {}
@@ -83,7 +83,7 @@ class World:
         self.operations: Any = self
         self.async_inference = SimpleNamespace(queue=SimpleNamespace(backlog=self._find_pending))
         self.autoscaler = Autoscaler(
-            [self.group],
+            [self.scaled],
             self.registry,
             self,
             self,
@@ -136,10 +136,10 @@ class World:
 
     @property
     def running(self) -> list[str]:
-        return sorted(member.name for member in self.group.in_phase(Phase.RUNNING))
+        return sorted(member.name for member in self.scaled.in_phase(Phase.RUNNING))
 
     def phase(self, name: str) -> Phase | None:
-        member = self.group.members.get(name)
+        member = self.scaled.members.get(name)
         return None if member is None else member.phase
 
     async def look(self, after_s: float = 1.0) -> list[str]:
@@ -211,7 +211,7 @@ async def test_goes_from_zero_to_what_the_backlog_needs_and_back() -> None:
             await world.be_gone(name)
 
         assert sorted(world.ended) == ["llava-0", "llava-1", "llava-2"]
-        assert (world.group.members, list(world.registry.instances())) == ({}, [])
+        assert (world.scaled.members, list(world.registry.instances())) == ({}, [])
         assert world.reports[0] == "llava: from 0 to 1 instances, backlog 12"
 
 
@@ -380,7 +380,7 @@ async def test_a_drained_instance_is_stopped_when_the_variant_shrinks_to_its_min
     """A drained instance is stopped when the desired number, which rose after the drain, returns to MinCapacity."""
     async with making(max_capacity=2) as world:
         await world.grow(1)
-        world.group.settings = world.group.settings.replace(min_capacity=1, initial_count=1)
+        world.scaled.settings = world.scaled.settings.replace(min_capacity=1, initial_count=1)
         world.registry.drain("llava-0")
         await world.look()
         assert await world.look() == ["llava-1"]
@@ -458,8 +458,8 @@ async def test_a_variant_that_is_removed_while_sessions_are_counted_starts_nothi
         world.operations = SimpleNamespace(ask=ask)
         looking = asyncio.create_task(world.look(after_s=10))  # two suffice now, and one of them is drained
         await is_asked.wait()
-        await world.autoscaler.remove(world.group)
-        assert list(world.group.members) == ["llava-0", "llava-1", "llava-2"]
+        await world.autoscaler.remove(world.scaled)
+        assert list(world.scaled.members) == ["llava-0", "llava-1", "llava-2"]
         may_answer.set()
         await looking
 
@@ -551,7 +551,7 @@ async def test_a_start_that_fails_is_tried_again_later_each_time() -> None:
             assert world.registry.find("llava-0") is None
             await world.be_gone("llava-0")
             assert await world.look(after_s=0) == []
-            waits.append(world.group.starts_after - world.now)
+            waits.append(world.scaled.starts_after - world.now)
 
         assert waits == [1.0, 2.0, 4.0]
         assert "cannot load its model" in world.reports[-2]
@@ -666,14 +666,14 @@ async def test_a_variant_that_fails_does_not_hold_up_the_others(caplog: pytest.L
     """Each look continues with the next variant. A variant whose looks fail is logged once per interval."""
     async with making() as world:
         settings = EndpointSettings(
-            name="broken", variants=(VariantSettings(model="broken", scaling=world.group.settings),)
+            name="broken", variants=(VariantSettings(model="broken", scaling=world.scaled.settings),)
         )
         broken = Registry([settings]).get_endpoint("broken").variants[0]
         launches = [Launch(f"broken-{number}", "broken", "broken.mar") for number in range(3)]
-        group = ScaledVariant(broken, launches)
+        scaled = ScaledVariant(broken, launches)
         clients = Clients(broken, metrics=Unreadable())
         autoscaler = Autoscaler(
-            [group, world.group], world.registry, world, world, print, are_journaled=True, clock=lambda: world.now
+            [scaled, world.scaled], world.registry, world, world, print, are_journaled=True, clock=lambda: world.now
         )
         world.traffic = lambda: [clients, world.clients]
         world.autoscaler = autoscaler

@@ -25,11 +25,12 @@ from tests.waiting import DEADLINE_S, until, wait_until
 from torchmoor.config.launcher import INSTANCE_LOG
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
-from torchmoor.fleet import launcher as launcher_module
+from torchmoor.fleet import instance_process
 from torchmoor.fleet.archives import ArchiveContents
 from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.instance_guard import CONTROL_FOLDER, JOURNAL_FOLDER, MODELS_FOLDER
-from torchmoor.fleet.launcher import InstanceProcessSettings, Launcher
+from torchmoor.fleet.instance_process import InstanceProcessSettings
+from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import InstanceState
@@ -111,7 +112,7 @@ class Host:
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     """Yield a host; at the end, none of its processes may run."""
     made = Host(tmp_path)
-    monkeypatch.setattr(launcher_module, "prepare", made.prepare)
+    monkeypatch.setattr(instance_process, "prepare", made.prepare)
     yield made
     for taker in made.takers:
         taker.close()
@@ -144,7 +145,7 @@ async def test_a_second_fleet_in_the_same_directory_changes_nothing(
 ) -> None:
     """A second fleet waits for the first one's end; its cancellation or time-out does not affect the first."""
     if not is_cancelled:
-        monkeypatch.setattr(launcher_module, "LOCK_GRACE_S", -1.9)
+        monkeypatch.setattr("torchmoor.fleet.launcher.LOCK_GRACE_S", -1.9)
 
     async def start_second() -> None:
         async with host.launcher() as (launcher, _):
@@ -274,7 +275,7 @@ async def test_a_restart_that_fails_with_an_unexpected_error_is_repeated(
             raise ValueError("unexpected")
         return host.prepare(spec, settings)
 
-    monkeypatch.setattr(launcher_module, "prepare", prepare_but_once)
+    monkeypatch.setattr(instance_process, "prepare", prepare_but_once)
 
     async with host.launcher() as (launcher, registry):
         await launcher.start(launches(1))
@@ -294,7 +295,7 @@ async def test_a_long_log_of_a_start_does_not_hold_up_the_loop(host: Host, monke
     def search(spec: InstanceSpec) -> None:
         threads.add(threading.get_ident())
 
-    monkeypatch.setattr(launcher_module, "find_load_failure", search)
+    monkeypatch.setattr(instance_process, "find_load_failure", search)
 
     async with host.launcher() as (launcher, _):
         await launcher.start(launches(1))
@@ -325,7 +326,7 @@ async def test_a_full_disk_is_named(host: Host, monkeypatch: pytest.MonkeyPatch)
     def fill(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(launcher_module, "write_archive", fill)
+    monkeypatch.setattr(instance_process, "write_archive", fill)
     launch = dataclasses.replace(launches(1)[0], contents=ArchiveContents(Path("entry.py"), Path("config.yaml"), {}))
 
     async with host.launcher() as (launcher, _):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.fleet.launcher import InstanceProcessSettings
+from torchmoor.fleet.instance_process import InstanceProcessSettings
 from torchmoor.fleet.processors import available_processors
 from torchmoor.fleet.torchserve import TorchServeSettings
 
@@ -41,7 +41,7 @@ def test_as_many_instances_start_at_once_as_the_processors_allow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: float, starting: int
 ) -> None:
     """A start needs about two processors. In a container with a quota, those of the machine do not count."""
-    monkeypatch.setattr("torchmoor.fleet.launcher.available_processors", lambda: number)
+    monkeypatch.setattr("torchmoor.fleet.instance_process.available_processors", lambda: number)
 
     settings = InstanceProcessSettings(torchserve=TorchServeSettings(model_store=tmp_path), run_dir=tmp_path)
 

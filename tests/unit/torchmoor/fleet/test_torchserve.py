@@ -58,9 +58,9 @@ def test_every_address_is_loopback_and_has_a_port_of_its_own(tmp_path: Path, set
 def test_the_configuration_loads_the_archive_under_its_name_and_never_times_a_client_out(
     tmp_path: Path, settings: TorchServeSettings
 ) -> None:
-    """A renamed archive is loaded under its file name, not its manifest's. clientTimeoutInMills would make TorchServe's
-    streams
-    hang, so it is never set.
+    """A renamed archive is loaded under its file name, not its manifest's.
+
+    clientTimeoutInMills is never set, because TorchServe's streams would hang.
     """
     values = parse(render_config(make_spec(tmp_path), settings))
 

@@ -23,7 +23,7 @@ from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet import launcher as launcher_module
+from torchmoor.fleet import instance_process
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance_guard import LOCK_FILE
 from torchmoor.fleet.torchserve import InstanceSpec, Launch, TorchServeSettings, prepare
@@ -65,7 +65,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
     async def ask(self: HealthChecker, instance: Instance) -> bool | None:
         return (tmp_path / f"{instance.name}.pids").exists()
 
-    monkeypatch.setattr(launcher_module, "prepare", stub)
+    monkeypatch.setattr(instance_process, "prepare", stub)
     monkeypatch.setattr(HealthChecker, "ask", ask)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
