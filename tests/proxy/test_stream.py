@@ -53,6 +53,27 @@ def test_each_flushed_piece_is_one_part(stage: Stage) -> None:
     assert "ts_stream_next" not in headers
 
 
+def test_each_event_is_one_part(stage: Stage) -> None:
+    """Server-sent events that arrive together are parts of their own, which LiteLLM needs; a cut event is two parts."""
+    gate = Gate()
+
+    async def paced(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/event-stream; charset=utf-8")
+        await wire.chunk(b"data: 1\n\ndata: 2\n\ndata: [DO")
+        await gate.pass_through()
+        await wire.chunk(b"NE]\n\n")
+        await wire.chunk(b"")
+
+    stage.a.behave = stage.b.behave = paced
+    events = iter(invoke(stage)["Body"])
+
+    first = [next(events)["PayloadPart"]["Bytes"] for _ in range(3)]
+    gate.open()
+
+    assert first == [b"data: 1\n\n", b"data: 2\n\n", b"data: [DO"]
+    assert [event["PayloadPart"]["Bytes"] for event in events] == [b"NE]\n\n"]
+
+
 def test_whole_answer_is_framed_too(stage: Stage) -> None:
     """An answer with Content-Length becomes an event stream, too."""
     stage.a.behave = stage.b.behave = answering(body=b'{"response_text": "red"}')
