@@ -53,11 +53,16 @@ setup-vllm: .venv-vllm/.ready  ## install vLLM for the CPU (3.5 GB), for handler
 	@touch $@
 
 # A virtual environment of its own, because these libraries pin other versions.
-clients: .venv-clients/.ready  ## install the SageMaker SDK and LangChain, whose tests are skipped without them
+clients: .venv-clients/.ready  ## install the SageMaker SDK, LangChain and JavaScript clients, whose tests are skipped without them
 
-.venv-clients/.ready: requirements-clients.txt | $(VENV)/bin/python
+# npm is a package of requirements-clients.txt. Without the npm registry, only the JavaScript clients are left out.
+JAVASCRIPT := tests/torchserve/clients/javascript
+.venv-clients/.ready: requirements-clients.txt $(JAVASCRIPT)/package-lock.json | $(VENV)/bin/python
 	$(BIN)/python -m venv .venv-clients
 	.venv-clients/bin/$(PIP_INSTALL) -q -r requirements-clients.txt
+	@cp $(JAVASCRIPT)/package.json $(JAVASCRIPT)/package-lock.json .venv-clients/
+	@PATH="$$PWD/.venv-clients/bin:$$PATH" npm ci --prefix .venv-clients --silent --no-audit --no-fund \
+	  || echo "make: npm could not install the JavaScript clients; their tests are skipped" >&2
 	@touch $@
 
 # build_archives.py builds only archives that are not up to date. Without network it reports that llm.mar is left out.

@@ -26,7 +26,8 @@ from torchmoor.wire import headers
 # Messages of errors that several modules raise.
 MODEL_FAILED = "the model failed on this conversation; see the worker's log"
 STOPPING = "the worker is stopping"
-PROMPT_TOO_LONG = "the prompt is too long"  # LangChain and LiteLLM recognize the error by these words
+# LangChain recognizes the error by "prompt is too long", and LiteLLM by "model's maximum context limit".
+PROMPT_TOO_LONG = "the prompt is too long, above the model's maximum context limit"
 
 
 class HandlerError(Exception):

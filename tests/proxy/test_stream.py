@@ -53,6 +53,22 @@ def test_each_flushed_piece_is_one_part(stage: Stage) -> None:
     assert "ts_stream_next" not in headers
 
 
+def test_each_event_is_one_part(stage: Stage) -> None:
+    """Server-sent events that arrive together are parts of their own, which LiteLLM needs; a cut event may be two."""
+
+    async def joined(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/event-stream; charset=utf-8")
+        await wire.chunk(b"data: 1\n\ndata: 2\n\ndata: [DO")
+        await wire.chunk(b"NE]\n\n")
+        await wire.chunk(b"")
+
+    stage.a.behave = stage.b.behave = joined
+
+    first, second, *cut = parts(invoke(stage))
+
+    assert (first, second, b"".join(cut)) == (b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n")
+
+
 def test_whole_answer_is_framed_too(stage: Stage) -> None:
     """An answer with Content-Length becomes an event stream, too."""
     stage.a.behave = stage.b.behave = answering(body=b'{"response_text": "red"}')

@@ -72,7 +72,11 @@ def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: Re
     messages = _messages(given.get("messages"), settings)
     if not incoming.headers.get(wire.SESSION_ID):  # else the session has the calls
         _check_results(messages)
-    form = ChatCompletionForm(**read_answer("chatcmpl", given, incoming), has_logprobs=read_flag(given, "logprobs"))
+    form = ChatCompletionForm(
+        **read_answer("chatcmpl", given, incoming),
+        has_logprobs=read_flag(given, "logprobs"),
+        has_tools=bool(given.get("tools")),
+    )
     return Generate(
         caller=incoming.caller,
         prompt=None,
@@ -221,9 +225,10 @@ class ChatCompletionForm(OpenAIAnswer):
     """Encodes `chat.completion.chunk` events that end with `data: [DONE]`, or one `chat.completion`."""
 
     chunk_kind = CHUNK
+    has_tools: bool = False  # the answer may have no text; the Vercel AI SDK begins a text even for an empty one
 
     def begin(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""})
+        return self._chunk({"role": "assistant", "content": None if self.has_tools else ""})
 
     def part(self, token: Token, summary: Summary | None) -> bytes:
         deltas = [{"content": token.text}] if token.parts is None else [_delta(part) for part in token.parts]

@@ -43,9 +43,7 @@ def read_reasoning(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_reasoning(given: Mapping[str, Any]) -> str:
-    """Return the name of the field that requests reasoning, or ""."""
-    reasoning = given.get("reasoning", {})
-    summary = reasoning.get("summary") or reasoning.get("generate_summary")
-    if summary is not None or reasoning.get("effort") not in (None, "none"):
+    """Return the name of the field that requests reasoning, or "". A summary alone, which Codex sends, does not."""
+    if given.get("reasoning", {}).get("effort") not in (None, "none"):
         return "reasoning"
     return "" if given.get("reasoning_effort") in (None, "none") else "reasoning_effort"

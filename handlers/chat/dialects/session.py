@@ -86,10 +86,12 @@ def _kind(body: dict[str, Any]) -> str:
             "'prompt' or 'inputs'",
             param="model",
         )
+    kinds = ", ".join(_FIELDS)
+    if kind is None:
+        raise InvalidRequest(f"the body needs 'messages', 'prompt' or 'inputs', or, for a session, a 'type': {kinds}")
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise InvalidRequest(
-            f"'type' must be one of {', '.join(_FIELDS)}; or send 'inputs' or 'messages' for an answer without a "
-            "session"
+            f"'type' must be one of {kinds}; or send 'messages', 'prompt' or 'inputs' for an answer without a session"
         )
     return kind
 

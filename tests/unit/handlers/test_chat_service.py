@@ -528,6 +528,7 @@ def test_conversation_beyond_the_context_is_refused(make_client: Any, tiny_llava
     for answer in (refused, longer):
         assert (answer.status, answer.error) == (400, "ContextTooLong")
         assert "prompt is too long" in answer.json["error"]["message"]
+        assert "model's maximum context limit" in answer.json["error"]["message"]
     assert client.ask(sid, "short", **SHORT).wait().status == 200
 
 

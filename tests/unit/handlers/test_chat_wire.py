@@ -59,6 +59,7 @@ def test_sample_opens_with_a_path() -> None:
         ({"input": "a", "model": "m"}, "this model generates text, and 'input' is for a model of embeddings"),
         ({"query": "a", "documents": ["b"]}, "'documents' is for a model of embeddings or rerank"),
         ({"type": "send", "input": "a"}, "'type' must be one of start_session"),
+        ({"model": "m"}, "the body needs 'messages', 'prompt' or 'inputs', or, for a session, a 'type': start_session"),
     ],
 )
 def test_a_body_for_another_model_is_told_what_to_send(body: Any, words: str) -> None:

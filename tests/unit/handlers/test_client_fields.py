@@ -200,7 +200,7 @@ def test_an_answer_names_the_service_tier_if_its_request_does(client: Any, tier:
     ("given", "field"),
     [
         ({"effort": None, "context": "auto", "mode": "standard"}, ""),
-        ({"generate_summary": "auto"}, "reasoning"),
+        ({"generate_summary": "auto"}, ""),
         ({"effort": "low", "summary": None, "context": None}, "reasoning"),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_response_takes_what_the_codex_cli_sends(client: Any) -> None:
         "tools": [{"type": "function", **PAINT, "strict": False}, {"type": "web_search", "external_web_access": False}],
         "tool_choice": "auto",
         "parallel_tool_calls": False,
-        "reasoning": None,
+        "reasoning": {"summary": "auto"},
         "store": True,
         "stream": False,
         "include": [],

@@ -92,6 +92,7 @@ def test_answer_that_must_call_calls(client: Any, choice: Any, names: set[str]) 
     assert {delta["index"] for delta in deltas} == {0}
     assert "".join(delta["function"]["arguments"] for delta in deltas) == call["function"]["arguments"]
     assert len(deltas) > 3
+    assert streamed[0]["delta"] == {"role": "assistant", "content": None}
     assert streamed[-1]["finish_reason"] == "tool_calls"
     assert "".join(piece["delta"].get("content") or "" for piece in streamed) == ""
 

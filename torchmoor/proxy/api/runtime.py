@@ -36,7 +36,7 @@ from torchmoor.proxy.api.runtime_members import (
     TARGET_MODEL,
     not_there,
 )
-from torchmoor.proxy.api.stream_encoders import PartEncoder, TextPartEncoder, TextPassEncoder
+from torchmoor.proxy.api.stream_encoders import EventPartEncoder, PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.proxy.dispatch.dispatchers import Dispatchers
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
@@ -184,7 +184,7 @@ class RuntimeDialect(ApiDialect):
         """Render a success with the API's headers."""
         if head.status >= 300:
             return _explain
-        is_text_stream = head.layout.length is None and _is_text(head)
+        is_text_stream = head.layout.length is None and _is_of_type(head, b"text/plain")
         lines = answer_lines(head.line.client_line, head, DROPPED_FIELDS, request_id)
         return Answer(lines, TextPassEncoder() if is_text_stream else None)
 
@@ -217,8 +217,7 @@ class StreamDialect(RuntimeDialect):
             *answer_lines(status, head, _DROPPED_FROM_STREAM, request_id),
             b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
         )
-        encoder = TextPartEncoder() if _is_text(head) else PartEncoder()
-        return Answer(lines, encoder)
+        return Answer(lines, _part_encoder(head))
 
 
 def _as_aws_says(error: ApiError, request_id: bytes) -> ApiError:
@@ -249,8 +248,14 @@ def answer_lines(
     )
 
 
-def _is_text(head: AnswerHead) -> bool:
-    return (head.find(CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
+def _part_encoder(head: AnswerHead) -> PartEncoder:
+    if _is_of_type(head, b"text/plain"):
+        return TextPartEncoder()
+    return EventPartEncoder() if _is_of_type(head, b"text/event-stream") else PartEncoder()
+
+
+def _is_of_type(head: AnswerHead, content_type: bytes) -> bool:
+    return (head.find(CONTENT_TYPE) or b"").lower().startswith(content_type)
 
 
 def _explain(head: AnswerHead, body: bytes) -> ApiError:

@@ -38,6 +38,21 @@ class PartEncoder:
         return stream_error("The instance ended the stream before the answer was complete.", STREAM_BROKEN)
 
 
+class EventPartEncoder(PartEncoder):
+    """Encodes each server-sent event as a PayloadPart of its own.
+
+    LiteLLM, among others, reads one event per part: it drops what follows two events in one. An event that arrives in
+    two pieces is in two parts, which these clients join.
+    """
+
+    __slots__ = ()
+
+    def encode(self, piece: bytes) -> bytes:
+        *events, rest = piece.split(b"\n\n")
+        parts = [payload_part(event + b"\n\n") for event in events]
+        return b"".join(parts) + (payload_part(rest) if rest else b"")
+
+
 class TextPartEncoder(MarkedText, PartEncoder):
     """Encodes plain text likewise; a late error of the handler becomes a ModelStreamError."""
 
