@@ -23,7 +23,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class DownloadEnded(LaunchError):
-    """Raised if a download ends because its endpoint was deleted."""
+    """Raised if a download ends because it took too long, or because the fleet stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,12 @@ class DownloadState:
                 raise DownloadEnded("the download was ended")
             self._num_bytes += num_bytes
 
+    def check(self, **request: Any) -> None:
+        """Raise DownloadEnded if the download must send no further request. botocore calls it before each one."""
+        self.count(0)
+
     def end(self) -> None:
-        """End the download when its next bytes arrive."""
+        """End the download when its next bytes arrive, or before its next request."""
         with self._lock:
             self._is_ended = True
 
@@ -122,6 +126,7 @@ class ModelStore:
             )
         state.begin(num_bytes)
         with self._client(files[0].url) as client:
+            client.meta.events.register("before-send.s3", state.check)
             for each in files:
                 with translated(each.url):
                     self._fetch(client, each, folder, state)

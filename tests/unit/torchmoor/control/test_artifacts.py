@@ -298,6 +298,30 @@ def test_a_download_that_breaks_off_each_time_names_the_object(tmp_path: Path, m
             store.download(files, tmp_path, DownloadState())
 
 
+def test_an_ended_download_sends_no_further_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download that has taken too long ends with its request, although a store that cannot answer is asked again."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    state, asked = DownloadState(), []
+
+    class Unavailable(QuietHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            state.end()
+            self.send_response(503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+    with serve_http(Unavailable) as url:
+        store = ModelStore(ControlSettings(), ObjectSettings(s3_endpoint_url=url, s3_region="us-east-1"))
+        with pytest.raises(DownloadEnded):
+            store.download([StoredFile("s3://bucket/a.bin", "a.bin", 100)], tmp_path, state)
+
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("name", ["model.mar", "model.tar.gz", "config.json"])
 def test_what_is_neither_file_nor_folder_is_not_opened(fetch: Fetch, tmp_path: Path, name: str) -> None:
     """A pipe or a device is not opened, because reading it might not end."""

@@ -13,10 +13,11 @@ from torchmoor.config.control import ControlSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, TargetTracking
 from torchmoor.control.artifacts import ServedModel
+from torchmoor.control.deployment import start_timeout_s
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.downloads import DownloadEnded, DownloadState
 from torchmoor.control.resources import EndpointResource
-from torchmoor.errors import RequestInvalid
+from torchmoor.errors import LaunchError, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -237,3 +238,32 @@ async def test_progress_is_described_until_a_start_ends(deployments: Deployments
         ["downloading the model, 1.0 of 4.0 MB until now"],
         [],
     ]
+
+
+class SlowStore(Store):
+    """Artifacts whose download receives bytes until it is ended."""
+
+    def fetch(self, container: Any, name: str, folder: Path, download: DownloadState) -> Any:
+        while True:
+            download.count(1)
+
+
+@pytest.mark.parametrize("store", [SlowStore()])
+async def test_a_download_ends_at_its_variants_timeout(deployments: Deployments) -> None:
+    """The FailureReason of the endpoint names the field. Without a limit a slow download held the endpoint forever."""
+    [variant] = RESOURCE.config["ProductionVariants"]
+    config = {"ProductionVariants": [{**variant, "ModelDataDownloadTimeoutInSeconds": 0}]}
+
+    with pytest.raises(LaunchError, match="set ModelDataDownloadTimeoutInSeconds of variant v to a longer time"):
+        await deployments.start("e", replace(RESOURCE, config=config))
+
+
+@pytest.mark.parametrize(
+    ("place", "timeout_s"), [("/work/given/checkpoint", 70.0), ("s3://bucket/checkpoint/", 670.0), ("", 70.0)]
+)
+def test_a_start_may_last_longer_if_the_handler_downloads_the_model(place: str, timeout_s: float) -> None:
+    variant = {"ContainerStartupHealthCheckTimeoutInSeconds": 70, "ModelDataDownloadTimeoutInSeconds": 600}
+    served = ServedModel(archive="m.mar", environment={"TORCHMOOR_HANDLER_MODEL_PATH": place} if place else {})
+
+    assert start_timeout_s(variant, served) == timeout_s
+    assert start_timeout_s({}, served) == 0
