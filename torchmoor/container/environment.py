@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from torchmoor.config.group import Count, Port, SettingsGroup, like
 from torchmoor.config.instances import check_instance_name
-from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.launcher import HeapMib, LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.timeouts import TimeoutSettings
@@ -88,7 +88,7 @@ class ContainerEnvironment(
         alias="TORCHMOOR_SETTLE_S",
         description="First part of these seconds, in which proxies learn that `instance` is terminating.",
     )
-    heap_mib: Count = like(LaunchSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
+    heap_mib: HeapMib = like(LaunchSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
     access_log: str = like(ObserveSettings, "access_log", alias="TORCHMOOR_ACCESS_LOG")
     admin_port: Port = like(
         ListenSettings,
