@@ -20,7 +20,7 @@ from torchmoor.config.launcher import HeapMib, LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.timeouts import TimeoutSettings
-from torchmoor.errors import ConfigError
+from torchmoor.errors import ConfigError, VariableInvalid
 from torchmoor.fleet.model_sources import MULTI_MODEL, parse_flag
 from torchmoor.fleet.torchserve_properties import read_config_file, read_properties
 
@@ -111,7 +111,14 @@ class ContainerEnvironment(
 
 
 def read_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
-    """Read the container's variables. Raises ConfigError, which names the variable and says what is allowed."""
+    """Read the container's variables. Raises VariableInvalid, which names the variable and says what is allowed."""
+    try:
+        return _read(environ)
+    except ConfigError as error:
+        raise VariableInvalid(str(error)) from error
+
+
+def _read(environ: Mapping[str, str]) -> ContainerEnvironment:
     values: dict[str, object] = {
         "TORCHMOOR_INSTANCE_NAME": _name_of_host(),
         "properties": read_config_file(environ) | read_properties(environ),
