@@ -245,8 +245,8 @@ class Deployments:
         It returns or raises only after the last write, even when cancelled.
         """
         timeout_s = variant.get(DOWNLOAD_TIMEOUT, self._settings.download_timeout_s)
-        fetching = asyncio.ensure_future(
-            asyncio.to_thread(self._artifacts.fetch, container, variant["ModelName"], work, download)
+        fetching = asyncio.create_task(
+            in_thread(self._artifacts.fetch, container, variant["ModelName"], work, download)
         )
         try:
             done, _ = await asyncio.wait([fetching], timeout=timeout_s)

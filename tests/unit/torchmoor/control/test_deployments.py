@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import DEADLINE_S
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, TargetTracking
@@ -22,6 +24,7 @@ from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import in_thread
 
 RESOURCE = EndpointResource(
     config_name="c",
@@ -256,6 +259,20 @@ async def test_a_download_ends_at_its_variants_timeout(deployments: Deployments)
 
     with pytest.raises(LaunchError, match="set ModelDataDownloadTimeoutInSeconds of variant v to a longer time"):
         await deployments.start("e", replace(RESOURCE, config=config))
+
+
+async def test_downloads_take_no_thread_from_others(deployments: Deployments, store: Store) -> None:
+    """Otherwise, as many downloads as the event loop has threads stopped the control plane until one had ended."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    starts = [asyncio.create_task(deployments.start(name, RESOURCE)) for name in ("e", "f")]
+
+    for _ in starts:
+        assert await in_thread(store.asked.acquire, True, DEADLINE_S)
+    assert store.most_running == 2
+    for _ in starts:
+        store.answer.release()
+    outcomes = await asyncio.gather(*starts, return_exceptions=True)
+    assert [type(each) for each in outcomes] == [RequestInvalid] * 2
 
 
 @pytest.mark.parametrize(
