@@ -2,6 +2,7 @@
 
 TorchmoorError
 |-- ConfigError          a setting is wrong; raised before anything listens
+|   `-- VariableInvalid      a variable of the environment is wrong
 |-- LaunchError          an instance cannot be started; the message says what to do
 |-- DiscoveryError       DNS has not answered
 |-- UnknownInstance      no instance of that name
@@ -65,6 +66,10 @@ class TorchmoorError(Exception):
 
 class ConfigError(TorchmoorError):
     """A setting is missing, unknown or out of range; the message names it."""
+
+
+class VariableInvalid(ConfigError):
+    """A variable of the environment has a wrong name or value; commands exit as for a wrong option."""
 
 
 class LaunchError(TorchmoorError):

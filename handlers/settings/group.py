@@ -50,7 +50,7 @@ class HandlerGroup(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise SettingsError(_describe(type(self), error)) from None
+            raise SettingsError(describe(type(self), error.errors(include_url=False)[0])) from None
 
     # Without this, pydantic would call __init__ for each group inside a group, and errors would lack their path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -68,9 +68,8 @@ def nested_groups(group: type[HandlerGroup]) -> Iterator[tuple[str, type[Handler
             yield name, field.annotation
 
 
-def _describe(group: type[HandlerGroup], error: ValidationError) -> str:
-    """Return one sentence about the first thing that is wrong."""
-    details = error.errors(include_url=False)[0]
+def describe(group: type[HandlerGroup], details: ErrorDetails) -> str:
+    """Return one sentence about one thing that is wrong."""
     path: Sequence[int | str] = details["loc"]
     groups = dict(nested_groups(group))
     if path and path[0] in groups:

@@ -7,13 +7,13 @@ a module of this package. The worker reads its settings once, in `initialize`, a
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
 from handlers.errors import SettingsError
 from handlers.settings.adapters import AdapterSettings
 from handlers.settings.engine import EngineSettings
 from handlers.settings.grammar import GrammarSettings
-from handlers.settings.group import HandlerGroup, nested_groups, refusal
+from handlers.settings.group import HandlerGroup, describe, nested_groups, refusal
 from handlers.settings.intake import IntakeSettings
 from handlers.settings.journal import JournalSettings
 from handlers.settings.many import ManySettings
@@ -89,6 +89,24 @@ def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Hand
 
     Raises SettingsError on an unknown group or key, a value of the wrong type, or one out of range.
     """
+    return HandlerSettings(**_with_variables(config, environ))
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Raise SettingsError on a variable whose name or value is wrong, whatever the archive's model-config says.
+
+    Values that contradict each other are left to `load_settings`, because the model-config may have one of them.
+    """
+    try:
+        HandlerSettings.model_validate(_with_variables({}, environ))
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            if len(details["loc"]) > 1:  # of a value, not of a group
+                raise SettingsError(describe(HandlerSettings, details)) from None
+
+
+def _with_variables(config: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a model-config's `handler:` group and the environment. Raises SettingsError."""
     variables = {
         f"{ENV_PREFIX}{name}_{key}".upper(): (name, key)
         for name, group in nested_groups(HandlerSettings)
@@ -104,4 +122,4 @@ def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Hand
         given = values.get(name, {})
         if isinstance(given, Mapping):
             values[name] = {**given, key: text}
-    return HandlerSettings(**values)
+    return values

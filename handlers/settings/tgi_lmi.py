@@ -16,7 +16,7 @@ from typing import Any
 from handlers.errors import SettingsError
 from handlers.settings.engine import GPU_CHUNK
 from handlers.settings.pump import PumpSettings
-from torchmoor.wire.checkpoint_places import PROPERTIES
+from torchmoor.wire.checkpoint_places import PROPERTIES, read_model_id
 from torchmoor.wire.handler_variables import ADAPTERS_SOURCE, ENGINE_NAME, ENV_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -66,13 +66,6 @@ def _json(text: str) -> dict[str, Any]:
     return value
 
 
-def _checkpoint(text: str) -> str:
-    """Return a path or an S3 URI unchanged, and any other name as one on the Hugging Face hub."""
-    if "://" in text or text.startswith((".", "/")):
-        return text
-    return f"hf://{text}"
-
-
 def _one_of(values: Mapping[str, str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in values:
@@ -109,7 +102,7 @@ class ForeignSetting:
 
 
 FOREIGN = (
-    ForeignSetting("model.path", _checkpoint, ("HF_MODEL_ID",), ("model_id",)),
+    ForeignSetting("model.path", read_model_id, ("HF_MODEL_ID",), ("model_id",)),
     ForeignSetting("model.revision", str, ("HF_MODEL_REVISION", "REVISION"), ("revision",)),
     ForeignSetting("model.dtype", _one_of(_DTYPES), ("DTYPE",), ("dtype",)),
     ForeignSetting("model.tensor_parallel", _degree, ("SM_NUM_GPUS", "NUM_SHARD"), ("tensor_parallel_degree",)),

@@ -51,7 +51,7 @@ def serving(podman: Podman, image: str, folder: Path, *options: str) -> Iterator
         options=options,
         environment={
             **{f"TORCHMOOR_HANDLER_{name}": value for name, value in HANDLER.items()},
-            "TORCHMOOR_LAUNCHER_START_TIMEOUT_S": str(START_S),
+            "TORCHMOOR_START_TIMEOUT_S": str(START_S),
             "SAGEMAKER_BIND_TO_PORT": str(port),
             "TORCHMOOR_ADMIN_PORT": str(admin_port),
         },

@@ -12,14 +12,15 @@ import click
 
 from torchmoor.cli.foreign_text import without_controls
 from torchmoor.clients.errors import AdminRefused, AdminUnreachable, CallFailed, CredentialsRefused, EndpointUnreachable
-from torchmoor.errors import TorchmoorError
+from torchmoor.errors import TorchmoorError, VariableInvalid
 from torchmoor.run.log import discard_unwritten
 
 
 class ExitStatus(IntEnum):
-    """Statuses besides 0, success, and 2, which click returns for a wrong option or argument."""
+    """Statuses besides 0, success. click itself returns 2 for a wrong option or argument."""
 
     FAILED = 1
+    WRONG_USAGE = 2
     UNREACHABLE = 3
     REFUSED = 4
     INTERRUPTED = 130
@@ -91,4 +92,6 @@ def status_of(error: Exception) -> ExitStatus:
         return ExitStatus.UNREACHABLE
     if isinstance(error, (AdminRefused, CredentialsRefused)):
         return ExitStatus.REFUSED
+    if isinstance(error, VariableInvalid):
+        return ExitStatus.WRONG_USAGE
     return ExitStatus.FAILED

@@ -34,6 +34,10 @@ class ControlSettings(SettingsGroup, title="control"):
         8, description="Maximum number of instances of all created endpoints, stopping ones included."
     )
     max_model_bytes: Count = Field(64 * GIB, description="Size limit of a created endpoint's downloaded model.")
+    download_timeout_s: Positive = Field(
+        3600.0,
+        description="Time for a variant's download from S3, if the variant has no ModelDataDownloadTimeoutInSeconds.",
+    )
     max_body_bytes: Count = Field(MIB, description="Longest request.")
     max_requests: Count = Field(64, description="Requests that are answered at a time; further ones get 503.")
     metric_minutes: Count = Field(180, description="Minutes for which metrics are kept.")

@@ -15,6 +15,7 @@ DEFAULT_ENDPOINT = "llava"  # serves the demo model
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
 DEFAULT_BODY_MIB = 64
 DEFAULT_START_TIMEOUT_S = 180.0
+HeapMib = Annotated[int, Field(ge=128)]
 INSTANCE_LOG = Path("logs", "torchserve.log")  # in an instance's folder, which is in the run directory
 
 
@@ -35,7 +36,7 @@ class LaunchSettings(SettingsGroup, title="launcher"):
         description="Largest request or answer of an instance, in MiB. Asynchronous requests may need 1024, and a "
         "larger heap.",
     )
-    heap_mib: Annotated[int, Field(ge=128)] = Field(
+    heap_mib: HeapMib = Field(
         DEFAULT_HEAP_MIB, description="Heap of an instance's JVM in MiB; it holds bodies several times."
     )
     start_timeout_s: Positive = Field(

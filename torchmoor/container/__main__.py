@@ -16,7 +16,7 @@ from pathlib import Path
 import uvloop
 
 from torchmoor.container.environment import read_environment
-from torchmoor.errors import TorchmoorError
+from torchmoor.errors import TorchmoorError, VariableInvalid
 from torchmoor.run.hangups import ignore_hangups
 from torchmoor.run.listening import AddressUnusable
 from torchmoor.run.log import report, start_log
@@ -25,7 +25,10 @@ ROLES = ("serve", "instance")  # modules of this package
 
 
 def main(arguments: list[str]) -> int:
-    """Run a role and return the exit status: 0 after a SIGTERM, 1 after an error, which the last line describes."""
+    """Run a role and return the exit status: 0 after a SIGTERM, 2 for a wrong variable, 1 after another error.
+
+    The last line describes the error.
+    """
     if region := os.environ.get("AWS_REGION"):  # set by SageMaker; boto3 reads only the other one
         os.environ.setdefault("AWS_DEFAULT_REGION", region)
     role, *rest = arguments or ["serve"]
@@ -44,7 +47,7 @@ def main(arguments: list[str]) -> int:
         return 1
     except TorchmoorError as error:
         report(f"error: {error}")
-        return 1
+        return 2 if isinstance(error, VariableInvalid) else 1
     except OSError as error:
         report(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return 1

@@ -16,11 +16,11 @@ from pydantic import Field, field_validator
 
 from torchmoor.config.group import Count, Port, SettingsGroup, like
 from torchmoor.config.instances import check_instance_name
-from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.launcher import HeapMib, LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.timeouts import TimeoutSettings
-from torchmoor.errors import ConfigError
+from torchmoor.errors import ConfigError, VariableInvalid
 from torchmoor.fleet.model_sources import MULTI_MODEL, parse_flag
 from torchmoor.fleet.torchserve_properties import read_config_file, read_properties
 
@@ -88,7 +88,7 @@ class ContainerEnvironment(
         alias="TORCHMOOR_SETTLE_S",
         description="First part of these seconds, in which proxies learn that `instance` is terminating.",
     )
-    heap_mib: Count = like(LaunchSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
+    heap_mib: HeapMib = like(LaunchSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
     access_log: str = like(ObserveSettings, "access_log", alias="TORCHMOOR_ACCESS_LOG")
     admin_port: Port = like(
         ListenSettings,
@@ -111,7 +111,14 @@ class ContainerEnvironment(
 
 
 def read_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
-    """Read the container's variables. Raises ConfigError, which names the variable and says what is allowed."""
+    """Read the container's variables. Raises VariableInvalid, which names the variable and says what is allowed."""
+    try:
+        return _read(environ)
+    except ConfigError as error:
+        raise VariableInvalid(str(error)) from error
+
+
+def _read(environ: Mapping[str, str]) -> ContainerEnvironment:
     values: dict[str, object] = {
         "TORCHMOOR_INSTANCE_NAME": _name_of_host(),
         "properties": read_config_file(environ) | read_properties(environ),

@@ -23,6 +23,7 @@ from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.torchserve import Launch
+from torchmoor.fleet.variable_checks import check_variables
 from torchmoor.proxy.instances.handler_operations import HandlerOperations
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -55,6 +56,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         launch = Launch(
             variables.instance_name, name, found.archive, gpu, host="0.0.0.0", port=variables.inference_port
         )
+        check_variables([launch], found.store, {**os.environ, **found.environment})
         async with (
             Launcher(
                 container_process_settings(variables, found, work), registry, found.environment, report

@@ -32,6 +32,7 @@ from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.model_sources import MANY, many_environment, multi_model_settings
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import Launch
+from torchmoor.fleet.variable_checks import check_variables
 from torchmoor.proxy.access.credential_sources import KEYS_FILE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
@@ -61,6 +62,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
         }
         if variables.is_multi_model:
             environment |= many_environment([MANY], "", os.environ)
+        check_variables(launches, found.store, {**os.environ, **environment})
         async with (
             Launcher(container_process_settings(variables, found, work), registry, environment, report) as launcher,
             Proxy(settings, registry) as proxy,

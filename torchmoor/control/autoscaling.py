@@ -7,6 +7,7 @@ of the configuration file's group Autoscaling.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections import deque
@@ -21,7 +22,7 @@ from torchmoor.control.deployments import Deployments
 from torchmoor.control.listing import ListedResource, list_page
 from torchmoor.control.models import as_time
 from torchmoor.control.protocol import Operation, Values
-from torchmoor.control.resources import Change, Resource, Resources
+from torchmoor.control.resources import Change, EndpointResource, Resource, Resources
 from torchmoor.errors import ConfigError, RequestInvalid, ScalableTargetMissing
 from torchmoor.proxy.instances.endpoint import Variant
 
@@ -65,6 +66,21 @@ class ScalableTargets:
         for kept in (self._resources.targets, self._resources.policies):
             for key in [key for key in kept if key.startswith(prefix)]:
                 del kept[key]
+
+    def check_update(self, endpoint: str, old: EndpointResource, new: EndpointResource) -> None:
+        """Raise RequestInvalid if a variant with a target would be removed, or get another instance type, as at AWS."""
+        kept = {name: variant.get("InstanceType") for name, variant in new.variants.items()}
+        refused = [
+            name
+            for name, variant in old.variants.items()
+            if resource_of(endpoint, name) in self._resources.targets
+            and (name not in kept or kept[name] != variant.get("InstanceType"))
+        ]
+        if refused:
+            raise RequestInvalid(
+                f'The variant(s) "{json.dumps(refused)}" must be deregistered as scalable targets with AWS Auto '
+                "Scaling before they can be removed or have their instance type updated."
+            )
 
     def note(self, variant: Variant, before: int) -> None:
         """Record an activity: the autoscaler has changed the desired number of instances."""

@@ -6,27 +6,24 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from torchmoor.config.control import ControlSettings
-from torchmoor.config.endpoint_config import read_endpoint
-from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.control.artifacts import Artifacts, ServedModel
+from torchmoor.control.deployment import Deployment, Start, settings_of, start_timeout_s
 from torchmoor.control.downloads import DownloadState
 from torchmoor.control.instance_names import make_stem
-from torchmoor.control.models import NOT_FOR_MANY, START_TIMEOUT, primary_container
+from torchmoor.control.models import DOWNLOAD_TIMEOUT, primary_container
 from torchmoor.control.resources import EndpointResource
-from torchmoor.errors import LaunchError, LimitExceeded, RequestInvalid
+from torchmoor.errors import LaunchError, LimitExceeded
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.folder_removal import remove_folder
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.scaled_variant import ScaledVariant
 from torchmoor.fleet.torchserve import Launch
-from torchmoor.proxy.api.describe import describe_starting
 from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -36,35 +33,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 END_TIMEOUT_S = 5.0  # for requests to notice that their instance has ended
-
-
-@dataclass(slots=True)
-class Deployment:
-    """An endpoint's instances, by name.
-
-    served, start_timeouts_s: by variant. num_named: the number of names given so far. work: the endpoint's own folder.
-    scaled: variants whose instances the autoscaler starts and stops; `launches` has all that it may start.
-    """
-
-    endpoint: Endpoint
-    served: Mapping[str, ServedModel]
-    stem: str
-    work: Path
-    start_timeouts_s: Mapping[str, float]
-    launches: dict[str, Launch] = field(default_factory=dict)
-    num_named: int = 0
-    scaled: dict[str, ScaledVariant] = field(default_factory=dict)
-
-    def launches_of(self, variant: str) -> list[Launch]:
-        return [launch for launch in self.launches.values() if launch.variant == variant]
-
-
-@dataclass(slots=True)
-class Start:
-    """The start of a created or updated endpoint. endpoint: None until all models are downloaded."""
-
-    downloads: Mapping[str, DownloadState]  # by variant
-    endpoint: Endpoint | None = None
 
 
 class Deployments:
@@ -104,13 +72,7 @@ class Deployments:
     def progress_of(self, name: str, variant: str) -> list[str]:
         """Return the progress of a variant that is created or updated, such as its download."""
         start = self._starts.get(name)
-        if start is None:
-            return []
-        found = None if start.endpoint is None else start.endpoint.find_variant(variant)
-        if found is not None:
-            return describe_starting(found) or ["waiting for instances to start"]
-        download = start.downloads.get(variant)
-        return [] if download is None else [download.describe() or "preparing the model"]
+        return [] if start is None else start.describe(variant)
 
     def check_room(self, num_instances: int) -> None:
         """Raise LimitExceeded if this number of further instances is not allowed."""
@@ -249,18 +211,18 @@ class Deployments:
         try:
             served = {
                 variant: await self._fetch(
+                    values,
                     primary_container(resource.models[values["ModelName"]]),
-                    values["ModelName"],
                     work / variant,
                     start.downloads[variant],
                 )
                 for variant, values in variants.items()
             }
-            endpoint = start.endpoint = self._registry.stage(_settings_of(name, resource, served), resource.serial)
+            endpoint = start.endpoint = self._registry.stage(settings_of(name, resource, served), resource.serial)
         except BaseException:
             await in_thread(remove_folder, work)
             raise
-        timeouts_s = {variant: float(values.get(START_TIMEOUT, 0)) for variant, values in variants.items()}
+        timeouts_s = {variant: start_timeout_s(values, served[variant]) for variant, values in variants.items()}
         deployment = Deployment(endpoint, served, stem, work, timeouts_s)
         try:
             launches = [
@@ -276,16 +238,28 @@ class Deployments:
         return deployment
 
     async def _fetch(
-        self, container: Mapping[str, Any], model: str, work: Path, download: DownloadState
+        self, variant: Mapping[str, Any], container: Mapping[str, Any], work: Path, download: DownloadState
     ) -> ServedModel:
-        """Fetch a model. Even when cancelled, it returns or raises only after the last write."""
-        fetching = asyncio.ensure_future(asyncio.to_thread(self._artifacts.fetch, container, model, work, download))
+        """Fetch a variant's model. Raises LaunchError if that takes too long.
+
+        It returns or raises only after the last write, even when cancelled.
+        """
+        timeout_s = variant.get(DOWNLOAD_TIMEOUT, self._settings.download_timeout_s)
+        fetching = asyncio.create_task(
+            in_thread(self._artifacts.fetch, container, variant["ModelName"], work, download)
+        )
         try:
-            return await asyncio.shield(fetching)
-        except asyncio.CancelledError:
+            done, _ = await asyncio.wait([fetching], timeout=timeout_s)
+        finally:
             download.end()
             await asyncio.wait([fetching])
-            raise
+            error = fetching.exception()
+        if not done:
+            raise LaunchError(
+                f"model {variant['ModelName']} was not downloaded and unpacked in {timeout_s:.0f} s: set "
+                f"{DOWNLOAD_TIMEOUT} of variant {variant['VariantName']} to a longer time"
+            ) from error
+        return fetching.result()
 
     def _plan(self, deployment: Deployment, variant: str, count: int) -> list[Launch]:
         """Return `count` new instances of a variant, each on the GPU with the fewest instances."""
@@ -370,22 +344,3 @@ async def _until_idle(instances: Sequence[Instance], timeout_s: float) -> None:
         if not any(instance.outstanding for instance in instances):
             return
         await asyncio.sleep(POLL_S)
-
-
-def _settings_of(name: str, resource: EndpointResource, served: Mapping[str, ServedModel]) -> EndpointSettings:
-    """Return an endpoint's settings, with the models' names in TorchServe. Raises RequestInvalid, ConfigError."""
-    values: dict[str, Any] = {"EndpointConfig": resource.config}
-    settings = read_endpoint(values, name, "EndpointConfig", {})
-    many = [model.multi_model for model in served.values()]
-    if any(each != many[0] for each in many):
-        raise RequestInvalid("All variants of an endpoint must have models of the same Mode and cache setting.")
-    if many[0] is not None and settings.async_inference is not None:
-        raise RequestInvalid(NOT_FOR_MANY)
-    given = resource.variants
-    return settings.replace(
-        multi_model=many[0],
-        variants=tuple(
-            variant.replace(model=served[variant.name].model, weight=resource.weight_of(given[variant.name]))
-            for variant in settings.variants
-        ),
-    )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from botocore.response import StreamingBody
+
 from torchmoor.async_inference.objects.object_store import LocationRefused, ObjectError
 from torchmoor.async_inference.objects.s3_client import bucket_and_key, find_head, has_bucket, make_client, translated
 from torchmoor.config.control import ControlSettings
@@ -23,7 +25,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 class DownloadEnded(LaunchError):
-    """Raised if a download ends because its endpoint was deleted."""
+    """Raised if a download ends because it took too long, or because the fleet stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,12 @@ class DownloadState:
                 raise DownloadEnded("the download was ended")
             self._num_bytes += num_bytes
 
+    def check(self, **request: Any) -> None:
+        """Raise DownloadEnded if the download must not go on. request: given by botocore before it sends one."""
+        self.count(0)
+
     def end(self) -> None:
-        """End the download when its next bytes arrive."""
+        """End the download when its next bytes arrive, or before its next request."""
         with self._lock:
             self._is_ended = True
 
@@ -67,6 +73,27 @@ class DownloadState:
             if not self._total:
                 return ""
             return f"downloading the model, {self._num_bytes / 1e6:.1f} of {self._total / 1e6:.1f} MB until now"
+
+
+class EndableStream:
+    """A response's body whose reads end with the download.
+
+    A read of urllib3 waits for all of its bytes, however slowly they arrive; each of them restarts the read time-out.
+    """
+
+    def __init__(self, raw: Any, state: DownloadState) -> None:
+        """raw: urllib3's response."""
+        self._raw = raw
+        self._state = state
+
+    def read(self, num_bytes: int) -> bytes:
+        """Return this number of bytes, or fewer at the body's end. Raises DownloadEnded."""
+        pieces = []
+        while num_bytes > 0 and (piece := self._raw.read1(num_bytes)):
+            self._state.check()
+            pieces.append(piece)
+            num_bytes -= len(piece)
+        return b"".join(pieces)
 
 
 class ModelStore:
@@ -122,6 +149,7 @@ class ModelStore:
             )
         state.begin(num_bytes)
         with self._client(files[0].url) as client:
+            _make_endable(client, state)
             for each in files:
                 with translated(each.url):
                     self._fetch(client, each, folder, state)
@@ -141,3 +169,14 @@ class ModelStore:
             raise LaunchError(f"{folder} cannot hold {file.url}: {error.strerror}") from error
         if target.stat().st_size != file.num_bytes:
             raise ObjectError(f"{file.url} was replaced while it was downloaded: create the endpoint again")
+
+
+def _make_endable(client: Any, state: DownloadState) -> None:
+    """Let a client's requests and the bodies of its responses end with a download."""
+
+    def replace_body(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
+        if "Body" in parsed:
+            parsed["Body"] = StreamingBody(EndableStream(http_response.raw, state), parsed.get("ContentLength"))
+
+    client.meta.events.register("before-send.s3", state.check)
+    client.meta.events.register("after-call.s3.GetObject", replace_body)

@@ -102,6 +102,7 @@ class Endpoints:
         name = values["EndpointName"]
         old = self._find_changeable(name)
         new = self._make(values["EndpointConfigName"])
+        self._targets.check_update(name, old, new)
         variants = (each["VariantName"] for each in old.config["ProductionVariants"])
         scaled = [variant for variant in variants if self._deployments.is_scaled(name, variant)]
         reached = {variant: self._deployments.count_of(name, variant) for variant in scaled}

@@ -15,6 +15,7 @@ from torchmoor.control.resources import Resource, Resources
 from torchmoor.errors import ConfigError, RequestInvalid
 
 START_TIMEOUT = "ContainerStartupHealthCheckTimeoutInSeconds"  # of a variant
+DOWNLOAD_TIMEOUT = "ModelDataDownloadTimeoutInSeconds"  # of a variant
 NOT_FOR_MANY = "AsyncInferenceConfig is not for models in Mode MultiModel."
 _UNSERVED_OF_MODEL = ("InferenceExecutionConfig",)
 _UNSERVED_OF_CONTAINER = ("ModelPackageName", "InferenceSpecificationName", "AdditionalModelDataSources")
@@ -87,7 +88,7 @@ class Models:
         if name in configs:
             raise self._arns.existing(CONFIG, name)
         try:
-            check_endpoint_config(values, "CreateEndpointConfig", also_used=(START_TIMEOUT,))
+            check_endpoint_config(values, "CreateEndpointConfig", also_used=(START_TIMEOUT, DOWNLOAD_TIMEOUT))
             for variant in values["ProductionVariants"]:
                 if "ModelName" not in variant:
                     raise RequestInvalid(f"Variant {variant['VariantName']} has no ModelName.")

@@ -25,6 +25,7 @@ from torchmoor.fleet.instance_guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.process_commands import reopen_log
 from torchmoor.fleet.torchserve import Launch
+from torchmoor.fleet.variable_checks import check_variables
 from torchmoor.proxy.access.credential_sources import ASYNC_QUEUE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
@@ -110,7 +111,8 @@ def make_launcher(
     launches: Sequence[Launch],
     report: Callable[[str], None],
 ) -> Launcher:
-    """Return the launcher of the instances of variants with Autoscaling."""
+    """Return the launcher of the instances of variants with Autoscaling. Raises ConfigError."""
+    check_variables(launches, Path(configuration.launch.model_store), os.environ)
     environment = share_gpus(launches, os.environ)
     if configuration.proxy.sessions.are_journaled and JOURNAL_URL not in os.environ:
         environment[JOURNAL_URL] = (run_dir / JOURNAL_FOLDER).as_uri()
@@ -144,7 +146,9 @@ def check(path: Path, *, given: Given, is_open: bool, warn: Callable[[str], None
     settings, registry = configuration.proxy, make_registry(configuration)
     Proxy(settings, registry)  # reads the certificates
     launches = plan_instances(settings.endpoints, [])
-    check_archives(Path(configuration.launch.model_store), launches)
+    model_store = Path(configuration.launch.model_store)
+    check_archives(model_store, launches)
+    check_variables(launches, model_store, os.environ)
     check_observing(settings.observe)
     if not settings.sessions.keys:
         warn(

@@ -26,6 +26,7 @@ from torchmoor.fleet.instance_process import InstanceProcessSettings
 from torchmoor.fleet.launcher import Launcher
 from torchmoor.fleet.model_sources import MANY, adapter_environment, many_environment, multi_model_settings
 from torchmoor.fleet.torchserve import Launch
+from torchmoor.fleet.variable_checks import check_variables
 from torchmoor.proxy.api.chat_page.page import PAGE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
@@ -88,6 +89,7 @@ def plan_host(options: UpSettings, run_dir: Path, async_folder: AsyncFolder, *, 
     environment = {KEYS_VARIABLE: keys, JOURNAL_URL: journal, **many, **adapters, **share_gpus(launches, environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
+    check_variables(launches, process_settings.torchserve.model_store, {**environ, **environment})
     return HostPlan(names, settings, process_settings, journal, gpus, launches, environment)
 
 

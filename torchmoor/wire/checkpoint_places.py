@@ -24,3 +24,16 @@ def split_hub_place(place: str) -> tuple[str, str]:
     if not HUB_NAME.fullmatch(name) or (at and not _REVISION.fullmatch(revision)):
         raise ValueError(f"{place} must be {HUB_FORM}")
     return name, revision
+
+
+def read_model_id(text: str) -> str:
+    """Return the place that HF_MODEL_ID names: a path or a URL as it is, and any other name as a model of the hub.
+
+    Raises ValueError for anything else.
+    """
+    place = text if "://" in text or text.startswith((".", "/")) else f"{HUB}{text}"
+    if "://" in place and not place.startswith((S3, HUB)):
+        raise ValueError(f"it must be a directory, {S3}bucket/prefix, owner/name of the hub or {HUB_FORM}")
+    if place.startswith(HUB):
+        split_hub_place(place)
+    return place

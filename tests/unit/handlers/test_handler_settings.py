@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from handlers.chat_entry import ChatHandler
 from handlers.errors import SettingsError
-from handlers.settings.handler import HandlerSettings, load_settings
+from handlers.settings.handler import HandlerSettings, check_variables, load_settings
 from handlers.torchserve.start_chat import start_chat
 from handlers.worker.device import choose_device
 
@@ -118,6 +118,19 @@ def test_wrong_environment_is_named(name: str, value: str) -> None:
     """A value from the environment is checked like one from the file."""
     with pytest.raises(SettingsError, match=name.partition("_")[2].lower()):
         load_settings({}, {f"TORCHMOOR_HANDLER_{name}": value})
+
+
+def test_variables_are_checked_without_the_model_config() -> None:
+    """Wrong values are found; contradictions are not, because the model-config may have one of the values."""
+    too_small = {"TORCHMOOR_HANDLER_SESSION_MAX_TTL_S": "1", "TORCHMOOR_HANDLER_JOURNAL_MAX_IMAGE_BYTES": "1"}
+
+    check_variables({**too_small, "PATH": "/bin"})
+    with pytest.raises(SettingsError):
+        load_settings({}, too_small)
+    with pytest.raises(SettingsError, match=r"^handler\.pump\.max_in_flight must be of type int, not 'x'$"):
+        check_variables({**too_small, "TORCHMOOR_HANDLER_PUMP_MAX_IN_FLIGHT": "x"})
+    with pytest.raises(SettingsError, match=r"^TORCHMOOR_HANDLER_PUMP is not a setting"):
+        check_variables({"TORCHMOOR_HANDLER_PUMP": "x"})
 
 
 def test_shipped_config_is_valid() -> None:

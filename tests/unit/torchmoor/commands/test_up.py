@@ -45,6 +45,16 @@ def test_an_address_of_another_machine_is_an_error(option: str, names: str) -> N
     assert "starting" not in result.stderr
 
 
+def test_a_wrong_variable_of_the_handlers_is_an_error_before_anything_starts(tmp_path: Path) -> None:
+    arguments = ("up", "--run-dir", str(tmp_path / "run"), "--model-store", str(tmp_path), "--port", "0")
+    result = CliRunner().invoke(main, arguments, env={"TORCHMOOR_HANDLER_SESSION_TTL": "5"})
+
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "Error: TORCHMOOR_HANDLER_SESSION_TTL is not a setting; docs/configuration.md lists them all\n"
+    )
+
+
 @pytest.mark.parametrize("plane", ["--port", "--admin-port"])
 def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane: str) -> None:
     """A port in use exits with status 1 and is named, and no instance is started."""

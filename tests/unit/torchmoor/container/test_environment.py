@@ -144,7 +144,7 @@ def test_empty_variables_say_nothing() -> None:
         ("SAGEMAKER_BIND_TO_PORT", "8_080", "a whole number"),
         ("TORCHMOOR_CAPACITY", "+5", "a whole number"),
         ("TORCHMOOR_CAPACITY", "-5", "a whole number"),
-        ("TORCHMOOR_HEAP_MIB", "0", "positive"),
+        ("TORCHMOOR_HEAP_MIB", "127", "128 or more"),
         ("TORCHMOOR_START_TIMEOUT_S", "90000", "above 0 and at most 86400"),
         ("SAGEMAKER_SAFE_PORT_RANGE", "21999-21000", "two ports such as 21000-21999"),
         ("SAGEMAKER_MULTI_MODEL", "yes", "true or false"),
@@ -167,11 +167,10 @@ def test_a_value_that_is_none_is_refused_with_the_variables_name(name: str, valu
         read_environment({name: value})
 
 
-def test_a_start_may_have_less_than_a_second_and_a_heap_any_size() -> None:
-    """The variables have their own ranges, not those of `torchmoor up`."""
-    told = read_environment({"TORCHMOOR_START_TIMEOUT_S": "0.5", "TORCHMOOR_HEAP_MIB": "64"})
+def test_a_start_may_have_less_than_a_second_and_a_heap_as_little_as_that_of_up() -> None:
+    told = read_environment({"TORCHMOOR_START_TIMEOUT_S": "0.5", "TORCHMOOR_HEAP_MIB": "128"})
 
-    assert (told.start_timeout_s, told.heap_mib) == (0.5, 64)
+    assert (told.start_timeout_s, told.heap_mib) == (0.5, 128)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.archives import write_small_archive
 from tests.servers import free_ports
 from tests.waiting import DEADLINE_S
 from torchmoor.container.__main__ import main
+from torchmoor.fleet.archives import chat_handler, write_archive
 
 
 class Executed(BaseException):
@@ -39,6 +40,19 @@ def test_region_of_the_platform_is_boto3s(monkeypatch: pytest.MonkeyPatch, own: 
     assert os.environ["AWS_DEFAULT_REGION"] == found
 
 
+def run_role(role: str, **variables: str) -> tuple[int, str]:
+    """Run a role to its end. Return its exit status and its last line."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TS_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "torchmoor.container", role],
+        env={**inherited, **variables},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    return ended.returncode, (ended.stdout + ended.stderr).splitlines()[-1]
+
+
 @pytest.mark.parametrize("variable", ["SAGEMAKER_BIND_TO_PORT", "TORCHMOOR_ADMIN_PORT"])
 def test_a_port_in_use_is_an_error_that_names_the_variables(tmp_path: Path, variable: str) -> None:
     """The container has no options."""
@@ -46,14 +60,20 @@ def test_a_port_in_use_is_an_error_that_names_the_variables(tmp_path: Path, vari
     ports = dict(zip(("SAGEMAKER_BIND_TO_PORT", "TORCHMOOR_ADMIN_PORT"), map(str, free_ports(2)), strict=True))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = subprocess.run(
-            [sys.executable, "-m", "torchmoor.container", "serve"],
-            env={**os.environ, **ports, variable: str(port), "TORCHMOOR_MODEL_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
+        status, last = run_role("serve", **{**ports, variable: str(port), "TORCHMOOR_MODEL_DIR": str(tmp_path)})
 
-    last = (ended.stdout + ended.stderr).splitlines()[-1]
-    assert ended.returncode == 1
+    assert status == 1
     assert f":{port}: the port is in use; set SAGEMAKER_BIND_TO_PORT or TORCHMOOR_ADMIN_PORT to another port" in last
+
+
+@pytest.mark.parametrize("role", ["serve", "instance"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TORCHMOOR_HANDLER_SESSION_TTL", "5"), ("HF_MODEL_ID", "owner/name/more"), ("TORCHMOOR_HEAP_MIB", "127")],
+)
+def test_a_wrong_variable_is_named_before_anything_starts(tmp_path: Path, role: str, name: str, value: str) -> None:
+    write_archive(chat_handler(), "chat", tmp_path / "chat.mar")
+    folders = {"TORCHMOOR_ARCHIVES": str(tmp_path), "TORCHMOOR_MODEL_DIR": str(tmp_path / "none")}
+    status, last = run_role(role, **{**folders, "HF_MODEL_ID": "owner/name", name: value})
+
+    assert (status, last.startswith(f"torchmoor: error: {name} ")) == (2, True), last

@@ -10,12 +10,14 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from tests.http_servers import QuietHandler, serve_http
 from tests.servers import BUCKET, LossyProxy, S3Server
+from tests.waiting import DEADLINE_S
 from torchmoor.async_inference.objects.object_store import ObjectError, ObjectUnavailable
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.objects import ObjectSettings
@@ -296,6 +298,58 @@ def test_a_download_that_breaks_off_each_time_names_the_object(tmp_path: Path, m
         store = ModelStore(ControlSettings(), ObjectSettings(s3_endpoint_url=url, s3_region="us-east-1"))
         with pytest.raises(ObjectUnavailable, match=r"s3://bucket/a\.bin: the store cannot be reached"):
             store.download(files, tmp_path, DownloadState())
+
+
+def test_an_ended_download_sends_no_further_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download that has taken too long ends with its request, although a store that cannot answer is asked again."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    state, asked = DownloadState(), []
+
+    class Unavailable(QuietHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            state.end()
+            self.reply(503)
+
+        do_HEAD = do_GET
+
+    with serve_http(Unavailable) as url:
+        store = ModelStore(ControlSettings(), ObjectSettings(s3_endpoint_url=url, s3_region="us-east-1"))
+        with pytest.raises(DownloadEnded):
+            store.download([StoredFile("s3://bucket/a.bin", "a.bin", 100)], tmp_path, state)
+
+    assert len(asked) == 1
+
+
+def test_an_ended_download_waits_for_no_further_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """urllib3 itself returns when a whole piece of 256 KiB has arrived, which a slow store sends in hours."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    state, is_ended, were_ended = DownloadState(), threading.Event(), SimpleQueue[bool]()
+
+    class Slow(QuietHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "300000")
+            self.send_header("ETag", '"tag"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(b"x" * 100)
+                state.end()
+                self.wfile.write(b"x")
+                were_ended.put(is_ended.wait(DEADLINE_S))
+
+        do_HEAD = do_GET
+
+    with serve_http(Slow) as url:
+        settings = ObjectSettings(s3_endpoint_url=url, s3_region="us-east-1", read_timeout_s=2 * DEADLINE_S)
+        store = ModelStore(ControlSettings(), settings)
+        with pytest.raises(DownloadEnded):
+            store.download([StoredFile("s3://bucket/a.bin", "a.bin", 300_000)], tmp_path, state)
+        is_ended.set()
+
+    assert were_ended.get(timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize("name", ["model.mar", "model.tar.gz", "config.json"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,18 +10,21 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import DEADLINE_S
 from torchmoor.config.control import ControlSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, TargetTracking
 from torchmoor.control.artifacts import ServedModel
+from torchmoor.control.deployment import start_timeout_s
 from torchmoor.control.deployments import Deployments
 from torchmoor.control.downloads import DownloadEnded, DownloadState
 from torchmoor.control.resources import EndpointResource
-from torchmoor.errors import RequestInvalid
+from torchmoor.errors import LaunchError, RequestInvalid
 from torchmoor.fleet.autoscaler import Autoscaler
 from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.tasks import in_thread
 
 RESOURCE = EndpointResource(
     config_name="c",
@@ -237,3 +241,46 @@ async def test_progress_is_described_until_a_start_ends(deployments: Deployments
         ["downloading the model, 1.0 of 4.0 MB until now"],
         [],
     ]
+
+
+class SlowStore(Store):
+    """Artifacts whose download receives bytes until it is ended."""
+
+    def fetch(self, container: Any, name: str, folder: Path, download: DownloadState) -> Any:
+        while True:
+            download.count(1)
+
+
+@pytest.mark.parametrize("store", [SlowStore()])
+async def test_a_download_ends_at_its_variants_timeout(deployments: Deployments) -> None:
+    """The FailureReason of the endpoint names the field. Without a limit a slow download held the endpoint forever."""
+    [variant] = RESOURCE.config["ProductionVariants"]
+    config = {"ProductionVariants": [{**variant, "ModelDataDownloadTimeoutInSeconds": 0}]}
+
+    with pytest.raises(LaunchError, match="set ModelDataDownloadTimeoutInSeconds of variant v to a longer time"):
+        await deployments.start("e", replace(RESOURCE, config=config))
+
+
+async def test_downloads_take_no_thread_from_others(deployments: Deployments, store: Store) -> None:
+    """Otherwise, as many downloads as the event loop has threads stopped the control plane until one had ended."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    starts = [asyncio.create_task(deployments.start(name, RESOURCE)) for name in ("e", "f")]
+
+    for _ in starts:
+        assert await in_thread(store.asked.acquire, True, DEADLINE_S)
+    assert store.most_running == 2
+    for _ in starts:
+        store.answer.release()
+    outcomes = await asyncio.gather(*starts, return_exceptions=True)
+    assert [type(each) for each in outcomes] == [RequestInvalid] * 2
+
+
+@pytest.mark.parametrize(
+    ("place", "timeout_s"), [("/work/given/checkpoint", 70.0), ("s3://bucket/checkpoint/", 670.0), ("", 70.0)]
+)
+def test_a_start_may_last_longer_if_the_handler_downloads_the_model(place: str, timeout_s: float) -> None:
+    variant = {"ContainerStartupHealthCheckTimeoutInSeconds": 70, "ModelDataDownloadTimeoutInSeconds": 600}
+    served = ServedModel(archive="m.mar", environment={"TORCHMOOR_HANDLER_MODEL_PATH": place} if place else {})
+
+    assert start_timeout_s(variant, served) == timeout_s
+    assert start_timeout_s({}, served) == 0

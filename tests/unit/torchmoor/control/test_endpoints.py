@@ -14,6 +14,7 @@ from tests.waiting import DEADLINE_S
 from torchmoor.config.async_inference import AsyncEndpointSettings
 from torchmoor.config.control import ControlSettings
 from torchmoor.control.arns import Arns
+from torchmoor.control.autoscaling import ScalableTargets
 from torchmoor.control.endpoints import DELETED, NOT_ASYNC, Endpoints, retain_properties
 from torchmoor.control.resources import EndpointResource, Resource, Resources
 from torchmoor.errors import LimitExceeded, RequestInvalid
@@ -94,6 +95,9 @@ class Nothing:
     async def apply(self, name: str) -> None:
         pass
 
+    def check_update(self, name: str, old: EndpointResource, new: EndpointResource) -> None:
+        pass
+
     async def resize(self, name: str, counts: dict[str, int]) -> None:
         pass
 
@@ -113,16 +117,21 @@ class AsyncQueueOfTest:
         await self.may_end.wait()
 
 
-def make_endpoints(folder: Path, deployments: Nothing | None = None) -> tuple[Endpoints, Resources, AsyncQueueOfTest]:
+ARNS = Arns("us-east-1", "000000000000")
+
+
+def make_endpoints(
+    folder: Path, deployments: Nothing | None = None, *, has_targets: bool = False
+) -> tuple[Endpoints, Resources, AsyncQueueOfTest]:
     resources, queue = Resources(folder, ControlSettings()), AsyncQueueOfTest()
     unused: Any = deployments or Nothing()
     endpoints = Endpoints(
         ControlSettings(removal_timeout_s=TIMEOUT_S),
         resources,
-        Arns("us-east-1", "000000000000"),
+        ARNS,
         Registry(()),
         unused,
-        unused,
+        ScalableTargets(resources, ARNS, unused) if has_targets else unused,
     )
     endpoints.asynchronous = queue
     return endpoints, resources, queue
@@ -186,6 +195,37 @@ async def test_an_update_whose_retained_weights_are_all_0_is_refused(tmp_path: P
         with pytest.raises(RequestInvalid, match="A variant of endpoint q must have a weight above 0"):
             await endpoints.operations()["UpdateEndpoint"](values)
         assert (old.status, old.pending) == ("InService", "")
+
+
+@pytest.mark.parametrize(
+    ("variants", "refused"),
+    [
+        ([VARIANT], []),
+        ([{**VARIANT, "ModelName": "other"}], []),
+        ([{**VARIANT, "InstanceType": "ml.g5.xlarge"}], ["v"]),
+        ([{**VARIANT, "VariantName": "w"}], ["v"]),
+    ],
+)
+async def test_an_update_removes_no_variant_with_a_scalable_target(
+    tmp_path: Path, variants: list[dict[str, Any]], refused: list[str]
+) -> None:
+    """Nor does it change the variant's instance type. Another model, and variants without a target, are allowed."""
+    endpoints, resources, _ = make_endpoints(tmp_path, has_targets=True)
+    async with endpoints:
+        resource = make_resource("v", "untargeted", status="InService")
+        resources.endpoints["q"] = resource
+        resources.models["m"] = resources.models["other"] = Resource({}, 0.0)
+        resources.targets["endpoint/q/variant/v"] = Resource({"MinCapacity": 1, "MaxCapacity": 2}, 0.0)
+        resources.configs["new"] = Resource({"ProductionVariants": variants}, 0.0)
+        update: Any = endpoints.operations()["UpdateEndpoint"]
+        values = {"EndpointName": "q", "EndpointConfigName": "new"}
+        if refused:
+            with pytest.raises(RequestInvalid, match=r'The variant\(s\) "\["v"\]" must be deregistered as scalable'):
+                await update(values)
+            assert (resource.status, resource.pending) == ("InService", "")
+        else:
+            await update(values)
+            await until(lambda: resources.endpoints["q"].config_name == "new", "the update is recorded")
 
 
 @pytest.mark.parametrize(
