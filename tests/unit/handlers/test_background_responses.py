@@ -124,7 +124,7 @@ def test_another_attempt_has_the_same_ids_of_calls(make_client: Any, endless_lla
     """Another attempt uses the same call ids, because a client that follows sends results under the first ids."""
     client = make_client(endless_llava)
     body = {"model": "llava", "background": True, "input": "hello", "max_output_tokens": 150}
-    body |= {"tools": [WRITE], "tool_choice": "required"}
+    body |= {"tools": [WRITE], "tool_choice": "required", "parallel_tool_calls": False}
     response_id = client.call(body, {wire.RESOURCE: "POST responses"}).json["id"]
     following = client.send({}, {wire.RESOURCE: f"GET responses/{response_id}?stream=true"})
     run = {wire.RESOURCE: background.run_resource(response_id)}

@@ -17,6 +17,7 @@ from handlers.chat.sessions.store import SessionStore
 from handlers.journal.directory import DirectoryJournal
 from handlers.settings.journal import JournalSettings
 from tests.torchserve.drawings import draw_image, encoded
+from tests.unit.handlers.conftest import DEMO, Reference
 from tests.unit.handlers.test_chat_service import (
     NUM,
     SHORT,
@@ -500,11 +501,10 @@ def test_a_branch_of_a_session_that_is_closed_meanwhile_is_refused(
 # Conversations longer than the context
 
 
-def test_long_conversation_goes_on_without_its_oldest_turns(
-    make_client: Any, tiny_llava: Any, reference: Any, red: Any
-) -> None:
+def test_long_conversation_goes_on_without_its_oldest_turns(make_client: Any, demo_llava: Any, red: Any) -> None:
     """With overflow=drop_oldest every answer equals the one to the shortened conversation, which keeps its image."""
-    client = make_client(session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 160})
+    settings = {"session": {"overflow": "drop_oldest"}, "engine": {"max_context_tokens": 160}}
+    client, reference = make_client(demo_llava, **settings), Reference(DEMO)
     sid = client.open(data_url(red))
     texts = ["what is the shape?", "is it large?", "where is it?"] * 6 + ["what colour is it?"]
     turns: list[tuple[str, str]] = []

@@ -9,6 +9,7 @@ import pytest
 from handlers.chat.sessions.recorder import SessionRecorder
 from handlers.chat.sessions.session import Session
 from handlers.journal.directory import DirectoryJournal
+from handlers.models.llava import LlavaModel
 from handlers.settings.journal import JournalSettings
 from tests.unit.handlers.conftest import Client, FakeClock, ServiceFactory
 from tests.unit.handlers.test_resource_bounds import png
@@ -38,9 +39,11 @@ def pages(client: Client, query: str) -> Iterator[list[str]]:
 
 
 @pytest.fixture(params=["journal", "memory"])
-def client(request: pytest.FixtureRequest, make_client: ServiceFactory, tmp_path: Path) -> Client:
+def client(
+    request: pytest.FixtureRequest, make_client: ServiceFactory, demo_llava: LlavaModel, tmp_path: Path
+) -> Client:
     has_journal = request.param == "journal"
-    return make_client(journal=DirectoryJournal(tmp_path, JournalSettings()) if has_journal else None)
+    return make_client(demo_llava, journal=DirectoryJournal(tmp_path, JournalSettings()) if has_journal else None)
 
 
 def upload(client: Client, **fields: Any) -> Any:
