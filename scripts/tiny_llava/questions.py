@@ -134,7 +134,7 @@ def name_for_search(rng: random.Random, scene: Scene, form: str) -> str:
 
 def crossed_names(scene: Scene) -> list[str]:
     """Return the names of things that are not in the scene, though their color and their shape are."""
-    names = {f"{color} {shape}" for color in {o.color for o in scene.things} for shape in {o.shape for o in scene.things}}
+    names = {f"{one.color} {other.shape}" for one in scene.things for other in scene.things}
     return sorted(names - {o.name for o in scene.things})
 
 
