@@ -19,7 +19,7 @@ def run(script: str, fleet: Fleet) -> Any:
     """Run a client's script with the fleet's address and a picture, and return its line of JSON."""
     python = require_clients()
     modules = python.parents[1] / "node_modules"
-    if not modules.exists():
+    if not (modules / ".package-lock.json").exists():  # which npm writes last
         pytest.skip("npm could not install the JavaScript clients; run make clients")
     done = subprocess.run(
         [python.with_name("node"), CLIENTS / "javascript" / script, fleet.runtime, data_url(draw("circle", "red"))],
