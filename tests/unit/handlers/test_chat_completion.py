@@ -99,6 +99,14 @@ def test_raw_prompt_is_given_as_it_is(client: Any) -> None:
     assert found.headers[length] == expected.headers[length]
 
 
+def test_demo_model_sees_an_image_that_follows_the_question(make_client: Any, demo_llava: Any, red: Any) -> None:
+    """The demo model's template places the images of a message before its text, as in its training."""
+    picture = {"type": "image_url", "image_url": {"url": data_url(red)}}
+    content = [{"type": "text", "text": "What color is the circle?"}, picture]
+
+    assert said(make_client(demo_llava).call(chat({"role": "user", "content": content}))) == "The circle is red."
+
+
 def test_image_in_a_raw_prompt_is_seen_where_it_stands(make_client: Any, demo_llava: Any, red: Any, blue: Any) -> None:
     """Images in TGI's markdown are placed in their order in the prompt."""
     client, reference = make_client(demo_llava), Reference(DEMO)
