@@ -27,7 +27,7 @@ from torchmoor.wire import headers
 MODEL_FAILED = "the model failed on this conversation; see the worker's log"
 STOPPING = "the worker is stopping"
 # LangChain recognizes the error by "prompt is too long", and LiteLLM by "model's maximum context limit".
-PROMPT_TOO_LONG = "the prompt is too long, above the model's maximum context limit"
+PROMPT_TOO_LONG = "the prompt is too long, above the model's maximum context limit or the worker's"
 
 
 class HandlerError(Exception):
