@@ -35,8 +35,9 @@ def test_a_wrong_variable_is_named(tmp_path: Path, name: str, value: str, error:
 @pytest.mark.parametrize("encoding", ["", "utf-16"])
 def test_a_name_with_any_bytes_is_shown(tmp_path: Path, encoding: str) -> None:
     """Whatever encoding the environment sets for Python's output."""
+    environ = {f"{HANDLER}\udcff": "1", "PYTHONIOENCODING": encoding}
+
     with pytest.raises(VariableInvalid, match=r"^TORCHMOOR_HANDLER_\\udcff is not a setting"):
-        environ = {f"{HANDLER}\udcff": "1", "PYTHONIOENCODING": encoding}
         check_variables([launch_chat(TORCHMOOR_HANDLER_MODEL_PATH="/checkpoint")], tmp_path, environ)
 
 
