@@ -57,13 +57,19 @@ async def wait_at_most(timeout_s: float, event: asyncio.Event) -> None:
             await event.wait()
 
 
-async def in_thread(call: Callable[[*Values], T], *values: *Values) -> T:
-    """Return a call's result, from a thread of its own, or from the caller's thread if none can be started."""
+def start_thread(call: Callable[[*Values], T], *values: *Values) -> asyncio.Future[T]:
+    """Make a call in a thread of its own. Raises RuntimeError if none can be started."""
     executor = ThreadPoolExecutor(1)  # not the event loop's: it keeps a call that it refuses, and runs it later
     try:
-        running = executor.submit(call, *values)
-    except RuntimeError:
-        return call(*values)
+        return asyncio.wrap_future(executor.submit(call, *values))
     finally:
         executor.shutdown(wait=False)
-    return await asyncio.wrap_future(running)
+
+
+async def in_thread(call: Callable[[*Values], T], *values: *Values) -> T:
+    """Return a call's result, from a thread of its own, or from the caller's thread if none can be started."""
+    try:
+        running = start_thread(call, *values)
+    except RuntimeError:
+        return call(*values)
+    return await running

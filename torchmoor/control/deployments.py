@@ -27,7 +27,7 @@ from torchmoor.fleet.torchserve import Launch
 from torchmoor.proxy.instances.endpoint import Endpoint
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.tasks import in_thread
+from torchmoor.tasks import in_thread, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -245,9 +245,7 @@ class Deployments:
         It returns or raises only after the last write, even when cancelled.
         """
         timeout_s = variant.get(DOWNLOAD_TIMEOUT, self._settings.download_timeout_s)
-        fetching = asyncio.create_task(
-            in_thread(self._artifacts.fetch, container, variant["ModelName"], work, download)
-        )
+        fetching = start_thread(self._artifacts.fetch, container, variant["ModelName"], work, download)
         try:
             done, _ = await asyncio.wait([fetching], timeout=timeout_s)
         finally:

@@ -20,6 +20,8 @@ from torchmoor.wire.handler_variables import ENV_PREFIX, MODEL_PATH
 
 logger = logging.getLogger(__name__)
 
+ENCODING, ENCODING_ERRORS = "utf-8", "backslashreplace"  # a variable's name may have any bytes
+
 
 def check_variables(launches: Sequence[Launch], model_store: Path, environ: Mapping[str, str]) -> None:
     """Raise VariableInvalid for a variable whose name or value the handlers refuse.
@@ -59,9 +61,17 @@ def _check_checkpoint(environ: Mapping[str, str]) -> None:
 
 def _check_settings(environ: Mapping[str, str]) -> None:
     """Let the handlers check their settings, in a process of its own: nothing here imports them."""
-    command = [sys.executable, "-m", "handlers.settings.check"]
-    ended = subprocess.run(command, cwd=find_root(), env=environ, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", "handlers.settings.check"],
+        cwd=find_root(),
+        env={**environ, "PYTHONIOENCODING": f"{ENCODING}:{ENCODING_ERRORS}"},
+        capture_output=True,
+        encoding=ENCODING,
+        errors=ENCODING_ERRORS,
+        check=False,
+    )
+    if ended.returncode == 0:
+        return
     if ended.stdout:
         raise VariableInvalid(ended.stdout.strip())
-    if ended.returncode != 0:
-        logger.warning("the handlers' settings could not be checked error=%s", ended.stderr.strip()[-1000:])
+    logger.warning("the handlers' settings could not be checked error=%s", ended.stderr.strip()[-1000:])

@@ -2,12 +2,13 @@
 
 import itertools
 import json
+import re
 
 from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.proxy.api.stream_encoders import PartEncoder, TextPartEncoder
+from torchmoor.proxy.api.stream_encoders import EventPartEncoder, PartEncoder, TextPartEncoder
 from torchmoor.proxy.http.answer import Loss
 from torchmoor.proxy.http.eventstream import encode_frame, encode_headers, exception, payload_part
 from torchmoor.wire.marked_text import MAX_HELD_BYTES
@@ -31,6 +32,18 @@ def test_parts_are_decoded_as_they_were(payloads: list[bytes]) -> None:
         ":content-type": "application/octet-stream",
     }
     assert [(expected, payload) for payload in payloads] == events
+
+
+@given(st.lists(st.integers(0, 27), max_size=4))
+def test_no_part_has_two_events_wherever_the_answer_is_cut(cuts: list[int]) -> None:
+    """Nor the second line feed of an event that was cut before it, and another event: clients would read neither."""
+    answer = b"data: 1\n\ndata: 2\n\ndata: 3\n\n"
+    pieces = [answer[start:end] for start, end in itertools.pairwise([0, *sorted(cuts), len(answer)])]
+
+    parts = [part for piece in pieces for _, part in decode(EventPartEncoder().encode(piece))]
+
+    assert b"".join(parts) == answer
+    assert all(re.fullmatch(rb"[^\n]*\n{0,2}", part) for part in parts)
 
 
 @given(st.dictionaries(st.text("abc-:", min_size=1, max_size=20), st.text(max_size=50), max_size=5), st.binary())

@@ -44,7 +44,7 @@ def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
     Examples:
       torchmoor serve --config torchmoor.yaml
       torchmoor serve --config torchmoor.yaml --processes 4
-      torchmoor serve --config torchmoor.yaml --check    exit status 1 and the reason, if it would not start
+      torchmoor serve --config torchmoor.yaml --check    why it would not start, with exit status 1 or 2
     """
     start_log(log_level.upper())
     if check:

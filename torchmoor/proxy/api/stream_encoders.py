@@ -42,15 +42,16 @@ class EventPartEncoder(PartEncoder):
     """Encodes each server-sent event as a PayloadPart of its own.
 
     LiteLLM, among others, reads one event per part: it drops what follows two events in one. An event that arrives in
-    two pieces is in two parts, which these clients join.
+    two pieces is in two parts, which these clients join. No part has the end of an event before another event.
     """
 
     __slots__ = ()
 
     def encode(self, piece: bytes) -> bytes:
-        *events, rest = piece.split(b"\n\n")
-        parts = [payload_part(event + b"\n\n") for event in events]
-        return b"".join(parts) + (payload_part(rest) if rest else b"")
+        begun = piece.lstrip(b"\n")
+        *events, rest = begun.split(b"\n\n")
+        parts = [piece[: len(piece) - len(begun)], *(event + b"\n\n" for event in events), rest]
+        return b"".join(payload_part(part) for part in parts if part)
 
 
 class TextPartEncoder(MarkedText, PartEncoder):

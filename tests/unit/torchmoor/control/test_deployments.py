@@ -275,6 +275,22 @@ async def test_downloads_take_no_thread_from_others(deployments: Deployments, st
     assert [type(each) for each in outcomes] == [RequestInvalid] * 2
 
 
+async def test_a_download_without_a_thread_fails(
+    deployments: Deployments, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the event loop's own thread, it would stop the proxy until its end."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store.answer.release()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        await deployments.start("e", RESOURCE)
+
+    assert store.num_asked == 0
+
+
 @pytest.mark.parametrize(
     ("place", "timeout_s"), [("/work/given/checkpoint", 70.0), ("s3://bucket/checkpoint/", 670.0), ("", 70.0)]
 )

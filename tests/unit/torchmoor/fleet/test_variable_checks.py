@@ -32,6 +32,15 @@ def test_a_wrong_variable_is_named(tmp_path: Path, name: str, value: str, error:
         check_variables([launch_chat()], tmp_path, {name: value})
 
 
+@pytest.mark.parametrize("encoding", ["", "utf-16"])
+def test_a_name_with_any_bytes_is_shown(tmp_path: Path, encoding: str) -> None:
+    """Whatever encoding the environment sets for Python's output."""
+    environ = {f"{HANDLER}\udcff": "1", "PYTHONIOENCODING": encoding}
+
+    with pytest.raises(VariableInvalid, match=r"^TORCHMOOR_HANDLER_\\udcff is not a setting"):
+        check_variables([launch_chat(TORCHMOOR_HANDLER_MODEL_PATH="/checkpoint")], tmp_path, environ)
+
+
 def test_variables_that_the_handlers_accept_are_no_error(tmp_path: Path) -> None:
     """Neither is a value that only an archive's model-config makes right, such as that of vLLM."""
     environ = {f"{HANDLER}SESSION_TTL_S": "60", f"{HANDLER}MODEL_TENSOR_PARALLEL": "2", "HF_MODEL_ID": " owner/name "}
