@@ -36,7 +36,8 @@ class ControlSettings(SettingsGroup, title="control"):
     max_model_bytes: Count = Field(64 * GIB, description="Size limit of a created endpoint's downloaded model.")
     download_timeout_s: Positive = Field(
         3600.0,
-        description="Time for a variant's download from S3, if the variant has no ModelDataDownloadTimeoutInSeconds.",
+        description="Time to download and unpack a variant's model, if the variant has no "
+        "ModelDataDownloadTimeoutInSeconds.",
     )
     max_body_bytes: Count = Field(MIB, description="Longest request.")
     max_requests: Count = Field(64, description="Requests that are answered at a time; further ones get 503.")
