@@ -56,7 +56,7 @@ def _check_checkpoint(environ: Mapping[str, str]) -> None:
     try:
         read_model_id(text)
     except ValueError as error:
-        raise VariableInvalid(f"{name}: {error}") from error  # without the value: a URL may have a password
+        raise VariableInvalid(f"{name} is invalid: {error}") from error  # without the value: a URL may have a password
 
 
 def _check_settings(environ: Mapping[str, str]) -> None:

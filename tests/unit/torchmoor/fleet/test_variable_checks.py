@@ -22,9 +22,9 @@ def launch_chat(model: str = "chat", **environment: str) -> Launch:
     [
         (f"{HANDLER}SESSION_TTL", "5", r"TORCHMOOR_HANDLER_SESSION_TTL is not a setting"),
         (f"{HANDLER}SESSION_TTL_S", "soon", r"handler\.session\.ttl_s must be of type int, not 'soon'"),
-        (f"{HANDLER}MODEL_PATH", "hf://a//b", r"MODEL_PATH: hf://a//b must be hf://owner/name"),
-        ("HF_MODEL_ID", "owner/name/more", r"HF_MODEL_ID: .*owner/name/more must be hf://owner/name"),
-        ("OPTION_MODEL_ID", "https://hub/a/b", r"OPTION_MODEL_ID: it must be a directory, s3://"),
+        (f"{HANDLER}MODEL_PATH", "hf://a//b", r"MODEL_PATH is invalid: hf://a//b must be hf://owner/name"),
+        ("HF_MODEL_ID", "owner/name/more", r"HF_MODEL_ID is invalid: .*owner/name/more must be hf://owner/name"),
+        ("OPTION_MODEL_ID", "https://hub/a/b", r"OPTION_MODEL_ID is invalid: it must be a directory, s3://"),
     ],
 )
 def test_a_wrong_variable_is_named(tmp_path: Path, name: str, value: str, error: str) -> None:
