@@ -34,8 +34,8 @@ option.model_loading_timeout=900
 option.model_id={model_id}
 option.paged_attention=true
 """
-# So long that a busy machine does not send it in one part.
-PARAMETERS = {"max_new_tokens": 400, "ignore_eos": True}
+# So long that a busy machine does not send it in one part, and within the MAX_TOTAL_TOKENS of TGI_VARIABLES.
+PARAMETERS = {"max_new_tokens": 230, "ignore_eos": True}
 BODY = {"inputs": "<s><|user|>What is in the image?<|end|><|assistant|>", "parameters": PARAMETERS}
 
 
