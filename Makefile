@@ -62,7 +62,7 @@ JAVASCRIPT := tests/torchserve/clients/javascript
 	.venv-clients/bin/$(PIP_INSTALL) -q -r requirements-clients.txt
 	@cp $(JAVASCRIPT)/package.json $(JAVASCRIPT)/package-lock.json .venv-clients/
 	@PATH="$$PWD/.venv-clients/bin:$$PATH" npm ci --prefix .venv-clients --silent --no-audit --no-fund && touch $@ \
-	  || echo "make: npm could not install the JavaScript clients; their tests are skipped" >&2
+	  || echo "make: npm could not install the JavaScript clients; their tests are skipped, and fail in CI" >&2
 
 # build_archives.py builds only archives that are not up to date. Without network it reports that llm.mar is left out.
 archives: setup  ## build model_store/*.mar; the first time, SmolLM2 (93 MB) and MiniLM (84 MB) are downloaded

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.tools import missing
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_sdk_clients import CLIENTS, require_clients
@@ -20,7 +21,7 @@ def run(script: str, fleet: Fleet) -> Any:
     python = require_clients()
     modules = python.parents[1] / "node_modules"
     if not (modules / ".package-lock.json").exists():  # which npm writes last
-        pytest.skip("npm could not install the JavaScript clients; run make clients")
+        missing("npm could not install the JavaScript clients; run make clients")
     done = subprocess.run(
         [python.with_name("node"), CLIENTS / "javascript" / script, fleet.runtime, data_url(draw("circle", "red"))],
         capture_output=True,
